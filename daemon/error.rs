@@ -1,0 +1,180 @@
+//! What can go wrong with a call, in the terms of the contract. Doors turn it into a gRPC status or whatever their protocol has.
+
+use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
+
+/// The machine-readable reason of an error; its name is what `ErrorInfo.reason` carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Reason {
+    /// Fields of the request break their rules.
+    InvalidParams,
+    /// A glob cannot be parsed.
+    InvalidGlob,
+    /// A path leads out of where it may lead.
+    PathEscape,
+    /// A path passes through a symbolic link.
+    SymlinkBlocked,
+    /// The operating system refuses access.
+    PermissionDenied,
+    /// Nothing is at the path.
+    FileNotFound,
+    /// No directory is at the path.
+    DirectoryNotFound,
+    /// The program was not found.
+    CommandNotFound,
+    /// No workspace has this name.
+    UnknownWorkspace,
+    /// The session has no such artifact.
+    ArtifactNotFound,
+    /// Something that is not a regular file is at the path.
+    NotAFile,
+    /// Something that is not a directory is at the path.
+    NotADirectory,
+    /// The file is not text.
+    BinaryFile,
+    /// The file is too large to be read whole.
+    FileTooLarge,
+    /// The range of lines lies outside the file.
+    LineRangeInvalid,
+    /// The program is not in an executable format.
+    CommandNotExecutable,
+    /// The time for the call has passed.
+    Timeout,
+    /// Too much is going on.
+    ResourceExhausted,
+    /// A disk is full.
+    NoSpace,
+    /// The isolation that the operator asks for cannot be given.
+    SandboxUnavailable,
+    /// Building a sandbox failed, or it was lost.
+    SandboxError,
+    /// The daemon is shutting down.
+    Draining,
+    /// A defect.
+    Internal,
+}
+
+/// A field of a request that breaks its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Violation {
+    /// Path of the field: `cwd`, `argv[3]`, `env["A=B"]`.
+    pub(crate) field: String,
+    /// What is wrong, and what would be right.
+    pub(crate) description: String,
+}
+
+/// Why a call failed. Display says what happened and what to do, without the source.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Error {
+    /// The reason.
+    pub(crate) reason: Reason,
+    /// What happened, and what to do about it.
+    pub(crate) message: Cow<'static, str>,
+    /// The changing parts of the message, by name.
+    pub(crate) metadata: Vec<(&'static str, String)>,
+    /// All fields that break their rules.
+    pub(crate) violations: Vec<Violation>,
+    /// How long to wait before trying again, where that helps.
+    pub(crate) retry_after: Option<Duration>,
+    /// What caused it, for the daemon's log.
+    #[source]
+    pub(crate) cause: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Reason {
+    /// Its name in the contract.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::InvalidParams => "INVALID_PARAMS",
+            Self::InvalidGlob => "INVALID_GLOB",
+            Self::PathEscape => "PATH_ESCAPE",
+            Self::SymlinkBlocked => "SYMLINK_BLOCKED",
+            Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::FileNotFound => "FILE_NOT_FOUND",
+            Self::DirectoryNotFound => "DIRECTORY_NOT_FOUND",
+            Self::CommandNotFound => "COMMAND_NOT_FOUND",
+            Self::UnknownWorkspace => "UNKNOWN_WORKSPACE",
+            Self::ArtifactNotFound => "ARTIFACT_NOT_FOUND",
+            Self::NotAFile => "NOT_A_FILE",
+            Self::NotADirectory => "NOT_A_DIRECTORY",
+            Self::BinaryFile => "BINARY_FILE",
+            Self::FileTooLarge => "FILE_TOO_LARGE",
+            Self::LineRangeInvalid => "LINE_RANGE_INVALID",
+            Self::CommandNotExecutable => "COMMAND_NOT_EXECUTABLE",
+            Self::Timeout => "TIMEOUT",
+            Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Self::NoSpace => "NO_SPACE",
+            Self::SandboxUnavailable => "SANDBOX_UNAVAILABLE",
+            Self::SandboxError => "SANDBOX_ERROR",
+            Self::Draining => "DRAINING",
+            Self::Internal => "INTERNAL",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Error {
+    /// An error with nothing but a reason and a message.
+    pub(crate) fn new(reason: Reason, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            reason,
+            message: message.into(),
+            metadata: Vec::new(),
+            violations: Vec::new(),
+            retry_after: None,
+            cause: None,
+        }
+    }
+
+    /// Fields that break their rules. The message names each of them.
+    pub(crate) fn invalid(violations: Vec<Violation>) -> Self {
+        let list: Vec<String> = violations
+            .iter()
+            .map(|violation| format!("{}: {}", violation.field, violation.description))
+            .collect();
+        Self {
+            violations,
+            ..Self::new(Reason::InvalidParams, list.join("; "))
+        }
+    }
+
+    /// One field that breaks its rules.
+    pub(crate) fn invalid_field(field: impl Into<String>, description: impl Into<String>) -> Self {
+        Self::invalid(vec![Violation {
+            field: field.into(),
+            description: description.into(),
+        }])
+    }
+
+    /// A defect of the daemon: the caller learns that there is one, the log learns which.
+    pub(crate) fn internal(cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::new(
+            Reason::Internal,
+            "a defect of the daemon; its log has the details under this call's id",
+        )
+        .caused_by(cause)
+    }
+
+    /// Adds a part of the message by name.
+    pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.metadata.push((name, value.into()));
+        self
+    }
+
+    /// Adds the cause.
+    pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.cause = Some(cause.into());
+        self
+    }
+
+    /// Adds how long to wait before trying again.
+    pub(crate) fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(wait);
+        self
+    }
+}

@@ -1,0 +1,6 @@
+//! The daemon.
+
+mod error;
+mod sandbox;
+mod sys;
+mod task;

@@ -1,0 +1,96 @@
+//! The daemon's ends of the sandboxes' sockets, driven by the runtime.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::io::ioctl_fionbio;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::io::unix::AsyncFd;
+
+use super::{
+    stage::{Failure, Stage},
+    wire::{Answer, Identity, Received, receive_bytes, send_bytes},
+};
+use crate::daemon::sys::{Errno, readiness::watch};
+
+/// A socket that keeps messages apart.
+#[derive(Debug)]
+pub(super) struct Channel(AsyncFd<OwnedFd>);
+
+impl Channel {
+    /// Registers `socket` with the runtime.
+    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+        ioctl_fionbio(&socket, true)?;
+        watch(socket).map(Self)
+    }
+
+    /// Sends one message.
+    ///
+    /// Every message here is the only one in flight in its direction, so the socket's buffer has room; where it has not, the peer misbehaves.
+    pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+        send_bytes(self.0.get_ref(), bytes, fds)
+    }
+
+    /// Receives one message, up to the length of `bytes`.
+    pub(super) async fn receive(
+        &self,
+        bytes: &mut [u8],
+    ) -> Result<(Received, Vec<OwnedFd>), Errno> {
+        loop {
+            let mut guard = self.0.readable().await.map_err(|_| Errno::IO)?;
+            let mut fds = Vec::new();
+            match receive_bytes(self.0.get_ref(), bytes, |fd| fds.push(fd)) {
+                Err(Errno::AGAIN) => guard.clear_ready(),
+                Ok(received) => return Ok((received, fds)),
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// Sends `message` and waits for the answer, with the socket that comes with it.
+    pub(super) async fn ask<T: Serialize>(
+        &self,
+        message: &T,
+        stage: Stage,
+    ) -> Result<(Identity, OwnedFd), Failure> {
+        let bytes = serde_json::to_vec(message)
+            .map_err(|error| Failure::other(stage, error.to_string()))?;
+        self.send(&bytes, &[])
+            .map_err(|errno| Failure::kernel(stage, errno, "asking"))?;
+        let (identity, fds) = self.answer(stage).await?;
+        let socket = fds
+            .into_iter()
+            .next()
+            .ok_or_else(|| Failure::other(stage, "an answer came without its socket"))?;
+        Ok((identity, socket))
+    }
+
+    /// Waits for an answer.
+    pub(super) async fn answer(&self, stage: Stage) -> Result<(Identity, Vec<OwnedFd>), Failure> {
+        let mut bytes = [0; 4096];
+        let (received, fds) = self
+            .receive(&mut bytes)
+            .await
+            .map_err(|errno| Failure::kernel(stage, errno, "answer"))?;
+        let text = bytes.get(..received.length).unwrap_or_default();
+        if text.is_empty() {
+            return Err(Failure::other(stage, "its process died"));
+        }
+        match parse::<Answer>(text, stage)? {
+            Answer::Done(identity) => Ok((identity, fds)),
+            Answer::Failed(failure) => Err(failure),
+        }
+    }
+}
+
+fn parse<T: DeserializeOwned>(text: &[u8], stage: Stage) -> Result<T, Failure> {
+    serde_json::from_slice(text).map_err(|error| Failure::other(stage, error.to_string()))
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+}

@@ -1,0 +1,126 @@
+//! Mapping the owner of a directory to the sandboxes' user, so that both the daemon and the commands find the files to be theirs.
+//!
+//! An id-mapped mount (mount_setattr(2)) takes its map from a user namespace. That namespace needs no process that does anything: one is made, its maps
+//! are written, the namespace is opened, and the process is ended.
+
+use std::{
+    fs,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, fstat, open},
+    process::{WaitOptions, waitpid},
+};
+
+use super::{
+    stage::{Failure, Stage, at},
+    wire::{pair, receive},
+};
+use crate::daemon::sys::{
+    Errno,
+    process::{Fork, SingleThreaded, exit_now, fork},
+    signal,
+};
+
+/// User and group that a directory belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    /// User id.
+    pub(super) uid: u32,
+    /// Group id.
+    pub(super) gid: u32,
+}
+
+impl Owner {
+    /// The owner of `directory`.
+    pub(super) fn of(directory: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let stat = fstat(directory)?;
+        Ok(Self {
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+        })
+    }
+}
+
+/// Makes a user namespace whose map turns `owner` into `id`, for an id-mapped mount.
+pub(super) fn user_namespace(
+    proof: &SingleThreaded,
+    owner: Owner,
+    id: u32,
+) -> Result<OwnedFd, Failure> {
+    let (keeper, waiting) = pair().map_err(at(Stage::MapOwner, "socket"))?;
+    let (child, pidfd) =
+        match fork(proof, libc::CLONE_NEWUSER).map_err(at(Stage::MapOwner, "clone"))? {
+            Fork::Parent { child, pidfd } => (child, pidfd),
+            Fork::Child => {
+                drop(keeper);
+                let _until_closed = receive::<()>(&waiting);
+                exit_now(0)
+            }
+        };
+    let process = child.as_raw_nonzero();
+    // Where every id may be mapped, other owners stay as they are; in a container's user namespace only its own ids can be.
+    let write_map = |file: &str, from: u32| {
+        let path = format!("/proc/{process}/{file}");
+        write(&path, &exchange(from, id)).or_else(|_| write(&path, &format!("{from} {id} 1\n")))
+    };
+    let opened = write_map("uid_map", owner.uid)
+        .and_then(|()| write_map("gid_map", owner.gid))
+        .and_then(|()| {
+            let path = format!("/proc/{process}/ns/user");
+            open(
+                path.as_str(),
+                OFlags::RDONLY | OFlags::CLOEXEC,
+                Mode::empty(),
+            )
+            .map_err(at(Stage::MapOwner, &path))
+        });
+    let _ended = signal::send(pidfd.as_fd(), libc::SIGKILL);
+    let _reaped = waitpid(Some(child), WaitOptions::empty());
+    drop(keeper);
+    opened
+}
+
+/// Writes a file of /proc that takes one write.
+pub(super) fn write(path: &str, text: &str) -> Result<(), Failure> {
+    fs::write(path, text).map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        Failure::kernel(Stage::IdMap, errno, path)
+    })
+}
+
+/// A map (user_namespaces(7)) that exchanges two ids and leaves all others alone.
+fn exchange(first: u32, second: u32) -> String {
+    let (low, high) = (first.min(second), first.max(second));
+    if low == high {
+        return format!("0 0 {}\n", u32::MAX);
+    }
+    let ranges = [
+        (0, 0, low),
+        (low, high, 1),
+        (low + 1, low + 1, high - low - 1),
+        (high, low, 1),
+        (high + 1, high + 1, u32::MAX - high - 1),
+    ];
+    ranges
+        .iter()
+        .filter(|(.., count)| *count > 0)
+        .map(|(inside, outside, count)| format!("{inside} {outside} {count}\n"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exchange;
+
+    #[test]
+    fn two_ids_are_exchanged_and_all_others_stay() {
+        assert_eq!(
+            exchange(0, 61_000),
+            "0 61000 1\n1 1 60999\n61000 0 1\n61001 61001 4294906294\n"
+        );
+        assert_eq!(exchange(5, 4), "0 0 4\n4 5 1\n5 4 1\n6 6 4294967289\n");
+        assert_eq!(exchange(7, 7), "0 0 4294967295\n");
+    }
+}

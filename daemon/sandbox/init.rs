@@ -1,0 +1,342 @@
+//! The first two processes of a sandbox: its init, and the one that becomes the command.
+//!
+//! ```text
+//! init (process 1)                      command's process (process 2)
+//!   builds the sandbox
+//!   starts process 2 ───────────────▶   says Ready
+//!   waits                               receives the request
+//!                                       setsid → stdio → cwd → limits → execve
+//!   process 2 ended ◀────────────────   … runs …
+//!   kills and reaps all others
+//!   says Ended, and is gone
+//! ```
+//!
+//! Both share the memory of the slot keeper that made them until the command is executed: nothing here allocates, locks, panics or touches
+//! thread-local storage. Everything that does not depend on the request is done before it comes.
+
+use std::{
+    convert::Infallible,
+    ffi::{CStr, CString},
+    os::fd::OwnedFd,
+    sync::atomic::{AtomicI32, AtomicU32, Ordering},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, open},
+    mount::{MountFlags, mount, mount_bind},
+    process::{
+        Pid, Resource, Rlimit, Signal, chdir, set_parent_process_death_signal, setrlimit, setsid,
+    },
+    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+    thread::{SecureComputingMode, secure_computing_mode},
+};
+
+use super::{
+    canary, capabilities,
+    image::{HEADER_BYTES, Header},
+    landlock::Rules,
+    plan::{HOME, Limits},
+    stage::Stage,
+    wire::{Received, Report, receive_bytes, send_bytes},
+};
+use crate::daemon::sys::{
+    Errno,
+    bpf::{Instruction, load_filter},
+    exec::ExecImage,
+    fd::{keep_only, kept},
+    memory::Cabin,
+    process::{exit_now, kill_all, unshare, usage_of_children, wait_any},
+    signal::install_relay,
+};
+
+/// What a sandbox is built from, prepared by its slot keeper.
+#[derive(Debug)]
+pub(super) struct Blueprint {
+    /// Files of `/proc` that `/dev/null` covers.
+    pub(super) masked_files: Vec<&'static CStr>,
+    /// Directories of `/proc` that an empty one covers.
+    pub(super) masked_directories: Vec<&'static CStr>,
+    /// Options of the file systems for `/tmp`, `/dev/shm` and the home directory.
+    pub(super) scratch_options: CString,
+    /// Options of the home directory's.
+    pub(super) home_options: CString,
+    /// Limits of the run.
+    pub(super) limits: Limits,
+    /// Landlock rules.
+    pub(super) rules: Rules,
+    /// The part of the seccomp filter that closes what building needs.
+    pub(super) filter: Vec<Instruction>,
+}
+
+/// What the two processes tell one another.
+#[derive(Debug)]
+pub(super) struct State {
+    /// What to build.
+    pub(super) blueprint: &'static Blueprint,
+    /// Number of the socket to the daemon, as the init inherits it.
+    pub(super) control: i32,
+    /// The step that the command's process is at; 0 until it has a request.
+    stage: AtomicU32,
+    /// Why that step failed; 0 while it has not.
+    errno: AtomicI32,
+}
+
+/// An empty directory of the root, for masks.
+pub(super) const EMPTY: &CStr = c"/.empty";
+
+/// A step that failed.
+struct Broken(Stage, Errno);
+
+impl State {
+    /// The state of a sandbox that is about to be built.
+    pub(super) fn new(blueprint: &'static Blueprint, control: i32) -> Self {
+        Self {
+            blueprint,
+            control,
+            stage: AtomicU32::new(0),
+            errno: AtomicI32::new(0),
+        }
+    }
+}
+
+// === The init ===
+
+/// Runs as process 1.
+pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
+    let state = &cabin.state;
+    if let Err(Broken(stage, errno)) = build(state) {
+        tell(Report::Failed { stage, errno });
+        exit_now(1);
+    }
+    let command = match cabin.start_second() {
+        Ok(command) => command,
+        Err(errno) => {
+            tell(Report::Failed {
+                stage: Stage::CommandProcess,
+                errno,
+            });
+            exit_now(1);
+        }
+    };
+    let status = wait_for(command);
+    let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
+        exit_now(0); // the daemon dropped the sandbox without a request
+    };
+    // Whatever the command left behind: kill reaches everything in this process namespace but its init.
+    let _none_left = kill_all(libc::SIGKILL);
+    while wait_any().is_ok() {}
+    cabin.unmap_image();
+    let report = match state.errno.load(Ordering::Acquire) {
+        0 => Report::Ended {
+            status,
+            usage: usage_of_children(),
+        },
+        errno => Report::NotStarted {
+            stage,
+            errno: Errno::from_raw_os_error(errno),
+        },
+    };
+    tell(report);
+    exit_now(0)
+}
+
+/// Waits until `command` has ended, reaping everybody else who ends meanwhile.
+fn wait_for(command: Pid) -> i32 {
+    loop {
+        match wait_any() {
+            Ok((ended, status)) if ended == command => return status,
+            Ok(_) => {}
+            Err(_) => return libc::SIGKILL, // cannot be: the command is our child and was not waited for
+        }
+    }
+}
+
+/// Builds the sandbox. The order matters: mounts need capabilities and come before Landlock, which forbids them; seccomp comes last.
+fn build(state: &State) -> Result<(), Broken> {
+    let blueprint = state.blueprint;
+    keep_only(state.control).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+
+    let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount(c"proc", c"/proc", c"proc", proc_flags, None)
+        .map_err(|errno| Broken(Stage::MountProc, errno))?;
+    for file in &blueprint.masked_files {
+        mount_bind(c"/dev/null", *file).map_err(|errno| Broken(Stage::MaskProc, errno))?;
+    }
+    for directory in &blueprint.masked_directories {
+        mount_bind(EMPTY, *directory).map_err(|errno| Broken(Stage::MaskProc, errno))?;
+    }
+    for (target, options) in [
+        (c"/tmp", &blueprint.scratch_options),
+        (c"/dev/shm", &blueprint.scratch_options),
+        (HOME_PATH, &blueprint.home_options),
+    ] {
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount(c"tmpfs", target, c"tmpfs", flags, options.as_c_str())
+            .map_err(|errno| Broken(Stage::MountScratch, errno))?;
+    }
+
+    let limits = blueprint.limits;
+    let same = |value: u64| Rlimit {
+        current: Some(value),
+        maximum: Some(value),
+    };
+    for (resource, limit) in [
+        // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
+        (Resource::Core, same(1)),
+        (
+            Resource::Nofile,
+            Rlimit {
+                current: Some(u64::from(limits.open_files)),
+                maximum: Some(u64::from(limits.open_files_hard)),
+            },
+        ),
+        (Resource::Fsize, same(limits.file_size_bytes)),
+    ] {
+        setrlimit(resource, limit).map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
+    }
+
+    capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
+    blueprint
+        .rules
+        .apply()
+        .map_err(|errno| Broken(Stage::Landlock, errno))?;
+    install_relay().map_err(|errno| Broken(Stage::Seccomp, errno))?;
+    load_filter(&blueprint.filter).map_err(|errno| Broken(Stage::Seccomp, errno))?;
+    check().map_err(|errno| Broken(Stage::SelfCheck, errno))
+}
+
+const HOME_PATH: &CStr = c"/home/agent";
+const _: () = assert!(
+    HOME_PATH.to_bytes().len() == HOME.len(),
+    "the two spellings of the home directory are one path"
+);
+
+/// Reads back what must be in force in every sandbox; the probe of [`canary`] looks further, once.
+fn check() -> Result<(), Errno> {
+    capabilities::check_none()?;
+    if secure_computing_mode()? != SecureComputingMode::Filter {
+        return Err(Errno::PERM);
+    }
+    match unshare(libc::CLONE_NEWUSER) {
+        Err(Errno::PERM) => Ok(()),
+        _ => Err(Errno::PERM),
+    }
+}
+
+fn tell(report: Report) {
+    // A daemon that is gone needs no answer: this process dies with it.
+    let _sent = send_bytes(kept(), &report.encode(), &[]);
+}
+
+// === The command's process ===
+
+/// Runs as process 2.
+pub(super) fn run_command(cabin: &'static Cabin<State>) -> ! {
+    let state = &cabin.state;
+    tell(Report::Ready);
+    let errno = become_command(cabin);
+    state.errno.store(errno.raw_os_error(), Ordering::Release);
+    exit_now(127)
+}
+
+/// Receives the request and executes it. Returns only when a step fails.
+fn become_command(cabin: &'static Cabin<State>) -> Errno {
+    match try_become_command(cabin) {
+        Ok(never) => match never {},
+        Err(errno) => errno,
+    }
+}
+
+fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno> {
+    let state = &cabin.state;
+    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
+
+    let buffer = cabin.take_image().ok_or(Errno::BUSY)?;
+    let mut fds: [Option<OwnedFd>; 4] = [const { None }; 4];
+    let mut received = fds.iter_mut();
+    let Received { length, .. } = receive_bytes(kept(), buffer, |fd| {
+        if let Some(place) = received.next() {
+            *place = Some(fd);
+        }
+    })?;
+    if length == 0 {
+        exit_now(0); // the daemon dropped the sandbox
+    }
+    at(Stage::ReceiveRequest);
+    let header = Header::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
+    if header.probe {
+        at(Stage::Canary);
+        tell(Report::Probed {
+            failed: canary::run(),
+        });
+        exit_now(0);
+    }
+    let mut fds = fds.into_iter().flatten();
+    let stdin = if header.has_stdin {
+        Some(fds.next().ok_or(Errno::BADF)?)
+    } else {
+        None
+    };
+    let (stdout, stderr) = (
+        fds.next().ok_or(Errno::BADF)?,
+        fds.next().ok_or(Errno::BADF)?,
+    );
+    // What does not fit in one message comes as a memory file, its header in the message.
+    let image: &'static mut [u8] = if length == HEADER_BYTES && header.length > length {
+        cabin.map_image(fds.next().ok_or(Errno::BADF)?, header.length)?
+    } else {
+        buffer.get_mut(..length).ok_or(Errno::BADMSG)?
+    };
+    let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
+        .ok_or(Errno::BADMSG)?;
+
+    at(Stage::Session);
+    setsid()?;
+    at(Stage::StandardStreams);
+    match stdin {
+        Some(stdin) => dup2_stdin(stdin)?,
+        None => dup2_stdin(open(
+            c"/dev/null",
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )?)?,
+    }
+    dup2_stdout(stdout)?;
+    dup2_stderr(stderr)?;
+    at(Stage::ChangeDirectory);
+    chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
+    at(Stage::ResourceLimits);
+    // Counted in this run's user namespace, where the init counts too.
+    let processes = u64::from(state.blueprint.limits.processes).saturating_add(1);
+    setrlimit(
+        Resource::Nproc,
+        Rlimit {
+            current: Some(processes),
+            maximum: Some(processes),
+        },
+    )?;
+    at(Stage::Execute);
+    Err(execute(&image, &header))
+}
+
+/// Tries the programs in order, as execvp(3) does. Returns only when none could be executed.
+fn execute(image: &ExecImage<'_>, header: &Header) -> Errno {
+    let mut offset = header.programs;
+    let mut refused = None;
+    let mut last = Errno::NOENT;
+    for _ in 0..header.program_count {
+        let Some(program) = image.string(offset) else {
+            return Errno::BADMSG;
+        };
+        last = image.execute(program);
+        match last {
+            Errno::ACCESS => refused = Some(last),
+            Errno::NOENT | Errno::NOTDIR => {}
+            _ => return last,
+        }
+        offset += program.to_bytes_with_nul().len();
+    }
+    refused.unwrap_or(last)
+}

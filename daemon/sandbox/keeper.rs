@@ -1,0 +1,378 @@
+//! The keeper: starts the launcher, and starts it again should it die.
+//!
+//! A process of its own, executed before the daemon has threads, because the daemon must never fork. It stays outside every namespace made here, keeps
+//! the rights that the daemon gives up, and does the two things that need them: becoming another user, and mapping the owner of a workspace to that
+//! user. It dies with the daemon.
+
+use std::{
+    fs,
+    os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd},
+};
+
+use rustix::{
+    mount::{OpenTreeFlags, open_tree},
+    process::{
+        DumpableBehavior, Pid, Signal, WaitOptions, getegid, geteuid, set_dumpable_behavior,
+        set_parent_process_death_signal, waitpid,
+    },
+    thread::{CapabilitySet, capabilities, set_thread_groups},
+};
+
+use super::{
+    id_map::{self, Owner},
+    launcher,
+    plan::{Plan, WorkspacePlan},
+    root,
+    stage::{Failure, Stage, at},
+    wire::{Answer, Identity, StartTemplate, ToKeeper, pair, receive, send},
+};
+use crate::daemon::sys::{
+    fd::keep_only,
+    mount::{attribute, set_attributes},
+    process::{Fork, SingleThreaded, exit_now, fork},
+    signal,
+};
+
+/// Name by which the binary knows that it is to be the keeper (`argv[0]`).
+pub(crate) const ARG0: &str = "jig-launcher";
+
+/// Namespaces that the launcher gets.
+const LAUNCHER_NAMESPACES: i32 = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+
+/// What the keeper knows.
+struct Keeper {
+    plan: Plan,
+    /// The workspaces' directories, as the daemon holds them.
+    workspaces: Vec<OwnedFd>,
+    /// Whether it may become another user and map owners.
+    privileged: bool,
+    proof: SingleThreaded,
+    launcher: Option<Launcher>,
+}
+
+/// A running launcher.
+struct Launcher {
+    socket: OwnedFd,
+    pidfd: OwnedFd,
+    process: Pid,
+    /// As whom the sandboxes of each workspace run.
+    identities: Vec<Result<Identity, Failure>>,
+}
+
+/// Runs as the keeper, with the socket to the daemon as standard input, until the daemon is gone.
+pub(crate) fn run() -> ! {
+    let socket = std::io::stdin();
+    match prepare(&socket) {
+        Ok(mut keeper) => keeper.serve(socket.as_fd()),
+        Err(failure) => {
+            let _gone = send(&socket, &Answer::Failed(failure), &[]);
+            exit_now(1)
+        }
+    }
+}
+
+fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
+    let stage = Stage::Launcher;
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(stage, "death signal"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at(stage, "dumpable"))?;
+    signal::reset_all().map_err(at(stage, "signals"))?;
+    let proof =
+        SingleThreaded::check().map_err(|error| Failure::other(stage, error.to_string()))?;
+    let (message, workspaces) = receive(socket)
+        .map_err(at(stage, "plan"))?
+        .ok_or_else(|| Failure::other(stage, "the daemon is gone"))?;
+    let ToKeeper::Plan(plan) = message else {
+        return Err(Failure::other(stage, "the plan must come first"));
+    };
+    if workspaces.len() != plan.workspaces.len() {
+        return Err(Failure::other(
+            stage,
+            "each workspace must come with its directory",
+        ));
+    }
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
+    let privileged = geteuid().is_root()
+        && capabilities(None)
+            .map_err(at(stage, "capabilities"))?
+            .effective
+            .contains(needed);
+    if privileged {
+        // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
+        set_thread_groups(&[]).map_err(at(stage, "groups"))?;
+    }
+    Ok(Keeper {
+        plan,
+        workspaces,
+        privileged,
+        proof,
+        launcher: None,
+    })
+}
+
+// === impl Keeper ===
+
+impl Keeper {
+    fn serve(&mut self, daemon: BorrowedFd<'_>) -> ! {
+        loop {
+            let Ok(Some((ToKeeper::Template(workspace), _))) = receive(daemon) else {
+                exit_now(0); // the launcher's death signal ends it with this process
+            };
+            let sent = match self.start_template(workspace) {
+                Ok((identity, socket)) => send(daemon, &Answer::Done(identity), &[socket.as_fd()]),
+                Err(failure) => send(daemon, &Answer::Failed(failure), &[]),
+            };
+            if sent.is_err() {
+                exit_now(0);
+            }
+        }
+    }
+
+    /// Starts a template, and before it the launcher where it is not running. Answers the daemon's end of the template's socket.
+    fn start_template(&mut self, workspace: usize) -> Result<(Identity, OwnedFd), Failure> {
+        if self
+            .launcher
+            .as_ref()
+            .is_none_or(|launcher| !launcher.is_alive())
+        {
+            self.launcher = None;
+            self.launcher = Some(self.start_launcher()?);
+        }
+        let malformed = || Failure::other(Stage::Launcher, "no such workspace");
+        let launcher = self.launcher.as_ref().ok_or_else(malformed)?;
+        let identity = launcher
+            .identities
+            .get(workspace)
+            .ok_or_else(malformed)?
+            .clone()?;
+        let trees = if self.privileged {
+            self.open_trees(workspace, identity)?
+        } else {
+            Vec::new()
+        };
+        let (daemon, template) = pair().map_err(at(Stage::Launcher, "socket"))?;
+        let order = StartTemplate {
+            workspace,
+            identity,
+            with_trees: self.privileged,
+        };
+        let fds: Vec<BorrowedFd<'_>> = std::iter::once(template.as_fd())
+            .chain(trees.iter().map(AsFd::as_fd))
+            .collect();
+        send(&launcher.socket, &order, &fds).map_err(at(Stage::Launcher, "ordering a template"))?;
+        match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
+            Some((Answer::Done(identity), _)) => Ok((identity, daemon)),
+            Some((Answer::Failed(failure), _)) => Err(failure),
+            None => Err(Failure::other(Stage::Launcher, "it died")),
+        }
+    }
+
+    fn start_launcher(&self) -> Result<Launcher, Failure> {
+        let identities: Vec<_> = (0..self.plan.workspaces.len())
+            .map(|workspace| self.identify(workspace))
+            .collect();
+        let Some(first) = identities.iter().flatten().next().copied() else {
+            let none = || Failure::other(Stage::Identity, "no workspace");
+            return Err(identities
+                .into_iter()
+                .find_map(Result::err)
+                .unwrap_or_else(none));
+        };
+        let (keeper, socket) = pair().map_err(at(Stage::Launcher, "socket"))?;
+        let (process, pidfd) = match fork(&self.proof, LAUNCHER_NAMESPACES)
+            .map_err(at(Stage::UserNamespace, "clone"))?
+        {
+            Fork::Parent { child, pidfd } => (child, pidfd),
+            Fork::Child => {
+                drop(keeper);
+                // Its maps must be there before it does anything: the keeper sends one message when they are.
+                match receive::<()>(&socket) {
+                    Ok(Some(_)) => {}
+                    _ => exit_now(0),
+                }
+                match keep_only(socket.into_raw_fd()) {
+                    Ok(socket) => launcher::run(socket, &self.plan, first, &self.proof.in_copy()),
+                    Err(_) => exit_now(1),
+                }
+            }
+        };
+        drop(socket);
+        let launcher = Launcher {
+            socket: keeper,
+            pidfd,
+            process,
+            identities,
+        };
+        launcher.write_maps()?;
+        send(&launcher.socket, &(), &[]).map_err(at(Stage::Launcher, "starting it"))?;
+        match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
+            Some((Answer::Done(_), _)) => Ok(launcher),
+            Some((Answer::Failed(failure), _)) => Err(failure),
+            None => Err(Failure::other(
+                Stage::Launcher,
+                "it died before it was ready",
+            )),
+        }
+    }
+
+    /// As whom the sandboxes of a workspace run: a user of their own where the workspace can be mounted with its owner mapped to it, else its owner.
+    fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
+        if !self.privileged {
+            let identity = Identity {
+                uid: geteuid().as_raw(),
+                gid: getegid().as_raw(),
+                id_mapped: false,
+            };
+            if identity.uid == 0 && is_root_of_the_host() {
+                return Err(Failure::other(
+                    Stage::Identity,
+                    "the daemon is root but may not become another user (CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN)",
+                ));
+            }
+            return Ok(identity);
+        }
+        let owner = Owner::of(self.directory(workspace)?)
+            .map_err(at(Stage::Identity, "owner of the workspace"))?;
+        let id = self.plan.sandbox_id;
+        match self.open_workspace(workspace, Some(id)) {
+            Ok(_) => Ok(Identity {
+                uid: id,
+                gid: id,
+                id_mapped: true,
+            }),
+            Err(_) if owner.uid != 0 => Ok(Identity {
+                uid: owner.uid,
+                gid: owner.gid,
+                id_mapped: false,
+            }),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    fn directory(&self, workspace: usize) -> Result<BorrowedFd<'_>, Failure> {
+        self.workspaces
+            .get(workspace)
+            .map(AsFd::as_fd)
+            .ok_or_else(|| Failure::other(Stage::Launcher, "no such workspace"))
+    }
+
+    fn workspace(&self, workspace: usize) -> Result<&WorkspacePlan, Failure> {
+        self.plan
+            .workspaces
+            .get(workspace)
+            .ok_or_else(|| Failure::other(Stage::Launcher, "no such workspace"))
+    }
+
+    /// Opens the trees of a workspace and its binds, owners mapped, with the rights that the launcher does not have.
+    fn open_trees(&self, workspace: usize, identity: Identity) -> Result<Vec<OwnedFd>, Failure> {
+        let map_to = identity.id_mapped.then_some(identity.uid);
+        let mut trees = vec![self.open_workspace(workspace, map_to)?];
+        for bind in &self.workspace(workspace)?.binds {
+            let name = bind.source.display().to_string();
+            let tree = root::detached(&bind.source)?;
+            let owner = Owner::of(tree.as_fd()).map_err(at(Stage::OpenSource, &name))?;
+            let map = if bind.writable {
+                self.map(owner, map_to)?
+            } else {
+                None
+            };
+            set_attributes(
+                tree.as_fd(),
+                root::bind_attributes(bind),
+                map.as_ref().map(AsFd::as_fd),
+            )
+            .map_err(at(Stage::MapOwner, &name))?;
+            trees.push(tree);
+        }
+        Ok(trees)
+    }
+
+    fn open_workspace(&self, workspace: usize, map_to: Option<u32>) -> Result<OwnedFd, Failure> {
+        let plan = self.workspace(workspace)?;
+        let name = plan.path.display().to_string();
+        root::refuse_revealing_mounts(&plan.path)?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_RECURSIVE
+            | OpenTreeFlags::AT_EMPTY_PATH;
+        let tree = open_tree(self.directory(workspace)?, "", flags)
+            .map_err(at(Stage::OpenSource, &name))?;
+        root::check_identity(plan, &tree)?;
+        let owner = Owner::of(tree.as_fd()).map_err(at(Stage::OpenSource, &name))?;
+        let map = self.map(owner, map_to)?;
+        set_attributes(
+            tree.as_fd(),
+            attribute::NOSUID | attribute::NODEV,
+            map.as_ref().map(AsFd::as_fd),
+        )
+        .map_err(at(Stage::MapOwner, &name))?;
+        Ok(tree)
+    }
+
+    /// A user namespace that maps `owner` to the sandboxes' user; nothing where they are the same, or no mapping is wanted.
+    fn map(&self, owner: Owner, map_to: Option<u32>) -> Result<Option<OwnedFd>, Failure> {
+        match map_to {
+            Some(id) if owner != (Owner { uid: id, gid: id }) => {
+                id_map::user_namespace(&self.proof, owner, id).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+// === impl Launcher ===
+
+impl Launcher {
+    fn is_alive(&self) -> bool {
+        signal::send(self.pidfd.as_fd(), 0).is_ok()
+            && matches!(waitpid(Some(self.process), WaitOptions::NOHANG), Ok(None))
+    }
+
+    /// Writes the launcher's maps: each user id that sandboxes run as, to itself.
+    fn write_maps(&self) -> Result<(), Failure> {
+        let mut users: Vec<u32> = self
+            .identities
+            .iter()
+            .flatten()
+            .map(|identity| identity.uid)
+            .collect();
+        let mut groups: Vec<u32> = self
+            .identities
+            .iter()
+            .flatten()
+            .map(|identity| identity.gid)
+            .collect();
+        for ids in [&mut users, &mut groups] {
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        let lines = |ids: &[u32]| {
+            ids.iter()
+                .map(|id| format!("{id} {id} 1\n"))
+                .collect::<String>()
+        };
+        let process = self.process.as_raw_nonzero();
+        for (file, text) in [
+            ("setgroups", "deny".to_owned()),
+            ("uid_map", lines(&users)),
+            ("gid_map", lines(&groups)),
+        ] {
+            id_map::write(&format!("/proc/{process}/{file}"), &text)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        // It may be dead already; then this only takes it from the process table.
+        let _dead = signal::send(self.pidfd.as_fd(), libc::SIGKILL);
+        let _reaped = waitpid(Some(self.process), WaitOptions::empty());
+    }
+}
+
+/// Whether root here is root of the machine, and not of a container's user namespace.
+fn is_root_of_the_host() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let mut fields = map.split_whitespace();
+    fields.next() == Some("0") && fields.next() == Some("0")
+}

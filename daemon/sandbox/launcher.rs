@@ -1,0 +1,87 @@
+//! The launcher: process 1 of the namespaces in which all sandboxes live. Its death is the death of all of them.
+//!
+//! It knows no secrets and serves no requests: it starts templates when the keeper tells it to.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::process::{Signal, WaitOptions, set_parent_process_death_signal, wait};
+
+use super::{
+    plan::Plan,
+    root,
+    stage::{Failure, Stage, at},
+    template,
+    wire::{Answer, Identity, StartTemplate, receive, send},
+};
+use crate::daemon::sys::process::{Fork, SingleThreaded, exit_now, fork};
+
+/// Namespaces that a template gets. Its process namespace makes its end the end of its runs.
+const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
+    | libc::CLONE_NEWNS
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP;
+
+/// Runs as the launcher, in namespaces whose maps the keeper has written, until the keeper is gone.
+pub(super) fn run(
+    socket: BorrowedFd<'_>,
+    plan: &Plan,
+    identity: Identity,
+    proof: &SingleThreaded,
+) -> ! {
+    // Changing user ids clears the death signal, so it comes after.
+    let ready = template::become_user(identity)
+        .and_then(|()| {
+            set_parent_process_death_signal(Some(Signal::KILL))
+                .map_err(at(Stage::Launcher, "death signal"))
+        })
+        .and_then(|()| root::make_private());
+    let sent = match ready {
+        Ok(()) => send(socket, &Answer::Done(identity), &[]),
+        Err(failure) => send(socket, &Answer::Failed(failure), &[]),
+    };
+    if sent.is_err() {
+        exit_now(0);
+    }
+    loop {
+        let Ok(Some((order, fds))) = receive::<StartTemplate>(socket) else {
+            exit_now(0);
+        };
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        let answer = match start_template(order, fds, plan, proof) {
+            Ok(identity) => Answer::Done(identity),
+            Err(failure) => Answer::Failed(failure),
+        };
+        if send(socket, &answer, &[]).is_err() {
+            exit_now(0);
+        }
+    }
+}
+
+fn start_template(
+    order: StartTemplate,
+    fds: Vec<OwnedFd>,
+    plan: &Plan,
+    proof: &SingleThreaded,
+) -> Result<Identity, Failure> {
+    let malformed = || Failure::other(Stage::Launcher, "malformed order");
+    let workspace = plan.workspaces.get(order.workspace).ok_or_else(malformed)?;
+    let mut fds = fds.into_iter();
+    let socket = fds.next().ok_or_else(malformed)?;
+    let trees: Vec<OwnedFd> = fds.collect();
+    if order.with_trees && trees.len() != 1 + workspace.binds.len() {
+        return Err(malformed());
+    }
+    match fork(proof, TEMPLATE_NAMESPACES).map_err(at(Stage::TemplateNamespaces, "clone"))? {
+        Fork::Parent { .. } => Ok(order.identity),
+        Fork::Child => template::run(
+            socket,
+            plan,
+            workspace,
+            order.identity,
+            trees,
+            proof.in_copy(),
+        ),
+    }
+}

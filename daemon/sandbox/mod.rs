@@ -1,0 +1,46 @@
+//! Sandboxes for commands.
+//!
+//! ```text
+//! jigd (tokio, never forks)
+//!  └─ keeper             single-threaded, executed before the daemon has threads; dies with it
+//!      └─ launcher       process 1 of a user, mount and process namespace: its death kills everything below
+//!          └─ template   one per workspace: its root built and pivoted into
+//!              └─ slot keeper     user and network namespace of one slot of the pool
+//!                  └─ init        one shot: process 1 of a run, everything applied that needs no request
+//!                      └─ command process 2, made already: receives the request, executes
+//! ```
+//!
+//! The daemon gets each sandbox as a token, a control socket and a pidfd, and talks to it directly. The client is answered when the sandbox says that
+//! the command ended and everything that it left behind is gone; its namespaces are torn down after that. On the way of a kill, the sandbox is gone
+//! when its init's pidfd says so, never when its socket closes: that happens while processes still live.
+//!
+//! Everything fails closed: a step that cannot be done is reported as a [`Failure`] that names it, and there is no second, weaker way.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`] | what each process does, in this order |
+//! | [`plan`], [`wire`], [`image`] | what they tell one another |
+//! | [`root`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
+//! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
+//! | [`pool`], [`channel`], [`running`] | the daemon's side |
+
+mod canary;
+mod capabilities;
+mod channel;
+mod id_map;
+pub(crate) mod image;
+mod init;
+pub(crate) mod keeper;
+mod landlock;
+mod launcher;
+pub(crate) mod level;
+pub(crate) mod plan;
+pub(crate) mod pool;
+mod proc_masks;
+mod root;
+pub(crate) mod running;
+mod seccomp;
+mod slot;
+pub(crate) mod stage;
+mod template;
+pub(crate) mod wire;

@@ -1,0 +1,79 @@
+//! What the launcher is to build: the part of the configuration that sandboxes depend on, sent to it once when it starts.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything that sandboxes are built from. No request can change it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// The workspaces; a template is built for each.
+    pub(crate) workspaces: Vec<WorkspacePlan>,
+    /// Limits of each run.
+    pub(crate) limits: Limits,
+    /// Whether a command may ptrace(2) processes of its own run.
+    pub(crate) allow_ptrace: bool,
+    /// User and group id that a daemon with root's rights takes for its sandboxes.
+    pub(crate) sandbox_id: u32,
+}
+
+/// One workspace, as its sandboxes see it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct WorkspacePlan {
+    /// Name, for messages.
+    pub(crate) name: String,
+    /// Where the workspace lies.
+    pub(crate) path: PathBuf,
+    /// Device and inode of the directory that the daemon holds open: what is mounted must be the same.
+    pub(crate) identity: (u64, u64),
+    /// Where commands see it.
+    pub(crate) mount_path: PathBuf,
+    /// More directories and files that its commands see.
+    pub(crate) binds: Vec<Bind>,
+}
+
+/// A directory or file of the daemon's file system that commands see.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bind {
+    /// Where it lies.
+    pub(crate) source: PathBuf,
+    /// Where commands see it.
+    pub(crate) destination: PathBuf,
+    /// Whether commands may change it.
+    pub(crate) writable: bool,
+}
+
+/// Limits of each run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Limits {
+    /// Processes and threads at one time (RLIMIT_NPROC in the run's own user namespace).
+    pub(crate) processes: u32,
+    /// Open files of each process, soft (RLIMIT_NOFILE).
+    pub(crate) open_files: u32,
+    /// Open files of each process, hard.
+    pub(crate) open_files_hard: u32,
+    /// Size of a file that is written, in bytes (RLIMIT_FSIZE).
+    pub(crate) file_size_bytes: u64,
+    /// Bytes in each of `/tmp`, `/dev/shm` and the home directory.
+    pub(crate) tmp_bytes: u64,
+    /// Inodes in each of `/tmp`, `/dev/shm` and the home directory.
+    pub(crate) tmp_inodes: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            processes: 512,
+            open_files: 1024,
+            open_files_hard: 4096,
+            file_size_bytes: 4 << 30,
+            tmp_bytes: 512 << 20,
+            tmp_inodes: 65_536,
+        }
+    }
+}
+
+/// Directory that commands have as `HOME`.
+pub(crate) const HOME: &str = "/home/agent";
+/// Name of the user that commands run as.
+pub(crate) const USER: &str = "agent";

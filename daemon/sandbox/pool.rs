@@ -1,0 +1,395 @@
+//! The pool of warm sandboxes of each workspace.
+//!
+//! One task owns one slot: it asks the slot's keeper for a sandbox, waits until it is built, offers it, and waits until whoever took it is done. Slots
+//! are added while calls wait and more are allowed, and end when more than enough are idle.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    process::{Child, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Mutex as AsyncMutex, oneshot},
+    time::timeout,
+};
+
+use super::{
+    channel::Channel,
+    keeper,
+    plan::Plan,
+    running::{SlotFate, Warm},
+    slot::{REFILL, TOKEN},
+    stage::{Failure, Stage},
+    wire::{self, Identity, MakeSlot, REPORT_BYTES, Report, ToKeeper},
+};
+use crate::daemon::{sys::Errno, task};
+
+/// Sandboxes kept warm for each workspace from the start: one to take while the other is being made.
+const WARM_AT_START: usize = 2;
+/// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of kernel memory.
+const WARM_AT_MOST: usize = 8;
+/// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than this is not one to wait for.
+const BUILD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// The keeper's process and the socket to it, before the runtime runs.
+#[derive(Debug)]
+pub(crate) struct KeeperProcess {
+    socket: OwnedFd,
+    child: Child,
+}
+
+/// All sandboxes.
+#[derive(Debug)]
+pub(crate) struct Sandboxes {
+    pools: Vec<Arc<Pool>>,
+    // Kept so that the keeper's end is noticed by nobody but its socket; it is reaped when the daemon exits.
+    _child: Child,
+}
+
+/// The sandboxes of one workspace.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    workspace: usize,
+    slots_at_most: usize,
+    keeper: Arc<AsyncMutex<Channel>>,
+    template: AsyncMutex<Option<Channel>>,
+    state: Mutex<State>,
+    quarantined: AtomicU32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    warm: Vec<Warm>,
+    waiting: VecDeque<oneshot::Sender<Result<Warm, Failure>>>,
+    /// Slots that exist or are being made.
+    slots: usize,
+    /// Slots whose sandbox was given away.
+    lent: usize,
+    identity: Option<Identity>,
+    closed: bool,
+}
+
+// === impl KeeperProcess ===
+
+impl KeeperProcess {
+    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper inherits what it is.
+    pub(crate) fn start(plan: Plan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        let (daemon, keeper) = wire::pair()?;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one child of the daemon, started before it has threads"
+        )]
+        let child = std::process::Command::new("/proc/self/exe")
+            .arg0(keeper::ARG0)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(keeper))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
+        Ok(Self {
+            socket: daemon,
+            child,
+        })
+    }
+}
+
+// === impl Sandboxes ===
+
+impl Sandboxes {
+    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at most `slots_at_most` runs at a time.
+    pub(crate) fn new(
+        keeper: KeeperProcess,
+        workspaces: usize,
+        slots_at_most: usize,
+    ) -> io::Result<Self> {
+        let channel = Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?));
+        let pool = |workspace| {
+            Arc::new(Pool {
+                workspace,
+                slots_at_most,
+                keeper: Arc::clone(&channel),
+                template: AsyncMutex::new(None),
+                state: Mutex::default(),
+                quarantined: AtomicU32::new(0),
+            })
+        };
+        let pools: Vec<_> = (0..workspaces).map(pool).collect();
+        Ok(Self {
+            pools,
+            _child: keeper.child,
+        })
+    }
+
+    /// The pool of the workspace with this index.
+    pub(crate) fn pool(&self, workspace: usize) -> Option<&Arc<Pool>> {
+        self.pools.get(workspace)
+    }
+
+    /// Sandboxes that wait for a request.
+    pub(crate) fn warm(&self) -> u32 {
+        self.pools
+            .iter()
+            .map(|pool| u32::try_from(pool.state().warm.len()).unwrap_or(u32::MAX))
+            .sum()
+    }
+
+    /// Sandboxes that were set aside.
+    pub(crate) fn quarantined(&self) -> u32 {
+        self.pools
+            .iter()
+            .map(|pool| pool.quarantined.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// Ends all slots that wait for a request.
+    pub(crate) fn close(&self) {
+        for pool in &self.pools {
+            let mut state = pool.state();
+            state.closed = true;
+            state.warm.clear();
+        }
+    }
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// Builds the first sandboxes and proves with one of them that it isolates.
+    pub(crate) async fn prove(self: &Arc<Self>) -> Result<Identity, Failure> {
+        self.take().await?.probe().await?;
+        let missing = {
+            let mut state = self.state();
+            let missing = WARM_AT_START.saturating_sub(state.slots);
+            state.slots += missing;
+            missing
+        };
+        for _ in 0..missing {
+            self.start_slot();
+        }
+        self.state()
+            .identity
+            .ok_or_else(|| Failure::other(Stage::Launcher, "no template has said as whom it runs"))
+    }
+
+    /// Takes a sandbox, waiting while all are in use. Fails when building one fails.
+    pub(crate) async fn take(self: &Arc<Self>) -> Result<Warm, Failure> {
+        let receiver = {
+            let mut state = self.state();
+            if let Some(warm) = state.warm.pop() {
+                state.lent += 1;
+                return Ok(warm);
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.waiting.retain(|waiting| !waiting.is_closed());
+            state.waiting.push_back(sender);
+            let coming = state.slots - state.lent;
+            if coming < state.waiting.len() && state.slots < self.slots_at_most {
+                state.slots += 1;
+                self.start_slot();
+            }
+            receiver
+        };
+        receiver.await.unwrap_or_else(|_| {
+            Err(Failure::other(
+                Stage::Launcher,
+                "the daemon is shutting down",
+            ))
+        })
+    }
+
+    fn start_slot(self: &Arc<Self>) {
+        let pool = Arc::clone(self);
+        task::spawn("sandbox slot", async move {
+            if let Err(failure) = pool.keep_slot().await {
+                tracing::warn!(stage = failure.stage.name(), %failure, "sandbox slot lost");
+                // Whoever waits longest is told; each slot that cannot be made tells one.
+                let mut state = pool.state();
+                while let Some(waiting) = state.waiting.pop_front() {
+                    if waiting.send(Err(failure.clone())).is_ok() {
+                        break;
+                    }
+                }
+            }
+            pool.slot_ended();
+        });
+    }
+
+    /// Counts a slot out, and starts another for calls that would otherwise wait for nothing.
+    fn slot_ended(self: &Arc<Self>) {
+        let mut state = self.state();
+        state.slots -= 1;
+        state.waiting.retain(|waiting| !waiting.is_closed());
+        if state.slots == state.lent && !state.waiting.is_empty() && !state.closed {
+            state.slots += 1;
+            drop(state);
+            self.start_slot();
+        }
+    }
+
+    /// Keeps one slot until it is not wanted any more or is lost.
+    async fn keep_slot(self: &Arc<Self>) -> Result<(), Failure> {
+        let slot = timeout(BUILD_PATIENCE, self.make_slot())
+            .await
+            .unwrap_or_else(|_| Err(too_slow(Stage::SlotNamespace)))?;
+        loop {
+            let (fate, told) = oneshot::channel();
+            let warm = timeout(BUILD_PATIENCE, refill(&slot, fate))
+                .await
+                .unwrap_or_else(|_| Err(too_slow(Stage::RunNamespaces)))?;
+            if !self.offer(warm) {
+                return Ok(());
+            }
+            // The sender is dropped without a word when a warm sandbox is dropped: the pool is closed.
+            let fate = told.await;
+            self.state().lent -= usize::from(fate.is_ok());
+            match fate {
+                Ok(SlotFate::Free) => {}
+                Ok(SlotFate::Quarantined) => {
+                    self.quarantined.fetch_add(1, Ordering::Relaxed);
+                    tracing::error!(
+                        workspace = self.workspace,
+                        "a sandbox could not be killed and is set aside"
+                    );
+                    return Ok(());
+                }
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.
+    fn offer(&self, mut warm: Warm) -> bool {
+        let mut state = self.state();
+        if state.closed {
+            return false;
+        }
+        while let Some(waiting) = state.waiting.pop_front() {
+            match waiting.send(Ok(warm)) {
+                Ok(()) => {
+                    state.lent += 1;
+                    return true;
+                }
+                Err(Ok(unwanted)) => warm = unwanted,
+                Err(Err(_)) => return false,
+            }
+        }
+        if state.warm.len() >= WARM_AT_MOST {
+            return false;
+        }
+        state.warm.push(warm);
+        true
+    }
+
+    /// Has the template make a slot; has the keeper start the template where there is none, or it has died.
+    async fn make_slot(&self) -> Result<Channel, Failure> {
+        let mut template = self.template.lock().await;
+        let mut started_here = false;
+        loop {
+            if template.is_none() {
+                *template = Some(self.start_template().await?);
+                started_here = true;
+            }
+            let Some(channel) = template.as_ref() else {
+                continue;
+            };
+            match channel.ask(&MakeSlot, Stage::SlotNamespace).await {
+                Ok((_, socket)) => {
+                    let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
+                    slot.answer(Stage::SlotNamespace).await?;
+                    return Ok(slot);
+                }
+                // It died, perhaps long ago: its successor is asked, once.
+                Err(failure) if !started_here && is_death(&failure) => *template = None,
+                Err(failure) => {
+                    if is_death(&failure) {
+                        *template = None;
+                    }
+                    return Err(failure);
+                }
+            }
+        }
+    }
+
+    async fn start_template(&self) -> Result<Channel, Failure> {
+        let keeper = self.keeper.lock().await;
+        let (_, socket) = keeper
+            .ask(&ToKeeper::Template(self.workspace), Stage::Launcher)
+            .await?;
+        drop(keeper);
+        let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
+        let (identity, _) = template.answer(Stage::BuildRoot).await?;
+        self.state().identity = Some(identity);
+        Ok(template)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Has the slot's keeper make a sandbox and waits until it is built.
+async fn refill(slot: &Channel, fate: oneshot::Sender<SlotFate>) -> Result<Warm, Failure> {
+    let stage = Stage::RunNamespaces;
+    let failed = |errno| Failure::kernel(stage, errno, "the slot's keeper died");
+    slot.send(REFILL, &[]).map_err(failed)?;
+    let mut bytes = [0; REPORT_BYTES];
+    let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
+    let message = bytes.get(..received.length).unwrap_or_default();
+    let mut fds = fds.into_iter();
+    let (Some(control), Some(pidfd), true) = (fds.next(), fds.next(), message == TOKEN) else {
+        return Err(match Report::decode(message) {
+            Some(Report::Failed { stage, errno }) => {
+                Failure::kernel(stage, errno, "making a sandbox")
+            }
+            _ => Failure::other(stage, "the slot's keeper died"),
+        });
+    };
+    let control = Channel::new(control).map_err(|error| io_failure(&error))?;
+    let (received, _) = control.receive(&mut bytes).await.map_err(failed)?;
+    match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
+        Some(Report::Ready) => Ok(Warm {
+            control,
+            pidfd,
+            command: received.sender,
+            fate,
+        }),
+        Some(Report::Failed { stage, errno }) => {
+            Err(Failure::kernel(stage, errno, "building a sandbox"))
+        }
+        _ => Err(Failure::other(stage, "a sandbox died while it was built")),
+    }
+}
+
+fn is_death(failure: &Failure) -> bool {
+    failure.errno == 0
+        || [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
+            .iter()
+            .any(|errno| errno.raw_os_error() == failure.errno)
+}
+
+fn too_slow(stage: Stage) -> Failure {
+    Failure::other(
+        stage,
+        format!("it took longer than {} s", BUILD_PATIENCE.as_secs()),
+    )
+}
+
+fn io_failure(error: &io::Error) -> Failure {
+    Failure::kernel(
+        Stage::Launcher,
+        Errno::from_io_error(error).unwrap_or(Errno::IO),
+        "socket",
+    )
+}

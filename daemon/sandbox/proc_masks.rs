@@ -1,0 +1,78 @@
+//! What a run does not see of its own `/proc`.
+//!
+//! The sandbox's user is not root, neither outside nor in its own namespace, so files that only root may open need no mask, nor do the settings below
+//! `/proc/sys`, which only root may write. What is left are files that tell anybody about the whole machine.
+
+/// An entry of `/proc` and why it is hidden.
+#[derive(Debug)]
+pub(super) struct Mask {
+    /// Path below `/proc`.
+    pub(super) path: &'static std::ffi::CStr,
+    /// Whether it is a directory: an empty one covers it, and `/dev/null` covers a file.
+    pub(super) directory: bool,
+    /// Why it is hidden.
+    #[cfg_attr(
+        not(test),
+        expect(
+            dead_code,
+            reason = "it is there to be read; a test sees that it is never empty"
+        )
+    )]
+    pub(super) reason: &'static str,
+}
+
+const fn file(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
+    Mask {
+        path,
+        directory: false,
+        reason,
+    }
+}
+
+const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
+    Mask {
+        path,
+        directory: true,
+        reason,
+    }
+}
+
+/// The entries. Those that a kernel does not have, or that only root may open, are passed over.
+pub(super) const MASKS: &[Mask] = &[
+    file(c"/proc/kcore", "the kernel's memory"),
+    file(c"/proc/keys", "other users' keyrings"),
+    file(c"/proc/key-users", "other users' keyrings"),
+    file(
+        c"/proc/interrupts",
+        "timing of the whole machine: a side channel to keystrokes and keys",
+    ),
+    file(c"/proc/softirqs", "timing of the whole machine"),
+    file(
+        c"/proc/timer_list",
+        "kernel addresses and other processes' timers",
+    ),
+    file(c"/proc/latency_stats", "what other processes wait for"),
+    file(
+        c"/proc/sched_debug",
+        "other processes' names and scheduling",
+    ),
+    file(c"/proc/kallsyms", "kernel addresses"),
+    file(c"/proc/config.gz", "how the kernel was built"),
+    file(c"/proc/kpagecount", "physical memory"),
+    file(c"/proc/kpageflags", "physical memory"),
+    file(c"/proc/kpagecgroup", "physical memory"),
+    file(c"/proc/kmsg", "the kernel's log"),
+    file(c"/proc/iomem", "physical addresses"),
+    file(c"/proc/ioports", "physical addresses"),
+    file(c"/proc/vmallocinfo", "kernel addresses"),
+    file(c"/proc/slabinfo", "kernel memory of the whole machine"),
+    file(c"/proc/modules", "what the kernel has loaded"),
+    file(c"/proc/sysrq-trigger", "commands to the kernel"),
+    directory(c"/proc/acpi", "hardware"),
+    directory(c"/proc/asound", "hardware"),
+    directory(c"/proc/scsi", "hardware"),
+    directory(c"/proc/bus", "hardware"),
+    directory(c"/proc/irq", "interrupt routing of the whole machine"),
+    directory(c"/proc/fs", "file systems of the whole machine"),
+    directory(c"/proc/pressure", "load of the whole machine"),
+];

@@ -1,0 +1,419 @@
+//! The root directory that commands see: an allowlist on a file system of its own. The daemon's root is never mounted and masked; it is not there.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, mkdirat},
+    mount::{
+        MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
+        mount_change, mount_remount, move_mount, open_tree, unmount,
+    },
+    process::{chdir, pivot_root},
+};
+
+use super::{
+    plan::{Bind, HOME, USER, WorkspacePlan},
+    stage::{Failure, Stage, at},
+    wire::Identity,
+};
+use crate::daemon::sys::{
+    Errno,
+    mount::{attribute, set_attributes},
+};
+
+/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link (`/bin` of a merged `/usr`), so it is for them.
+const SYSTEM: &[&str] = &[
+    "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt",
+];
+/// Directories of `/etc` that commands see, read-only: what programs look up there that is no secret.
+const ETC_DIRECTORIES: &[&str] = &[
+    "alternatives",
+    "ssl/certs",
+    "ca-certificates",
+    "pki/tls/certs",
+    "pki/ca-trust/extracted",
+    "fonts",
+];
+/// Files of `/etc` that are copied, so that each does not cost a mount in every sandbox.
+const ETC_FILES: &[&str] = &[
+    "ld.so.cache",
+    "ld.so.conf",
+    "localtime",
+    "timezone",
+    "os-release",
+    "debian_version",
+    "services",
+    "protocols",
+    "mime.types",
+    "ssl/openssl.cnf",
+];
+/// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
+const LARGEST_COPY: u64 = 2 << 20;
+/// Devices that commands see.
+const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom"];
+/// File systems that must not come along below a directory that is mounted: they would show the daemon's host.
+const REVEALING: &[&str] = &[
+    "proc",
+    "sysfs",
+    "cgroup",
+    "cgroup2",
+    "devtmpfs",
+    "devpts",
+    "debugfs",
+    "tracefs",
+    "securityfs",
+    "bpf",
+    "configfs",
+    "efivarfs",
+    "mqueue",
+];
+/// Where the new root is put together: a directory that every system has, whose content is opened before it is covered.
+const SCAFFOLD: &str = "/usr";
+/// The root holds a few small files and mount points only.
+const ROOT_OPTIONS: &std::ffi::CStr = c"size=8m,nr_inodes=4096,mode=755";
+const DEVICE_OPTIONS: &std::ffi::CStr = c"size=64k,nr_inodes=64,mode=755";
+
+/// What is put where.
+struct Piece {
+    tree: OwnedFd,
+    destination: PathBuf,
+    is_directory: bool,
+}
+
+/// Builds the root of `workspace` and makes it this process's root. `trees` holds the workspace's and its binds' trees where the keeper opened them.
+pub(super) fn build(
+    workspace: &WorkspacePlan,
+    identity: Identity,
+    trees: Vec<OwnedFd>,
+) -> Result<(), Failure> {
+    make_private()?;
+    let mut pieces = system_pieces()?;
+    if trees.is_empty() {
+        pieces.push(Piece {
+            tree: open_workspace(workspace)?,
+            destination: workspace.mount_path.clone(),
+            is_directory: true,
+        });
+        for bind in &workspace.binds {
+            let tree = open_source(&bind.source, bind_attributes(bind))?;
+            pieces.push(Piece {
+                tree,
+                destination: bind.destination.clone(),
+                is_directory: bind.source.is_dir(),
+            });
+        }
+    } else {
+        let destinations = workspace
+            .binds
+            .iter()
+            .map(|bind| (bind.destination.clone(), bind.source.is_dir()));
+        let destinations =
+            std::iter::once((workspace.mount_path.clone(), true)).chain(destinations);
+        for (tree, (destination, is_directory)) in trees.into_iter().zip(destinations) {
+            pieces.push(Piece {
+                tree,
+                destination,
+                is_directory,
+            });
+        }
+    }
+    let etc = EtcFiles::read();
+
+    let build = |what: &'static str| at(Stage::BuildRoot, what);
+    mount(
+        c"tmpfs",
+        SCAFFOLD,
+        c"tmpfs",
+        MountFlags::NOSUID | MountFlags::NODEV,
+        ROOT_OPTIONS,
+    )
+    .map_err(build("mounting the root"))?;
+    chdir(SCAFFOLD).map_err(build("entering the root"))?;
+    for directory in [".empty", "proc", "tmp", "dev", "etc", "home", &HOME[1..]] {
+        mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(build("making directories"))?;
+    }
+    etc.write(identity)
+        .map_err(|error| io_failure(&error, "etc"))?;
+    let device_flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount(c"tmpfs", c"dev", c"tmpfs", device_flags, DEVICE_OPTIONS)
+        .map_err(build("mounting /dev"))?;
+    mkdirat(CWD, "dev/shm", Mode::from_raw_mode(0o755)).map_err(build("making /dev/shm"))?;
+    for (target, link) in [
+        ("/proc/self/fd", "dev/fd"),
+        ("/proc/self/fd/0", "dev/stdin"),
+        ("/proc/self/fd/1", "dev/stdout"),
+        ("/proc/self/fd/2", "dev/stderr"),
+    ] {
+        symlink(target, link).map_err(|error| io_failure(&error, link))?;
+    }
+    // Shorter destinations first, so that one below another is not covered by it.
+    pieces.sort_by_key(|piece| piece.destination.components().count());
+    for piece in pieces {
+        put(piece)?;
+    }
+    let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount(c"proc", c"proc", c"proc", proc_flags, None)
+        .map_err(at(Stage::MountTemplateProc, "/proc"))?;
+
+    pivot_root(".", ".").map_err(at(Stage::PivotRoot, ""))?;
+    unmount(".", UnmountFlags::DETACH).map_err(at(Stage::PivotRoot, "leaving the old root"))?;
+    chdir("/").map_err(at(Stage::PivotRoot, "entering the new root"))?;
+    let read_only = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
+    mount_remount("/dev", read_only | MountFlags::NOEXEC, c"")
+        .map_err(build("making /dev read-only"))?;
+    mount_remount("/", read_only | MountFlags::NODEV, c"")
+        .map_err(build("making the root read-only"))
+}
+
+/// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the other way round.
+pub(super) fn make_private() -> Result<(), Failure> {
+    mount_change(
+        "/",
+        MountPropagationFlags::PRIVATE | MountPropagationFlags::REC,
+    )
+    .map_err(at(Stage::Propagation, "/"))
+}
+
+/// Attributes that a bind is mounted with.
+pub(super) fn bind_attributes(bind: &Bind) -> u64 {
+    attribute::NOSUID | attribute::NODEV | if bind.writable { 0 } else { attribute::RDONLY }
+}
+
+/// Opens a copy of the mount tree at `source`, with `attributes`, not attached anywhere.
+pub(super) fn open_source(source: &Path, attributes: u64) -> Result<OwnedFd, Failure> {
+    let tree = detached(source)?;
+    set_attributes(tree.as_fd(), attributes, None)
+        .map_err(at(Stage::OpenSource, &source.display().to_string()))?;
+    Ok(tree)
+}
+
+/// Opens a copy of the mount tree at `source`, not attached anywhere, as it is.
+pub(super) fn detached(source: &Path) -> Result<OwnedFd, Failure> {
+    let name = source.display().to_string();
+    refuse_revealing_mounts(source)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_RECURSIVE;
+    open_tree(CWD, source, flags).map_err(at(Stage::OpenSource, &name))
+}
+
+fn open_workspace(workspace: &WorkspacePlan) -> Result<OwnedFd, Failure> {
+    let tree = open_source(&workspace.path, attribute::NOSUID | attribute::NODEV)?;
+    check_identity(workspace, &tree)?;
+    Ok(tree)
+}
+
+/// Checks that `tree` is the directory that the daemon holds open: its path may lead elsewhere by now.
+pub(super) fn check_identity(workspace: &WorkspacePlan, tree: &OwnedFd) -> Result<(), Failure> {
+    let name = workspace.path.display();
+    let stat = rustix::fs::fstat(tree).map_err(at(Stage::OpenSource, &name.to_string()))?;
+    if (stat.st_dev, stat.st_ino) == workspace.identity {
+        Ok(())
+    } else {
+        Err(Failure::other(
+            Stage::OpenSource,
+            format!(
+                "{name} is not the directory any more that the daemon was started with: restart it"
+            ),
+        ))
+    }
+}
+
+fn system_pieces() -> Result<Vec<Piece>, Failure> {
+    let read_only = attribute::RDONLY | attribute::NOSUID | attribute::NODEV;
+    let mut pieces = Vec::new();
+    let etc = ETC_DIRECTORIES
+        .iter()
+        .map(|name| PathBuf::from("/etc").join(name))
+        .chain(java_directories());
+    let system = SYSTEM.iter().map(|name| Path::new("/").join(name));
+    for path in system.chain(etc) {
+        // A symbolic link is made anew when the root is put together.
+        if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
+            pieces.push(Piece {
+                tree: open_source(&path, read_only)?,
+                destination: path,
+                is_directory: true,
+            });
+        }
+    }
+    for name in DEVICES {
+        let path = Path::new("/dev").join(name);
+        let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
+        // Major 1 is the kernel's memory devices. A container's /dev can hold anything under these names.
+        if rustix::fs::major(metadata.rdev()) != 1 {
+            return Err(Failure::other(
+                Stage::OpenSource,
+                format!("{} is not the device of that name", path.display()),
+            ));
+        }
+        let tree = open_source(&path, attribute::NOSUID | attribute::NOEXEC)?;
+        pieces.push(Piece {
+            tree,
+            destination: path,
+            is_directory: false,
+        });
+    }
+    Ok(pieces)
+}
+
+/// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime starts without.
+fn java_directories() -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"java-"))
+        .map(|entry| entry.path())
+}
+
+/// Attaches a piece below the scaffold, which is the working directory.
+fn put(piece: Piece) -> Result<(), Failure> {
+    let name = piece.destination.display().to_string();
+    let relative = piece
+        .destination
+        .strip_prefix("/")
+        .unwrap_or(&piece.destination);
+    let made = if piece.is_directory {
+        fs::create_dir_all(relative)
+    } else {
+        relative
+            .parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| {
+                let mut options = fs::OpenOptions::new();
+                options
+                    .write(true)
+                    .create(true)
+                    .truncate(false)
+                    .mode(0o644)
+                    .open(relative)
+                    .map(drop)
+            })
+    };
+    made.map_err(|error| io_failure(&error, &name))?;
+    move_mount(
+        piece.tree.as_fd(),
+        "",
+        CWD,
+        relative,
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH,
+    )
+    .map_err(at(Stage::BuildRoot, &name))
+}
+
+/// Refuses a directory that has a mount below it which would show the host's processes, devices or settings.
+pub(super) fn refuse_revealing_mounts(source: &Path) -> Result<(), Failure> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo")
+        .map_err(|error| io_failure(&error, "/proc/self/mountinfo"))?;
+    let source = fs::canonicalize(source).map_err(|error| source_failure(&error, source))?;
+    for line in mounts.lines() {
+        // proc_pid_mountinfo(5): the mount point is field 5, the type the first after " - ".
+        let (Some(point), Some(kind)) = (
+            line.split(' ').nth(4),
+            line.split(" - ")
+                .nth(1)
+                .and_then(|rest| rest.split(' ').next()),
+        ) else {
+            continue;
+        };
+        let point = PathBuf::from(unescape(point));
+        if REVEALING.contains(&kind) && point != source && point.starts_with(&source) {
+            let text = format!(
+                "{} holds a mount of type {kind} at {}",
+                source.display(),
+                point.display()
+            );
+            return Err(Failure::other(Stage::OpenSource, text));
+        }
+    }
+    Ok(())
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(text: &str) -> String {
+    text.replace("\\040", " ")
+        .replace("\\011", "\t")
+        .replace("\\012", "\n")
+        .replace("\\134", "\\")
+}
+
+/// The small files of `/etc`, and the top directories that are symbolic links, read before the scaffold covers their source.
+struct EtcFiles {
+    files: Vec<(&'static str, Vec<u8>)>,
+    links: Vec<(&'static str, PathBuf)>,
+}
+
+impl EtcFiles {
+    fn read() -> Self {
+        let small = |path: &Path| {
+            fs::metadata(path)
+                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LARGEST_COPY)
+        };
+        let read = |name: &&'static str| {
+            let path = Path::new("/etc").join(name);
+            small(&path)
+                .then(|| fs::read(path).ok())
+                .flatten()
+                .map(|content| (*name, content))
+        };
+        let link = |name: &&'static str| {
+            fs::read_link(Path::new("/").join(name))
+                .ok()
+                .map(|target| (*name, target))
+        };
+        Self {
+            files: ETC_FILES.iter().filter_map(read).collect(),
+            links: SYSTEM.iter().filter_map(link).collect(),
+        }
+    }
+
+    /// Writes the files below the scaffold, which is the working directory.
+    fn write(self, identity: Identity) -> io::Result<()> {
+        for (name, target) in self.links {
+            symlink(target, name)?;
+        }
+        let Identity { uid, gid, .. } = identity;
+        let made: [(&str, String); 6] = [
+            ("passwd", format!("{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n")),
+            ("group", format!("{USER}:x:{gid}:\nnogroup:x:65534:\n")),
+            ("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n".to_owned()),
+            ("hosts", "127.0.0.1 localhost jig\n::1 localhost ip6-localhost ip6-loopback\n".to_owned()),
+            ("hostname", "jig\n".to_owned()),
+            ("shells", "/bin/sh\n/bin/bash\n".to_owned()),
+        ];
+        let made = made
+            .into_iter()
+            .map(|(name, text)| (name, text.into_bytes()));
+        for (name, content) in self.files.into_iter().chain(made) {
+            let path = Path::new("etc").join(name);
+            path.parent().map_or(Ok(()), fs::create_dir_all)?;
+            let mut file = fs::File::create(&path)?;
+            file.write_all(&content)?;
+            file.set_permissions(fs::Permissions::from_mode(0o644))?;
+        }
+        Ok(())
+    }
+}
+
+fn io_failure(error: &io::Error, what: &str) -> Failure {
+    Failure::kernel(
+        Stage::BuildRoot,
+        Errno::from_io_error(error).unwrap_or(Errno::IO),
+        what,
+    )
+}
+
+fn source_failure(error: &io::Error, source: &Path) -> Failure {
+    Failure::kernel(
+        Stage::OpenSource,
+        Errno::from_io_error(error).unwrap_or(Errno::IO),
+        source.display().to_string(),
+    )
+}

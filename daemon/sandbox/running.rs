@@ -1,0 +1,260 @@
+//! One sandbox, from the daemon's side: warm, then running, then gone.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    process::Pid,
+};
+use tokio::{sync::oneshot, time::timeout};
+
+use super::{
+    canary,
+    channel::Channel,
+    image::{Command, HEADER_BYTES, probe_image},
+    stage::{Failure, Stage},
+    wire::{REPORT_BYTES, Report},
+};
+use crate::daemon::{
+    sys::{Errno, memory::IMAGE_BYTES, process::Usage, readiness::watch, signal},
+    task,
+};
+
+/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand processes takes 54 ms on a slow machine.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a sandbox that says nothing may take to answer the probe.
+const PROBE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What becomes of a sandbox's slot.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum SlotFate {
+    /// Everything in the sandbox is gone: the slot can make another.
+    Free,
+    /// Something in it could not be killed: the slot must not be used again.
+    Quarantined,
+}
+
+/// A sandbox that waits for its request.
+#[derive(Debug)]
+pub(crate) struct Warm {
+    pub(super) control: Channel,
+    pub(super) pidfd: OwnedFd,
+    /// The process that becomes the command, as the daemon's namespace numbers it.
+    pub(super) command: Option<Pid>,
+    pub(super) fate: oneshot::Sender<SlotFate>,
+}
+
+/// A sandbox with a command in it. Dropping it kills everything in it.
+#[derive(Debug)]
+pub(crate) struct Running {
+    control: Channel,
+    pidfd: Option<OwnedFd>,
+    command: Option<Pid>,
+    fate: Option<oneshot::Sender<SlotFate>>,
+}
+
+/// How a command in a sandbox ended.
+#[derive(Debug)]
+pub(crate) enum End {
+    /// It ended by itself; nothing of it is left.
+    Ended {
+        /// Wait status (wait(2)).
+        status: i32,
+        /// What it and its descendants used.
+        usage: Usage,
+    },
+    /// It was never executed.
+    NotStarted {
+        /// The step that failed.
+        stage: Stage,
+        /// Why.
+        errno: Errno,
+    },
+    /// The sandbox died without a word: it was killed, from here or from elsewhere.
+    Gone,
+}
+
+/// Standard streams of a command.
+#[derive(Debug)]
+pub(crate) struct Streams<'a> {
+    /// What it reads; nothing for an empty input.
+    pub(crate) stdin: Option<BorrowedFd<'a>>,
+    /// Where it writes.
+    pub(crate) stdout: BorrowedFd<'a>,
+    /// Where it writes errors.
+    pub(crate) stderr: BorrowedFd<'a>,
+}
+
+// === impl Warm ===
+
+impl Warm {
+    /// Sends the command in. What comes back is told by [`Running::end`].
+    pub(crate) fn dispatch(
+        self,
+        command: &Command,
+        streams: &Streams<'_>,
+    ) -> Result<Running, Failure> {
+        let failed = |errno| Failure::kernel(Stage::ReceiveRequest, errno, "sending the request");
+        let image = command.image().ok_or_else(|| failed(Errno::TOOBIG))?;
+        let running = self.start();
+        let mut fds: Vec<BorrowedFd<'_>> = streams
+            .stdin
+            .into_iter()
+            .chain([streams.stdout, streams.stderr])
+            .collect();
+        if image.len() <= IMAGE_BYTES {
+            running.control.send(&image, &fds).map_err(failed)?;
+        } else {
+            let file = sealed_file(c"jig-request", &image)
+                .map_err(|error| failed(Errno::from_io_error(&error).unwrap_or(Errno::IO)))?;
+            fds.push(file.as_fd());
+            running
+                .control
+                .send(image.get(..HEADER_BYTES).unwrap_or_default(), &fds)
+                .map_err(failed)?;
+        }
+        Ok(running)
+    }
+
+    /// Runs the probe instead of a command; fails naming the checks that failed.
+    pub(crate) async fn probe(self) -> Result<(), Failure> {
+        let mut running = self.start();
+        let failed = |errno| Failure::kernel(Stage::Canary, errno, "sending the probe");
+        running.control.send(&probe_image(), &[]).map_err(failed)?;
+        let report = timeout(PROBE_PATIENCE, running.report())
+            .await
+            .map_err(|_| Failure::other(Stage::Canary, "it did not answer"))?;
+        let result = match report {
+            Some(Report::Probed { failed: 0 }) => Ok(()),
+            Some(Report::Probed { failed }) => {
+                let checks: Vec<_> = canary::failed_checks(failed).collect();
+                Err(Failure::other(
+                    Stage::Canary,
+                    format!("what must hold does not: {}", checks.join("; ")),
+                ))
+            }
+            Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
+                Err(Failure::kernel(stage, errno, "probe"))
+            }
+            Some(Report::Ready | Report::Ended { .. }) | None => {
+                Err(Failure::other(Stage::Canary, "the sandbox died"))
+            }
+        };
+        running.end().await;
+        result
+    }
+
+    fn start(self) -> Running {
+        Running {
+            control: self.control,
+            pidfd: Some(self.pidfd),
+            command: self.command,
+            fate: Some(self.fate),
+        }
+    }
+}
+
+// === impl Running ===
+
+impl Running {
+    /// Process id of the command in the daemon's namespace.
+    pub(crate) fn pid(&self) -> Option<i32> {
+        self.command.map(|pid| pid.as_raw_nonzero().get())
+    }
+
+    /// Waits until the command has ended and everything that it left behind is gone, or the sandbox has died. May be cancelled and called again.
+    pub(crate) async fn end(&mut self) -> End {
+        loop {
+            let end = match self.report().await {
+                Some(Report::Ended { status, usage }) => End::Ended { status, usage },
+                Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
+                    End::NotStarted { stage, errno }
+                }
+                Some(Report::Ready | Report::Probed { .. }) => continue,
+                // The socket may close while processes still live: only the pidfd tells.
+                None => return End::Gone,
+            };
+            self.free();
+            return end;
+        }
+    }
+
+    /// Asks the init to send `signal` to the command's process group.
+    pub(crate) fn signal(&self, signal: i32) {
+        if let Some(pidfd) = &self.pidfd {
+            // An init that is gone has no command to signal.
+            let _gone = signal::send_through_init(pidfd.as_fd(), signal);
+        }
+    }
+
+    /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not, the slot is set aside and keeps waiting by itself.
+    pub(crate) async fn kill(mut self) -> bool {
+        let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) else {
+            return true;
+        };
+        kill_and_wait(pidfd, fate).await
+    }
+
+    async fn report(&self) -> Option<Report> {
+        let mut bytes = [0; REPORT_BYTES];
+        let (received, _) = self.control.receive(&mut bytes).await.ok()?;
+        Report::decode(bytes.get(..received.length)?)
+    }
+
+    fn free(&mut self) {
+        self.pidfd = None;
+        if let Some(fate) = self.fate.take() {
+            // A slot that nobody keeps any more needs no word.
+            let _dropped = fate.send(SlotFate::Free);
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) {
+            // Nobody waits any more, but the slot may be used again only when all is gone.
+            let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);
+            task::spawn("sandbox kill", async move {
+                kill_and_wait(pidfd, fate).await;
+            });
+        }
+    }
+}
+
+async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>) -> bool {
+    let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);
+    let Ok(pidfd) = watch(pidfd) else {
+        let _dropped = fate.send(SlotFate::Quarantined);
+        return false;
+    };
+    let gone = timeout(KILL_PATIENCE, pidfd.readable()).await.is_ok();
+    let _dropped = fate.send(if gone {
+        SlotFate::Free
+    } else {
+        SlotFate::Quarantined
+    });
+    gone
+}
+
+/// Makes a file in memory with `content` that nobody can change any more, open for reading from its start.
+pub(crate) fn sealed_file(name: &std::ffi::CStr, content: &[u8]) -> io::Result<OwnedFd> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let mut writer = File::from(file);
+    writer.write_all(content)?;
+    fcntl_add_seals(
+        &writer,
+        SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL,
+    )?;
+    let read_only = rustix::fs::open(
+        format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&writer)),
+        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    )?;
+    Ok(read_only)
+}

@@ -1,0 +1,278 @@
+//! Which system calls a command may make.
+//!
+//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM, what is newer than the lists answers ENOSYS, so that
+//! programs fall back to what they knew before. It is loaded in two parts, because the kernel compiles a filter anew for each sandbox: the large part
+//! once, by the template, with the calls still open that building a sandbox needs; the small part by each sandbox, closing those.
+
+mod allowed;
+mod program;
+
+use self::{
+    allowed::{ALLOWED, LAST_KNOWN, recent},
+    program::{Action, Condition, Decision, Test, Verdict, assemble},
+};
+use crate::daemon::sys::{Errno, bpf::Instruction};
+
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in clone(2)'s flags.
+const NEW_NAMESPACES: u32 = 0x7e02_0000;
+/// S_ISUID and S_ISGID. In a workspace that is mounted id-mapped, a file with one of them would belong to its owner on the host, perhaps root.
+const SET_ID_BITS: u32 = 0o6000;
+/// S_IFMT, S_IFCHR, S_IFBLK.
+const FILE_TYPE: u32 = 0o170_000;
+const CHARACTER_DEVICE: u32 = 0o020_000;
+const BLOCK_DEVICE: u32 = 0o060_000;
+/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its mode.
+const CREATES: u32 = 0o100 | 0o20_000_000;
+
+const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
+
+macro_rules! refuse_if {
+    ($($condition:expr),+ $(,)?) => {
+        Action::Decide(Decision { tests: &[$(Test { all: &[$condition], then: REFUSE }),+], otherwise: Verdict::Allow })
+    };
+}
+
+/// Address families that a command may use. Everything else, AF_VSOCK, AF_ALG and AF_PACKET among them, has a history of holes and no use here.
+const FAMILIES: Action = Action::Decide(Decision {
+    tests: &[
+        Test {
+            all: &[Condition::Equals(0, libc::AF_UNIX as u32)],
+            then: Verdict::Allow,
+        },
+        Test {
+            all: &[Condition::Equals(0, libc::AF_INET as u32)],
+            then: Verdict::Allow,
+        },
+        Test {
+            all: &[Condition::Equals(0, libc::AF_INET6 as u32)],
+            then: Verdict::Allow,
+        },
+        // getifaddrs(3) asks rtnetlink.
+        Test {
+            all: &[
+                Condition::Equals(0, libc::AF_NETLINK as u32),
+                Condition::Equals(2, libc::NETLINK_ROUTE as u32),
+            ],
+            then: Verdict::Allow,
+        },
+    ],
+    otherwise: Verdict::Refuse(Errno::AFNOSUPPORT),
+});
+
+/// Calls decided by their arguments.
+const DECIDED: &[(i64, Action)] = &[
+    (libc::SYS_socket, FAMILIES),
+    (libc::SYS_socketpair, FAMILIES),
+    // IPV6_FLOWLABEL_MGR leaves labels in the network namespace, which the slot's next run gets.
+    (
+        libc::SYS_setsockopt,
+        Action::Decide(Decision {
+            tests: &[Test {
+                all: &[
+                    Condition::Equals(1, libc::IPPROTO_IPV6 as u32),
+                    Condition::Equals(2, 32),
+                ],
+                then: REFUSE,
+            }],
+            otherwise: Verdict::Allow,
+        }),
+    ),
+    // TIOCSTI types into a terminal, TIOCLINUX pastes into a console.
+    (
+        libc::SYS_ioctl,
+        refuse_if!(Condition::Equals(1, 0x5412), Condition::Equals(1, 0x541c)),
+    ),
+    // Querying (0xffffffff), plain Linux, and UNAME26 variants; not ADDR_NO_RANDOMIZE or READ_IMPLIES_EXEC.
+    (
+        libc::SYS_personality,
+        Action::Decide(Decision {
+            tests: &[
+                Test {
+                    all: &[Condition::Equals(0, 0)],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[Condition::Equals(0, 8)],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[Condition::Equals(0, 0x2_0000)],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[Condition::Equals(0, 0x2_0008)],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[Condition::Equals(0, 0xffff_ffff)],
+                    then: Verdict::Allow,
+                },
+            ],
+            otherwise: REFUSE,
+        }),
+    ),
+    (
+        libc::SYS_chmod,
+        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
+    ),
+    (
+        libc::SYS_fchmod,
+        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
+    ),
+    (
+        libc::SYS_fchmodat,
+        refuse_if!(Condition::AnyOf(2, SET_ID_BITS)),
+    ),
+    (
+        libc::SYS_fchmodat2,
+        refuse_if!(Condition::AnyOf(2, SET_ID_BITS)),
+    ),
+    (
+        libc::SYS_creat,
+        refuse_if!(Condition::AnyOf(1, SET_ID_BITS)),
+    ),
+    (
+        libc::SYS_open,
+        Action::Decide(Decision {
+            tests: &[Test {
+                all: &[
+                    Condition::AnyOf(1, CREATES),
+                    Condition::AnyOf(2, SET_ID_BITS),
+                ],
+                then: REFUSE,
+            }],
+            otherwise: Verdict::Allow,
+        }),
+    ),
+    (
+        libc::SYS_openat,
+        Action::Decide(Decision {
+            tests: &[Test {
+                all: &[
+                    Condition::AnyOf(2, CREATES),
+                    Condition::AnyOf(3, SET_ID_BITS),
+                ],
+                then: REFUSE,
+            }],
+            otherwise: Verdict::Allow,
+        }),
+    ),
+    // Its mode lies behind a pointer, so the bits above could not be seen. Programs fall back to openat.
+    (libc::SYS_openat2, Action::Refuse(Errno::NOSYS)),
+    (
+        libc::SYS_mknod,
+        refuse_if!(
+            Condition::MaskedEquals(1, FILE_TYPE, CHARACTER_DEVICE),
+            Condition::MaskedEquals(1, FILE_TYPE, BLOCK_DEVICE),
+            Condition::AnyOf(1, SET_ID_BITS),
+        ),
+    ),
+    (
+        libc::SYS_mknodat,
+        refuse_if!(
+            Condition::MaskedEquals(2, FILE_TYPE, CHARACTER_DEVICE),
+            Condition::MaskedEquals(2, FILE_TYPE, BLOCK_DEVICE),
+            Condition::AnyOf(2, SET_ID_BITS),
+        ),
+    ),
+    (libc::SYS_mkdir, Action::Allow),
+    (libc::SYS_mkdirat, Action::Allow),
+    // Process 1 is the sandbox's init: limiting, starving or moving it would be felt by the daemon that waits for it.
+    (libc::SYS_prlimit64, refuse_if!(Condition::Equals(0, 1))),
+    (libc::SYS_sched_setattr, refuse_if!(Condition::Equals(0, 1))),
+    (
+        libc::SYS_sched_setscheduler,
+        refuse_if!(Condition::Equals(0, 1)),
+    ),
+    (
+        libc::SYS_sched_setparam,
+        refuse_if!(Condition::Equals(0, 1)),
+    ),
+    (
+        libc::SYS_sched_setaffinity,
+        refuse_if!(Condition::Equals(0, 1)),
+    ),
+    // Programs that meet these fall back to older calls.
+    (libc::SYS_clone3, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_io_uring_setup, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_io_uring_enter, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_io_uring_register, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_open_tree, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_move_mount, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_fsopen, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_fsconfig, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_fsmount, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_fspick, Action::Refuse(Errno::NOSYS)),
+    (libc::SYS_mount_setattr, Action::Refuse(Errno::NOSYS)),
+    (recent::OPEN_TREE_ATTR, Action::Refuse(Errno::NOSYS)),
+];
+
+/// Calls with which one process looks into another. They stay in the run's process namespace, and a debugger needs them.
+const INSPECTION: &[i64] = &[
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+];
+
+/// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with flags that make namespaces.
+const BUILDING: &[(i64, Action)] = &[
+    (
+        libc::SYS_clone,
+        refuse_if!(Condition::AnyOf(0, NEW_NAMESPACES)),
+    ),
+    (libc::SYS_mount, Action::Refuse(Errno::PERM)),
+    (libc::SYS_setns, Action::Refuse(Errno::PERM)),
+    (libc::SYS_unshare, Action::Refuse(Errno::PERM)),
+];
+
+/// The two parts of the filter.
+#[derive(Debug)]
+pub(crate) struct Filters {
+    /// Loaded by the template and inherited: everything but [`BUILDING`].
+    pub(crate) inherited: Vec<Instruction>,
+    /// Loaded by each sandbox: closes [`BUILDING`].
+    pub(crate) closing: Vec<Instruction>,
+}
+
+impl Filters {
+    /// Assembles the filters; `allow_ptrace` opens [`INSPECTION`].
+    pub(crate) fn new(allow_ptrace: bool) -> Self {
+        let mut inherited = vec![Action::Refuse(Errno::PERM); index(LAST_KNOWN) + 1];
+        let mut set = |number: i64, action| {
+            if let Some(entry) = inherited.get_mut(index(number)) {
+                *entry = action;
+            }
+        };
+        for number in ALLOWED.iter().flat_map(|group| group.calls) {
+            set(*number, Action::Allow);
+        }
+        for (number, action) in DECIDED {
+            set(*number, *action);
+        }
+        if allow_ptrace {
+            for number in INSPECTION {
+                set(*number, Action::Allow);
+            }
+        }
+        for (number, _) in BUILDING {
+            set(*number, Action::Allow);
+        }
+        let mut closing = vec![Action::Allow; index(LAST_KNOWN) + 1];
+        for (number, action) in BUILDING {
+            if let Some(entry) = closing.get_mut(index(*number)) {
+                *entry = *action;
+            }
+        }
+        Self {
+            inherited: assemble(&inherited, Action::Refuse(Errno::NOSYS)),
+            closing: assemble(&closing, Action::Allow),
+        }
+    }
+}
+
+fn index(number: i64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}

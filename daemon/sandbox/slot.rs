@@ -1,0 +1,196 @@
+//! The slot keeper: owns the user and network namespace of one slot of the pool, and makes its sandboxes, one after the other.
+//!
+//! The user namespace is made once per slot and not once per run; it gives each run a process limit of its own, because a slot has one live run at a
+//! time. The network namespace belongs to the template's user namespace, so that a run has no power over it.
+
+use std::{
+    ffi::{CStr, CString},
+    fs,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+};
+
+use rustix::{
+    net::sockopt::set_socket_passcred,
+    process::{
+        DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior,
+        set_parent_process_death_signal, wait,
+    },
+};
+
+use super::{
+    capabilities,
+    init::{Blueprint, State, run_command, run_init},
+    landlock::{Access, Rules},
+    plan::{HOME, Plan, WorkspacePlan},
+    proc_masks::MASKS,
+    stage::{Failure, Stage, at},
+    wire::{Answer, Identity, Report, pair, receive_bytes, send, send_bytes},
+};
+use crate::daemon::sys::{
+    Errno,
+    bpf::Instruction,
+    memory::Berth,
+    process::{exit_now, wait_any},
+};
+
+/// Sandboxes of one slot that can exist at a time: the live one, and those that are still being torn down.
+const BERTHS: usize = 4;
+/// What the daemon sends to get a sandbox.
+pub(super) const REFILL: &[u8] = b"g";
+/// What comes with a sandbox's control socket and pidfd.
+pub(super) const TOKEN: &[u8] = b"t";
+
+/// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it is asked, until the daemon closes the socket.
+pub(super) fn run(
+    socket: BorrowedFd<'_>,
+    plan: &Plan,
+    workspace: &WorkspacePlan,
+    identity: Identity,
+    filter: Vec<Instruction>,
+) -> ! {
+    let mut berths: Vec<Berth<State>> = Vec::new();
+    let blueprint = match prepare(plan, workspace, identity, filter) {
+        Ok(blueprint) => Box::leak(Box::new(blueprint)),
+        Err(failure) => {
+            let _gone = send(socket, &Answer::Failed(failure), &[]);
+            exit_now(1);
+        }
+    };
+    if send(socket, &Answer::Done(identity), &[]).is_err() {
+        exit_now(0);
+    }
+    loop {
+        let mut order = [0; 8];
+        match receive_bytes(socket, &mut order, drop) {
+            Ok(received) if received.length > 0 => {}
+            _ => exit_now(0),
+        }
+        let sent = match make_sandbox(&mut berths, blueprint) {
+            Ok((control, pidfd)) => send_bytes(socket, TOKEN, &[control.as_fd(), pidfd.as_fd()]),
+            Err(Failure { stage, errno, .. }) => {
+                let errno = Errno::from_raw_os_error(errno);
+                send_bytes(socket, &Report::Failed { stage, errno }.encode(), &[])
+            }
+        };
+        if sent.is_err() {
+            exit_now(0);
+        }
+    }
+}
+
+/// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built from.
+fn prepare(
+    plan: &Plan,
+    workspace: &WorkspacePlan,
+    identity: Identity,
+    filter: Vec<Instruction>,
+) -> Result<Blueprint, Failure> {
+    let in_stage = |stage| move |errno: Errno| Failure::kernel(stage, errno, "slot");
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(in_stage(Stage::SlotNamespace))?;
+    // While a process is not dumpable, its files in /proc belong to root and it could not write its own maps.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(in_stage(Stage::SlotNamespace))?;
+    for (file, text) in [
+        ("/proc/self/setgroups", "deny".to_owned()),
+        ("/proc/self/uid_map", format!("{0} {0} 1\n", identity.uid)),
+        ("/proc/self/gid_map", format!("{0} {0} 1\n", identity.gid)),
+    ] {
+        fs::write(file, text).map_err(|error| {
+            let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+            Failure::kernel(Stage::SlotNamespace, errno, file)
+        })?;
+    }
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
+    capabilities::keep_for_building().map_err(in_stage(Stage::Capabilities))?;
+
+    let limits = plan.limits;
+    let options = |mode: &str| {
+        let text = format!(
+            "size={},nr_inodes={},mode={mode},uid={},gid={}",
+            limits.tmp_bytes, limits.tmp_inodes, identity.uid, identity.gid
+        );
+        CString::new(text).map_err(|_| Failure::other(Stage::MountScratch, "options"))
+    };
+    let writable = workspace
+        .binds
+        .iter()
+        .filter(|bind| bind.writable)
+        .map(|bind| bind.destination.clone());
+    let paths = [
+        ("/", Access::Read),
+        ("/proc", Access::Devices),
+        ("/dev", Access::Devices),
+    ]
+    .into_iter()
+    .chain([
+        ("/dev/shm", Access::Write),
+        ("/tmp", Access::Write),
+        (HOME, Access::Write),
+    ])
+    .map(|(path, access)| (path.into(), access))
+    .chain([(workspace.mount_path.clone(), Access::Write)])
+    .chain(writable.map(|path| (path, Access::Write)))
+    .map(|(path, access)| {
+        let path = CString::new(path.into_os_string().into_encoded_bytes());
+        path.map(|path| (path, access))
+            .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
+    })
+    .collect::<Result<Vec<_>, _>>()?;
+    let (masked_directories, masked_files) =
+        masks().partition::<Vec<_>, _>(|(_, directory)| *directory);
+    let names =
+        |masks: Vec<(&'static CStr, bool)>| masks.into_iter().map(|(path, _)| path).collect();
+    Ok(Blueprint {
+        masked_files: names(masked_files),
+        masked_directories: names(masked_directories),
+        scratch_options: options("1777")?,
+        home_options: options("0755")?,
+        limits,
+        rules: Rules::new(paths),
+        filter,
+    })
+}
+
+/// The entries of `/proc` that this kernel has and that the sandbox's user could open.
+fn masks() -> impl Iterator<Item = (&'static CStr, bool)> {
+    MASKS
+        .iter()
+        .filter(|mask| rustix::fs::access(mask.path, rustix::fs::Access::READ_OK).is_ok())
+        .map(|mask| (mask.path, mask.directory))
+}
+
+fn make_sandbox(
+    berths: &mut Vec<Berth<State>>,
+    blueprint: &'static Blueprint,
+) -> Result<(rustix::fd::OwnedFd, rustix::fd::OwnedFd), Failure> {
+    let in_stage = |errno| at(Stage::RunNamespaces, "slot")(errno);
+    while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
+        berths.iter_mut().for_each(|berth| berth.child_ended(ended));
+    }
+    let free = loop {
+        if let Some(free) = berths.iter().position(|berth| !berth.is_occupied()) {
+            break free;
+        }
+        if berths.len() < BERTHS {
+            berths.push(Berth::new().map_err(in_stage)?);
+            continue;
+        }
+        let (ended, _) = wait_any().map_err(in_stage)?;
+        berths.iter_mut().for_each(|berth| berth.child_ended(ended));
+    };
+    let berth = berths
+        .get_mut(free)
+        .ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
+    let (daemon, sandbox) = pair().map_err(in_stage)?;
+    // Messages on the daemon's end then say by which process, as the daemon numbers it, they were sent.
+    set_socket_passcred(&daemon, true).map_err(in_stage)?;
+    let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
+    let pidfd = berth
+        .start(
+            State::new(blueprint, sandbox.as_raw_fd()),
+            run_init,
+            run_command,
+            namespaces,
+        )
+        .map_err(in_stage)?;
+    Ok((daemon, pidfd))
+}

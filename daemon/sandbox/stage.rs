@@ -1,0 +1,319 @@
+//! The steps of building a sandbox, and what to tell who meets one that failed.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::sys::Errno;
+
+/// A step of building a sandbox or starting a command in it.
+///
+/// The numbers travel from a sandbox's init, which cannot do more than write a few bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u32)]
+pub(crate) enum Stage {
+    /// Starting the launcher, or talking to it.
+    Launcher = 1,
+    /// Finding out which user sandboxes run as.
+    Identity,
+    /// Making the launcher's user, mount and process namespaces.
+    UserNamespace,
+    /// Writing its user and group maps.
+    IdMap,
+    /// Becoming the sandboxes' user.
+    SetUser,
+    /// Making the mount tree private.
+    Propagation,
+    /// Mapping the owner of a workspace or a writable bind to the sandboxes' user.
+    MapOwner,
+    /// Opening a directory or file that commands are to see.
+    OpenSource,
+    /// Making the template's namespaces.
+    TemplateNamespaces,
+    /// Building the root directory.
+    BuildRoot,
+    /// Mounting the template's `/proc`.
+    MountTemplateProc,
+    /// Making the new root the root.
+    PivotRoot,
+    /// Naming the host.
+    HostName,
+    /// Giving up capabilities.
+    Capabilities,
+    /// Setting no_new_privs.
+    NoNewPrivileges,
+    /// Loading the seccomp filter.
+    Seccomp,
+    /// Making a slot's network namespace.
+    NetworkNamespace,
+    /// Making a slot's user namespace.
+    SlotNamespace,
+    /// Making a run's process, mount and IPC namespaces.
+    RunNamespaces,
+    /// Mounting the run's `/proc`.
+    MountProc,
+    /// Hiding parts of the run's `/proc`.
+    MaskProc,
+    /// Mounting the run's `/tmp`, `/dev/shm` and home directory.
+    MountScratch,
+    /// Setting resource limits.
+    ResourceLimits,
+    /// Restricting the run with Landlock.
+    Landlock,
+    /// Checking that all of this is in force.
+    SelfCheck,
+    /// Making the command's process.
+    CommandProcess,
+    /// Receiving the request in the sandbox.
+    ReceiveRequest,
+    /// Giving the command a session of its own.
+    Session,
+    /// Giving the command its standard streams.
+    StandardStreams,
+    /// Entering the command's directory.
+    ChangeDirectory,
+    /// Executing the command.
+    Execute,
+    /// Running the probe that proves the isolation.
+    Canary,
+}
+
+/// A step that failed, where and why.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    /// The step.
+    pub(crate) stage: Stage,
+    /// The kernel's error number; 0 when the failure was not the kernel's.
+    pub(crate) errno: i32,
+    /// What was being done, in words: the path, the probe's finding. May be empty.
+    pub(crate) detail: String,
+}
+
+const LAST: Stage = Stage::Canary;
+
+// === impl Stage ===
+
+impl Stage {
+    /// The step of this number.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        ALL.iter().copied().find(|stage| *stage as u32 == number)
+    }
+
+    /// Name of the step, as errors and `GetInfo` give it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Launcher => "launcher",
+            Self::Identity => "identity",
+            Self::UserNamespace => "user_namespace",
+            Self::IdMap => "id_map",
+            Self::SetUser => "set_user",
+            Self::Propagation => "mount_propagation",
+            Self::MapOwner => "map_owner",
+            Self::OpenSource => "open_source",
+            Self::TemplateNamespaces => "template_namespaces",
+            Self::BuildRoot => "build_root",
+            Self::MountTemplateProc => "mount_template_proc",
+            Self::PivotRoot => "pivot_root",
+            Self::HostName => "host_name",
+            Self::Capabilities => "capabilities",
+            Self::NoNewPrivileges => "no_new_privs",
+            Self::Seccomp => "seccomp",
+            Self::NetworkNamespace => "network_namespace",
+            Self::SlotNamespace => "slot_namespace",
+            Self::RunNamespaces => "run_namespaces",
+            Self::MountProc => "mount_proc",
+            Self::MaskProc => "mask_proc",
+            Self::MountScratch => "mount_scratch",
+            Self::ResourceLimits => "resource_limits",
+            Self::Landlock => "landlock",
+            Self::SelfCheck => "self_check",
+            Self::CommandProcess => "command_process",
+            Self::ReceiveRequest => "receive_request",
+            Self::Session => "session",
+            Self::StandardStreams => "standard_streams",
+            Self::ChangeDirectory => "change_directory",
+            Self::Execute => "execute",
+            Self::Canary => "canary",
+        }
+    }
+
+    /// What an operator can do about a failure of this step.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::UserNamespace | Self::SlotNamespace => {
+                "allow user namespaces: raise sysctl user.max_user_namespaces; on Ubuntu, give the binary an AppArmor profile with `userns`; in a \
+                 container, use a seccomp profile that allows clone and unshare with namespace flags"
+            }
+            Self::IdMap => {
+                "in a container that runs as root, add CAP_SETUID, CAP_SETGID and CAP_SETFCAP, or run as a user that is not root"
+            }
+            Self::Identity | Self::SetUser => {
+                "run the daemon as root with CAP_SETUID and CAP_SETGID, or as an ordinary user that owns its workspace"
+            }
+            Self::Propagation | Self::BuildRoot | Self::MountScratch => {
+                "allow mounts in the daemon's user namespace: containerd's default AppArmor profile denies them (use a Localhost profile), and so do \
+                 seccomp profiles without mount, move_mount, open_tree and mount_setattr"
+            }
+            Self::MapOwner => {
+                "keep the workspace on a file system with id-mapped mounts (ext4, xfs, btrfs, tmpfs since Linux 6.3), give it to a user that is not \
+                 root, or run the daemon as the user that owns it"
+            }
+            Self::OpenSource => {
+                "check that the path exists and that its mounts hold no proc, sysfs or cgroup file system"
+            }
+            Self::MountTemplateProc | Self::MountProc | Self::MaskProc => {
+                "the container runtime masks /proc: in Kubernetes set hostUsers: false and procMount: Unmasked, elsewhere unmask it for this container"
+            }
+            Self::PivotRoot => "use a seccomp profile that allows pivot_root",
+            Self::NetworkNamespace => {
+                "allow network namespaces: raise sysctl user.max_net_namespaces, or use a seccomp profile that allows unshare and setns"
+            }
+            Self::TemplateNamespaces | Self::RunNamespaces => {
+                "raise the sysctls user.max_*_namespaces and kernel.pid_max, or use a seccomp profile that allows clone with namespace flags"
+            }
+            Self::Seccomp => "use a kernel with CONFIG_SECCOMP_FILTER",
+            Self::Landlock => {
+                "the kernel offers Landlock but refuses it: check the boot parameter lsm= and the container's seccomp profile"
+            }
+            Self::ResourceLimits => {
+                "raise the daemon's own hard limits (ulimit -H) to at least those of the runs"
+            }
+            Self::Launcher
+            | Self::HostName
+            | Self::Capabilities
+            | Self::NoNewPrivileges
+            | Self::SelfCheck
+            | Self::CommandProcess
+            | Self::ReceiveRequest
+            | Self::Session
+            | Self::StandardStreams
+            | Self::ChangeDirectory
+            | Self::Execute
+            | Self::Canary => {
+                "see the daemon's log; if the cause is not in its surroundings, this is a defect of jigd: report it with the log"
+            }
+        }
+    }
+}
+
+const ALL: [Stage; LAST as usize] = [
+    Stage::Launcher,
+    Stage::Identity,
+    Stage::UserNamespace,
+    Stage::IdMap,
+    Stage::SetUser,
+    Stage::Propagation,
+    Stage::MapOwner,
+    Stage::OpenSource,
+    Stage::TemplateNamespaces,
+    Stage::BuildRoot,
+    Stage::MountTemplateProc,
+    Stage::PivotRoot,
+    Stage::HostName,
+    Stage::Capabilities,
+    Stage::NoNewPrivileges,
+    Stage::Seccomp,
+    Stage::NetworkNamespace,
+    Stage::SlotNamespace,
+    Stage::RunNamespaces,
+    Stage::MountProc,
+    Stage::MaskProc,
+    Stage::MountScratch,
+    Stage::ResourceLimits,
+    Stage::Landlock,
+    Stage::SelfCheck,
+    Stage::CommandProcess,
+    Stage::ReceiveRequest,
+    Stage::Session,
+    Stage::StandardStreams,
+    Stage::ChangeDirectory,
+    Stage::Execute,
+    Stage::Canary,
+];
+
+// === impl Failure ===
+
+impl Failure {
+    /// A failure that the kernel gave `errno` for.
+    pub(crate) fn kernel(stage: Stage, errno: Errno, detail: impl Into<String>) -> Self {
+        Self {
+            stage,
+            errno: errno.raw_os_error(),
+            detail: detail.into(),
+        }
+    }
+
+    /// A failure that is not the kernel's.
+    pub(crate) fn other(stage: Stage, detail: impl Into<String>) -> Self {
+        Self {
+            stage,
+            errno: 0,
+            detail: detail.into(),
+        }
+    }
+
+    /// Name of the kernel's error (`EPERM`); empty when there is none.
+    pub(crate) fn errno_name(&self) -> String {
+        match self.errno {
+            0 => String::new(),
+            number => errno_name(number),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "step {} failed", self.stage.name())?;
+        if self.errno != 0 {
+            let text = std::io::Error::from_raw_os_error(self.errno).to_string();
+            let text = text.split(" (os error").next().unwrap_or_default();
+            write!(f, " with {} ({text})", self.errno_name())?;
+        }
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+/// Answers where the failed step is known: for `map_err`.
+pub(crate) fn at(stage: Stage, detail: &str) -> impl FnOnce(Errno) -> Failure {
+    move |errno| Failure::kernel(stage, errno, detail)
+}
+
+fn errno_name(number: i32) -> String {
+    let name = match number {
+        libc::EPERM => "EPERM",
+        libc::ENOENT => "ENOENT",
+        libc::EIO => "EIO",
+        libc::E2BIG => "E2BIG",
+        libc::EBADF => "EBADF",
+        libc::EAGAIN => "EAGAIN",
+        libc::ENOMEM => "ENOMEM",
+        libc::EACCES => "EACCES",
+        libc::EBUSY => "EBUSY",
+        libc::EEXIST => "EEXIST",
+        libc::EXDEV => "EXDEV",
+        libc::ENODEV => "ENODEV",
+        libc::ENOTDIR => "ENOTDIR",
+        libc::EISDIR => "EISDIR",
+        libc::EINVAL => "EINVAL",
+        libc::ENFILE => "ENFILE",
+        libc::EMFILE => "EMFILE",
+        libc::ENOSPC => "ENOSPC",
+        libc::EROFS => "EROFS",
+        libc::ENOSYS => "ENOSYS",
+        libc::ELOOP => "ELOOP",
+        libc::EOPNOTSUPP => "EOPNOTSUPP",
+        libc::EUSERS => "EUSERS",
+        libc::EOVERFLOW => "EOVERFLOW",
+        libc::EPIPE => "EPIPE",
+        libc::ECONNRESET => "ECONNRESET",
+        libc::ENAMETOOLONG => "ENAMETOOLONG",
+        _ => return format!("errno {number}"),
+    };
+    name.to_owned()
+}

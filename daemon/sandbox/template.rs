@@ -1,0 +1,228 @@
+//! The template of a workspace: a process with the workspace's root built and pivoted into, from which slots are made.
+//!
+//! It is process 1 of a process namespace of its own, so that its end is the end of everything made from it. It keeps one `/proc` mounted without masks:
+//! the kernel lets a new user namespace mount a fresh one only where a fully visible one is mounted already.
+
+use std::{
+    fs,
+    mem::ManuallyDrop,
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, open},
+    process::{
+        DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior,
+        set_parent_process_death_signal, umask, wait,
+    },
+    system::sethostname,
+    thread::{
+        LinkNameSpaceType, move_into_link_name_space, set_no_new_privs, set_thread_res_gid,
+        set_thread_res_uid,
+    },
+};
+
+use super::{
+    plan::{Plan, WorkspacePlan},
+    root,
+    seccomp::Filters,
+    slot,
+    stage::{Failure, Stage, at},
+    wire::{Answer, Identity, MakeSlot, pair, receive, send},
+};
+use crate::daemon::sys::{
+    Errno,
+    bpf::load_filter,
+    fd::keep_only,
+    network::bring_up_loopback,
+    process::{Fork, SingleThreaded, exit_now, fork, unshare},
+    signal,
+};
+
+/// Settings of a slot's network namespace that leave nothing of a run behind for the next: no socket in TIME_WAIT, no metrics of old connections.
+const NETWORK_SETTINGS: &[(&str, &str)] = &[
+    ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
+    ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
+];
+
+/// What a template knows.
+struct Template<'a> {
+    plan: &'a Plan,
+    workspace: &'a WorkspacePlan,
+    identity: Identity,
+    filters: Filters,
+    /// Its own network namespace, in which nothing runs.
+    own_network: OwnedFd,
+    proof: SingleThreaded,
+}
+
+/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is asked, until the daemon closes the socket.
+pub(super) fn run(
+    socket: OwnedFd,
+    plan: &Plan,
+    workspace: &WorkspacePlan,
+    identity: Identity,
+    trees: Vec<OwnedFd>,
+    proof: SingleThreaded,
+) -> ! {
+    // From here on it is closed by `keep_only` only.
+    let number = socket.as_raw_fd();
+    let socket = ManuallyDrop::new(socket);
+    if let Err(failure) = build(workspace, identity, trees) {
+        give_up(socket.as_fd(), failure);
+    }
+    let socket = match keep_only(number) {
+        Ok(socket) => socket,
+        Err(errno) => give_up(
+            socket.as_fd(),
+            Failure::kernel(Stage::TemplateNamespaces, errno, "descriptors"),
+        ),
+    };
+    let template = match confine(plan, workspace, identity, proof) {
+        Ok(template) => template,
+        Err(failure) => give_up(socket, failure),
+    };
+    if send(socket, &Answer::Done(identity), &[]).is_err() {
+        exit_now(0);
+    }
+    loop {
+        match receive::<MakeSlot>(socket) {
+            Ok(Some(_)) => {}
+            _ => exit_now(0),
+        }
+        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        let sent = match template.make_slot() {
+            Ok(slot) => send(socket, &Answer::Done(identity), &[slot.as_fd()]),
+            Err(failure) => send(socket, &Answer::Failed(failure), &[]),
+        };
+        if sent.is_err() {
+            exit_now(0);
+        }
+    }
+}
+
+fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
+    // A daemon that is gone needs no answer.
+    let _sent = send(socket, &Answer::Failed(failure), &[]);
+    exit_now(1)
+}
+
+/// Becomes the sandboxes' user and builds their root.
+fn build(
+    workspace: &WorkspacePlan,
+    identity: Identity,
+    trees: Vec<OwnedFd>,
+) -> Result<(), Failure> {
+    become_user(identity)?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(at(Stage::TemplateNamespaces, "death signal"))?;
+    signal::reset_all().map_err(at(Stage::TemplateNamespaces, "signals"))?;
+    umask(Mode::from_raw_mode(0o022));
+    // The kernel ends runs before it ends anything else when memory runs out. Raising the score needs no right.
+    let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
+    root::build(workspace, identity, trees)?;
+    sethostname(b"jig").map_err(at(Stage::HostName, ""))?;
+    replace_standard_streams()
+}
+
+/// Gives up what making slots does not need.
+fn confine<'a>(
+    plan: &'a Plan,
+    workspace: &'a WorkspacePlan,
+    identity: Identity,
+    proof: SingleThreaded,
+) -> Result<Template<'a>, Failure> {
+    set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
+    let filters = Filters::new(plan.allow_ptrace);
+    load_filter(&filters.inherited).map_err(at(Stage::Seccomp, "the inherited part"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)
+        .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
+    let own_network = open_network_namespace()?;
+    Ok(Template {
+        plan,
+        workspace,
+        identity,
+        filters,
+        own_network,
+        proof,
+    })
+}
+
+/// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside and outside.
+pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
+    let (uid, gid) = (
+        rustix::fs::Uid::from_raw(identity.uid),
+        rustix::fs::Gid::from_raw(identity.gid),
+    );
+    set_thread_res_gid(gid, gid, gid).map_err(at(Stage::SetUser, "group"))?;
+    set_thread_res_uid(uid, uid, uid).map_err(at(Stage::SetUser, "user"))
+}
+
+/// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the daemon's terminal or log.
+fn replace_standard_streams() -> Result<(), Failure> {
+    let failed = |errno| Failure::kernel(Stage::StandardStreams, errno, "/dev/null");
+    let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
+    rustix::stdio::dup2_stdin(&null).map_err(failed)?;
+    rustix::stdio::dup2_stdout(&null).map_err(failed)?;
+    rustix::stdio::dup2_stderr(&null).map_err(failed)
+}
+
+fn open_network_namespace() -> Result<OwnedFd, Failure> {
+    open(
+        "/proc/self/ns/net",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )
+    .map_err(at(Stage::NetworkNamespace, "/proc/self/ns/net"))
+}
+
+impl Template<'_> {
+    /// Makes a slot: a network namespace, and in it a keeper with a user and mount namespace of its own. Answers the daemon's end of its socket.
+    fn make_slot(&self) -> Result<OwnedFd, Failure> {
+        let (daemon, keeper) = pair().map_err(at(Stage::SlotNamespace, "socket"))?;
+        let forked = new_network().and_then(|()| {
+            fork(&self.proof, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
+                .map_err(at(Stage::SlotNamespace, "clone"))
+        });
+        if let Ok(Fork::Child) = forked {
+            self.run_slot(keeper.as_raw_fd());
+        }
+        self.return_to_own_network()?;
+        forked.map(|_| daemon)
+    }
+
+    fn run_slot(&self, socket: i32) -> ! {
+        match keep_only(socket) {
+            Ok(socket) => slot::run(
+                socket,
+                self.plan,
+                self.workspace,
+                self.identity,
+                self.filters.closing.clone(),
+            ),
+            Err(_) => exit_now(1),
+        }
+    }
+
+    fn return_to_own_network(&self) -> Result<(), Failure> {
+        let own: BorrowedFd<'_> = self.own_network.as_fd();
+        move_into_link_name_space(own, Some(LinkNameSpaceType::Network))
+            .map_err(at(Stage::NetworkNamespace, "returning"))
+    }
+}
+
+/// Moves this process into a new network namespace with nothing but a loopback interface.
+fn new_network() -> Result<(), Failure> {
+    unshare(libc::CLONE_NEWNET).map_err(at(Stage::NetworkNamespace, "unshare"))?;
+    bring_up_loopback().map_err(at(Stage::NetworkNamespace, "bringing up lo"))?;
+    for (path, value) in NETWORK_SETTINGS {
+        fs::write(path, value).map_err(|error| {
+            Failure::kernel(
+                Stage::NetworkNamespace,
+                Errno::from_io_error(&error).unwrap_or(Errno::IO),
+                *path,
+            )
+        })?;
+    }
+    Ok(())
+}

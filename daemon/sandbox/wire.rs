@@ -1,0 +1,299 @@
+//! Messages between the daemon, the launcher's processes and the sandboxes, over SOCK_SEQPACKET sockets.
+//!
+//! Between long-lived processes they are JSON, few and rare. A sandbox's init answers with a [`Report`] of fixed size, the only thing that it can make
+//! without allocating.
+
+use std::{
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    },
+    process::Pid,
+};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{
+    plan::Plan,
+    stage::{Failure, Stage},
+};
+use crate::daemon::sys::{Errno, process::Usage};
+
+/// Most bytes of a JSON message. A plan with a thousand binds fits; the kernel's default send buffer is larger.
+const MESSAGE_BYTES: usize = 128 * 1024;
+/// Most descriptors in one message (SCM_MAX_FD of the kernel is 253).
+pub(super) const MESSAGE_FDS: usize = 128;
+
+/// What the daemon tells the keeper. Version 1 of the protocol: both ends are always the same binary.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ToKeeper {
+    /// What to build. Sent first, with the workspaces' directories.
+    Plan(Plan),
+    /// Start a template for the workspace with this index.
+    Template(usize),
+}
+
+/// What the keeper answers, and the keeper's own orders to the launcher are answered.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    /// Done; sockets that belong to it come with the message.
+    Done(Identity),
+    /// Not done.
+    Failed(Failure),
+}
+
+/// As whom the sandboxes of a workspace run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// User id, inside and outside.
+    pub(crate) uid: u32,
+    /// Group id, inside and outside.
+    pub(crate) gid: u32,
+    /// Whether the workspace is mounted with its owner mapped to that user.
+    pub(crate) id_mapped: bool,
+}
+
+/// What the keeper tells the launcher: start a template. Its socket comes first, then the trees that the keeper has opened for it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct StartTemplate {
+    /// Index of the workspace in the plan.
+    pub(super) workspace: usize,
+    /// As whom it runs.
+    pub(super) identity: Identity,
+    /// Whether trees of the workspace and its binds come with the message, in the plan's order.
+    pub(super) with_trees: bool,
+}
+
+/// What the daemon tells a template: make a slot.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct MakeSlot;
+
+/// What a sandbox's init and its command's process tell the daemon.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Report {
+    /// The sandbox is built and waits for its request.
+    Ready,
+    /// Building it failed.
+    Failed {
+        /// The step that failed.
+        stage: Stage,
+        /// Why.
+        errno: Errno,
+    },
+    /// The command was not executed.
+    NotStarted {
+        /// The step that failed.
+        stage: Stage,
+        /// Why.
+        errno: Errno,
+    },
+    /// The command ended, and every process that it left behind was killed and waited for.
+    Ended {
+        /// Wait status of the command (wait(2)).
+        status: i32,
+        /// What all of them used.
+        usage: Usage,
+    },
+    /// The probe was run: bits of the checks that failed.
+    Probed {
+        /// Bits by the index of [`super::canary::CHECKS`].
+        failed: u64,
+    },
+}
+
+/// Bytes of a report on the wire.
+pub(crate) const REPORT_BYTES: usize = 40;
+
+// === JSON messages ===
+
+/// Makes a pair of connected sockets that keep messages apart.
+pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
+    socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+}
+
+/// Sends a message with descriptors; waits while the socket is full.
+pub(super) fn send<T: Serialize>(
+    socket: impl AsFd,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let bytes = serde_json::to_vec(message).map_err(|_| Errno::INVAL)?;
+    send_bytes(socket, &bytes, fds)
+}
+
+/// Receives a message with its descriptors; waits for it. Answers nothing when the peer is gone.
+pub(super) fn receive<T: DeserializeOwned>(
+    socket: impl AsFd,
+) -> Result<Option<(T, Vec<OwnedFd>)>, Errno> {
+    let mut bytes = vec![0; MESSAGE_BYTES];
+    let mut fds = Vec::new();
+    let Received { length, .. } = receive_bytes(socket, &mut bytes, |fd| fds.push(fd))?;
+    if length == 0 {
+        return Ok(None);
+    }
+    let message = serde_json::from_slice(bytes.get(..length).unwrap_or_default())
+        .map_err(|_| Errno::BADMSG)?;
+    Ok(Some((message, fds)))
+}
+
+/// Sends bytes as one message. Allocates nothing.
+pub(super) fn send_bytes(
+    socket: impl AsFd,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(Errno::TOOBIG);
+    }
+    loop {
+        match sendmsg(
+            &socket,
+            &[IoSlice::new(bytes)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        ) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// A message that was received.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Received {
+    /// Its length; 0 when the peer is gone.
+    pub(super) length: usize,
+    /// The process that sent it, as this one's namespace numbers it, where the socket was told to say so.
+    pub(super) sender: Option<Pid>,
+}
+
+/// Receives one message, giving each descriptor to `keep`. Allocates nothing by itself.
+pub(super) fn receive_bytes(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    mut keep: impl FnMut(OwnedFd),
+) -> Result<Received, Errno> {
+    let mut space =
+        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS), ScmCredentials(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(bytes)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(received) => break received,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    };
+    let mut sender = None;
+    for message in ancillary.drain() {
+        match message {
+            RecvAncillaryMessage::ScmRights(fds) => fds.for_each(&mut keep),
+            RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
+            _ => {}
+        }
+    }
+    Ok(Received {
+        length: received.bytes,
+        sender,
+    })
+}
+
+// === impl Report ===
+
+impl Report {
+    /// The report's bytes. Allocates nothing.
+    pub(crate) fn encode(&self) -> [u8; REPORT_BYTES] {
+        let mut bytes = [0; REPORT_BYTES];
+        let (kind, words): (u32, [u64; 4]) = match *self {
+            Self::Ready => (1, [0; 4]),
+            Self::Failed { stage, errno } => (
+                2,
+                [
+                    u64::from(stage as u32),
+                    u64::from(errno.raw_os_error().unsigned_abs()),
+                    0,
+                    0,
+                ],
+            ),
+            Self::NotStarted { stage, errno } => (
+                3,
+                [
+                    u64::from(stage as u32),
+                    u64::from(errno.raw_os_error().unsigned_abs()),
+                    0,
+                    0,
+                ],
+            ),
+            Self::Ended { status, usage } => (
+                4,
+                [
+                    u64::from(status.cast_unsigned()),
+                    usage.user_us,
+                    usage.system_us,
+                    usage.max_rss_kib,
+                ],
+            ),
+            Self::Probed { failed } => (5, [failed, 0, 0, 0]),
+        };
+        let mut chunks = bytes.chunks_exact_mut(8);
+        let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
+        for (chunk, value) in chunks.by_ref().zip(values) {
+            chunk.copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a report. Answers nothing when these bytes are none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut values = [0u64; 5];
+        if bytes.len() != REPORT_BYTES {
+            return None;
+        }
+        for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
+            *value = u64::from_le_bytes(chunk.try_into().ok()?);
+        }
+        let [kind, first, second, third, fourth] = values;
+        let stage = || Stage::from_number(u32::try_from(first).ok()?);
+        let errno = || Some(Errno::from_raw_os_error(i32::try_from(second).ok()?));
+        Some(match kind {
+            1 => Self::Ready,
+            2 => Self::Failed {
+                stage: stage()?,
+                errno: errno()?,
+            },
+            3 => Self::NotStarted {
+                stage: stage()?,
+                errno: errno()?,
+            },
+            4 => Self::Ended {
+                status: u32::try_from(first).ok()?.cast_signed(),
+                usage: Usage {
+                    user_us: second,
+                    system_us: third,
+                    max_rss_kib: fourth,
+                },
+            },
+            5 => Self::Probed { failed: first },
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,47 @@
+//! Loading a seccomp filter (seccomp(2)).
+
+use super::{Errno, syscall::syscall};
+
+/// One instruction of classic BPF, as `struct sock_filter` of linux/filter.h.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Instruction {
+    /// Operation.
+    pub(crate) code: u16,
+    /// Instructions to skip when a comparison holds.
+    pub(crate) jump_true: u8,
+    /// Instructions to skip when it does not.
+    pub(crate) jump_false: u8,
+    /// Operand.
+    pub(crate) operand: u32,
+}
+
+#[repr(C)]
+struct Program {
+    length: u16,
+    instructions: *const Instruction,
+}
+
+/// Puts this thread, and what it starts, under `filter` for good. It needs no_new_privs, or CAP_SYS_ADMIN in its user namespace.
+pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
+    let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
+    let program = Program {
+        length,
+        instructions: filter.as_ptr(),
+    };
+    // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and checks the program itself.
+    unsafe {
+        syscall(
+            libc::SYS_seccomp,
+            [
+                libc::SECCOMP_SET_MODE_FILTER as usize,
+                0,
+                (&raw const program) as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}

@@ -1,0 +1,82 @@
+//! Executing a program from an image of its arguments that is already in memory.
+
+use std::ffi::CStr;
+
+use super::{Errno, syscall::syscall};
+
+/// Arguments of execve(2), in place: lists of addresses of NUL-terminated strings, each list ended by 0.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExecImage<'a> {
+    memory: &'a [u8],
+    argv: usize,
+    envp: usize,
+}
+
+impl<'a> ExecImage<'a> {
+    /// Makes offsets in `memory` into addresses, in place, for the lists of `argc` and `envc` offsets that begin at `argv` and `envp`.
+    ///
+    /// Answers nothing when a list does not fit, is not aligned to 8, or an offset points outside or not to a NUL-terminated string.
+    pub(crate) fn relocate(
+        memory: &'a mut [u8],
+        argv: usize,
+        argc: usize,
+        envp: usize,
+        envc: usize,
+    ) -> Option<Self> {
+        relocate_list(memory, argv, argc)?;
+        relocate_list(memory, envp, envc)?;
+        Some(Self { memory, argv, envp })
+    }
+
+    /// The NUL-terminated string at `offset`.
+    pub(crate) fn string(&self, offset: usize) -> Option<&CStr> {
+        CStr::from_bytes_until_nul(self.memory.get(offset..)?).ok()
+    }
+
+    /// Executes `program`. Returns only when that fails.
+    pub(crate) fn execute(&self, program: &CStr) -> Errno {
+        let base = self.memory.as_ptr() as usize;
+        // SAFETY: `program` is NUL-terminated; `relocate` has made both lists arrays of pointers to such strings, ended by null.
+        let result = unsafe {
+            syscall(
+                libc::SYS_execve,
+                [
+                    program.as_ptr() as usize,
+                    base + self.argv,
+                    base + self.envp,
+                    0,
+                    0,
+                    0,
+                ],
+            )
+        };
+        match result {
+            Ok(_) => Errno::INVAL, // it does not return when it succeeds
+            Err(errno) => errno,
+        }
+    }
+}
+
+fn relocate_list(memory: &mut [u8], list: usize, count: usize) -> Option<()> {
+    let base = memory.as_ptr() as usize;
+    if !(base + list).is_multiple_of(8) {
+        return None;
+    }
+    let end = list.checked_add(count.checked_add(1)?.checked_mul(8)?)?;
+    if end > memory.len() || *memory.last()? != 0 {
+        return None; // the last byte being NUL bounds every string
+    }
+    for index in 0..count {
+        let entry = list + index * 8;
+        let bytes: [u8; 8] = memory.get(entry..entry + 8)?.try_into().ok()?;
+        let offset = usize::from_ne_bytes(bytes);
+        if offset >= memory.len() {
+            return None;
+        }
+        memory
+            .get_mut(entry..entry + 8)?
+            .copy_from_slice(&(base + offset).to_ne_bytes());
+    }
+    memory.get_mut(end - 8..end)?.fill(0);
+    Some(())
+}

@@ -1,0 +1,218 @@
+//! The memory in which a sandbox's first two processes run while they share the memory of the process that made them.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::c_void,
+    os::fd::{AsFd, FromRawFd as _, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use rustix::{
+    mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap},
+    process::Pid,
+};
+
+use super::{
+    Errno,
+    process::{Namespaces, spawn_sharing_memory},
+};
+
+/// Bytes of each of the two stacks. Both are touched page by page, so unused ones cost address space only.
+const STACK_BYTES: usize = 256 * 1024;
+/// Below each stack lies a page that cannot be touched: running over ends the process instead of damaging its neighbour.
+const GUARD_BYTES: usize = 4096;
+/// Bytes of a request that travels in one message; larger ones come as a memory file.
+pub(crate) const IMAGE_BYTES: usize = 64 * 1024;
+
+/// What a process in a berth runs. It must follow the rules of [`super`]: raw system calls, no allocation, no lock, no thread-local storage.
+pub(crate) type Entry<S> = fn(&'static Cabin<S>) -> !;
+
+/// Room for the two processes of one sandbox: two stacks and a [`Cabin`].
+///
+/// ```text
+/// | guard | stack of the first | guard | stack of the second | cabin |
+/// ```
+#[derive(Debug)]
+pub(crate) struct Berth<S: 'static> {
+    base: NonNull<c_void>,
+    occupant: Option<Pid>,
+    _state: std::marker::PhantomData<S>,
+}
+
+/// What the two processes and their maker see of a berth.
+#[derive(Debug)]
+pub(crate) struct Cabin<S: 'static> {
+    /// What they tell one another.
+    pub(crate) state: S,
+    first: Entry<S>,
+    second: Entry<S>,
+    image: UnsafeCell<[u8; IMAGE_BYTES]>,
+    image_taken: AtomicBool,
+    mapped_at: AtomicUsize,
+    mapped_bytes: AtomicUsize,
+}
+
+// SAFETY: `image` is handed out once, by a swap of `image_taken`; the rest is immutable or atomic, and `S` is Sync.
+unsafe impl<S: Sync> Sync for Cabin<S> {}
+
+// === impl Berth ===
+
+impl<S: Sync + 'static> Berth<S> {
+    const CABIN_AT: usize = 2 * (GUARD_BYTES + STACK_BYTES);
+    const BYTES: usize = (Self::CABIN_AT + size_of::<Cabin<S>>()).next_multiple_of(4096);
+
+    /// Maps the memory. Nothing of it is touched until a process moves in.
+    pub(crate) fn new() -> Result<Self, Errno> {
+        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                Self::BYTES,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )
+        }?;
+        for guard in [0, GUARD_BYTES + STACK_BYTES] {
+            // SAFETY: the page lies in the mapping just made, which nothing uses yet.
+            unsafe { mprotect(base.byte_add(guard), GUARD_BYTES, MprotectFlags::empty()) }?;
+        }
+        let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
+        Ok(Self {
+            base,
+            occupant: None,
+            _state: std::marker::PhantomData,
+        })
+    }
+
+    /// Whether a process lives here.
+    pub(crate) fn is_occupied(&self) -> bool {
+        self.occupant.is_some()
+    }
+
+    /// Starts a process that runs `first` in `namespaces` of its own; `second` is what it may start with [`Cabin::start_second`].
+    ///
+    /// The process namespace must be among `namespaces`: the end of the first process is then the end of the second, and the berth is free.
+    pub(crate) fn start(
+        &mut self,
+        state: S,
+        first: Entry<S>,
+        second: Entry<S>,
+        namespaces: Namespaces,
+    ) -> Result<OwnedFd, Errno> {
+        if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
+            return Err(Errno::BUSY);
+        }
+        let cabin = Cabin {
+            state,
+            first,
+            second,
+            image: UnsafeCell::new([0; IMAGE_BYTES]),
+            image_taken: AtomicBool::new(false),
+            mapped_at: AtomicUsize::new(0),
+            mapped_bytes: AtomicUsize::new(0),
+        };
+        // SAFETY: the address lies in the mapping of this berth, page-aligned.
+        let place = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
+        // SAFETY: the place is large enough, aligned, and nobody's: the berth is not occupied.
+        unsafe { place.write(cabin) };
+        // SAFETY: one past the end of the first stack, in the same mapping.
+        let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
+        let mut pidfd: i32 = -1;
+        // SAFETY: the stack is free while `occupant` is none, its top is 16-byte aligned (page-aligned), the cabin stays until the berth is free again,
+        // and `run_first` never returns. That entries follow the rules is part of the contract of `Entry`.
+        let child = unsafe {
+            spawn_sharing_memory(
+                run_first::<S>,
+                place.as_ptr().cast(),
+                stack_top.as_ptr(),
+                namespaces,
+                Some(&mut pidfd),
+            )
+        }?;
+        self.occupant = Some(child);
+        // SAFETY: the kernel has just made this descriptor for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+    }
+
+    /// Tells the berth that `ended`, a child of this process, is gone and waited for.
+    pub(crate) fn child_ended(&mut self, ended: Pid) {
+        if self.occupant == Some(ended) {
+            self.occupant = None;
+            // SAFETY: the address lies in the mapping of this berth.
+            let cabin = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
+            // SAFETY: the cabin was written when the occupant was started; its processes are gone, so nobody else uses it.
+            unsafe { cabin.as_ref() }.unmap_image();
+        }
+    }
+}
+
+unsafe extern "C" fn run_first<S: Sync + 'static>(cabin: *mut c_void) -> ! {
+    // SAFETY: `start` has passed a cabin that lives as long as this process.
+    let cabin: &'static Cabin<S> = unsafe { &*cabin.cast::<Cabin<S>>() };
+    (cabin.first)(cabin)
+}
+
+unsafe extern "C" fn run_second<S: Sync + 'static>(cabin: *mut c_void) -> ! {
+    // SAFETY: `start_second` has passed the cabin in which the first process lives, and it outlives its namespace's processes.
+    let cabin: &'static Cabin<S> = unsafe { &*cabin.cast::<Cabin<S>>() };
+    (cabin.second)(cabin)
+}
+
+// === impl Cabin ===
+
+impl<S: Sync + 'static> Cabin<S> {
+    /// Starts the second process, which shares the first one's namespaces. Only the first process calls this, once.
+    pub(crate) fn start_second(&'static self) -> Result<Pid, Errno> {
+        let cabin = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
+        // The second stack ends where the cabin begins.
+        // SAFETY: the stack belongs to this berth and is used by nobody else, its top is page-aligned, and `run_second` never returns.
+        unsafe { spawn_sharing_memory(run_second::<S>, cabin, cabin, 0, None) }
+    }
+
+    /// Room for a request. Answers nothing when it was taken before.
+    #[expect(clippy::mut_from_ref, reason = "handed out once: the swap guards it")]
+    pub(crate) fn take_image(&self) -> Option<&mut [u8; IMAGE_BYTES]> {
+        if self.image_taken.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        // SAFETY: the swap has shown that this is the only reference ever made.
+        Some(unsafe { &mut *self.image.get() })
+    }
+
+    /// Maps the first `bytes` of `file`, privately. Kept until [`Cabin::unmap_image`]. Answers nothing when one is mapped.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "handed out once: the exchange guards it"
+    )]
+    pub(crate) fn map_image(&self, file: impl AsFd, bytes: usize) -> Result<&mut [u8], Errno> {
+        self.mapped_bytes
+            .compare_exchange(0, bytes, Ordering::Relaxed, Ordering::Relaxed)
+            .map_err(|_| Errno::BUSY)?;
+        // SAFETY: a new private mapping at an address of the kernel's choice overlaps nothing.
+        let at = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+                file,
+                0,
+            )
+        }?;
+        self.mapped_at.store(at as usize, Ordering::Relaxed);
+        // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it can vanish.
+        Ok(unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), bytes) })
+    }
+
+    /// Unmaps what [`Cabin::map_image`] mapped. The process that used it must be gone, or have executed another program.
+    pub(crate) fn unmap_image(&self) {
+        let at = self.mapped_at.swap(0, Ordering::Relaxed);
+        let bytes = self.mapped_bytes.swap(0, Ordering::Relaxed);
+        if at != 0 {
+            // SAFETY: the mapping was made by `map_image` and its only user is gone.
+            let unmapped = unsafe { munmap(at as *mut c_void, bytes) };
+            debug_assert!(unmapped.is_ok(), "a mapping of ours can be unmapped");
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Making processes: a copy of a single-threaded process, and a process that shares its parent's memory.
+
+use std::{
+    arch::asm,
+    ffi::c_void,
+    os::fd::{FromRawFd as _, OwnedFd},
+};
+
+use rustix::process::Pid;
+
+use super::{
+    Errno,
+    syscall::{check, syscall},
+};
+
+/// Namespaces that a new process gets for itself: an or of `libc::CLONE_NEW*`.
+pub(crate) type Namespaces = i32;
+
+/// Proof that the process has one thread only, so that a copy of it is whole: no lock is held by a thread that the copy does not have.
+#[derive(Debug)]
+pub(crate) struct SingleThreaded(());
+
+/// Which of the two processes this is after [`fork`].
+#[derive(Debug)]
+pub(crate) enum Fork {
+    /// The process that called.
+    Parent {
+        /// The new process, as this one's process namespace numbers it.
+        child: Pid,
+        /// Stands for the new process, whatever becomes of its number.
+        pidfd: OwnedFd,
+    },
+    /// The new process.
+    Child,
+}
+
+/// How a process ended, and what it and its descendants used.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Usage {
+    /// CPU time in user mode, in microseconds.
+    pub(crate) user_us: u64,
+    /// CPU time in kernel mode, in microseconds.
+    pub(crate) system_us: u64,
+    /// Largest resident set of one process, in KiB.
+    pub(crate) max_rss_kib: u64,
+}
+
+impl SingleThreaded {
+    /// Checks that the process has one thread only.
+    pub(crate) fn check() -> std::io::Result<Self> {
+        let tasks = std::fs::read_dir("/proc/self/task")?.count();
+        if tasks == 1 {
+            Ok(Self(()))
+        } else {
+            Err(std::io::Error::other(format!(
+                "the process has {tasks} threads where it must have one"
+            )))
+        }
+    }
+
+    /// The same proof for a copy of the process, which has one thread by nature.
+    pub(crate) fn in_copy(&self) -> Self {
+        Self(())
+    }
+}
+
+/// Makes a copy of this process in `namespaces` of its own, as fork(2) does.
+///
+/// clone(2) and not clone3(2): container runtimes' default seccomp profiles answer ENOSYS to the latter.
+pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fork, Errno> {
+    let mut pidfd: i32 = -1;
+    let flags = namespaces | libc::CLONE_PIDFD | libc::SIGCHLD;
+    // SAFETY: without CLONE_VM and with no stack given, the child runs on a copy of this stack in a copy of this memory. The kernel writes the
+    // descriptor to `pidfd`, which outlives the call. The caller has shown that no other thread exists.
+    let child = unsafe {
+        syscall(
+            libc::SYS_clone,
+            [flags as u32 as usize, 0, (&raw mut pidfd) as usize, 0, 0, 0],
+        )
+    }?;
+    match i32::try_from(child).ok().and_then(Pid::from_raw) {
+        None => Ok(Fork::Child),
+        Some(child) => {
+            // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
+            let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+            Ok(Fork::Parent { child, pidfd })
+        }
+    }
+}
+
+/// Starts a process that shares this one's memory and runs `entry(argument)` on the stack that ends at `stack_top`, in `namespaces` of its own.
+///
+/// It has its own descriptors, working directory, signal handlers and limits, but the same memory, thread-local storage included: `entry` must not
+/// use std beyond plain computation. In exchange it costs neither a copy of page tables nor page faults.
+///
+/// # Safety
+///
+/// `stack_top` must be the 16-byte aligned end of a writable region, large enough for `entry`, that nothing else uses until the process has ended or
+/// executed another program; `argument` must stay valid as long. `entry` must never return, allocate, take a lock or touch thread-local storage.
+pub(super) unsafe fn spawn_sharing_memory(
+    entry: unsafe extern "C" fn(*mut c_void) -> !,
+    argument: *mut c_void,
+    stack_top: *mut c_void,
+    namespaces: Namespaces,
+    pidfd: Option<&mut i32>,
+) -> Result<Pid, Errno> {
+    let mut flags = namespaces | libc::CLONE_VM | libc::SIGCHLD;
+    let pidfd_pointer = match pidfd {
+        Some(pidfd) => {
+            flags |= libc::CLONE_PIDFD;
+            std::ptr::from_mut(pidfd)
+        }
+        None => std::ptr::null_mut(),
+    };
+    let result: isize;
+    // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as here, so it calls `entry` with `argument` on the new
+    // stack, whose top the caller has aligned as the ABI wants it before a call. `entry` never returns; ud2 would end the process if it did. In the
+    // parent the sequence falls through. rcx and r11 are overwritten by the system call.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r13",
+            "call r12",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone as isize => result,
+            in("rdi") flags as u32 as usize,
+            in("rsi") stack_top,
+            in("rdx") pidfd_pointer,
+            in("r10") 0,
+            in("r8") 0,
+            in("r12") entry,
+            in("r13") argument,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    let child = check(result)?;
+    i32::try_from(child)
+        .ok()
+        .and_then(Pid::from_raw)
+        .ok_or(Errno::INVAL)
+}
+
+/// Waits for any child, of any kind, to end; answers its number and its wait status (wait(2)).
+pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
+    loop {
+        let mut status: i32 = 0;
+        // SAFETY: the kernel writes one int to `status`; the usage is not asked for.
+        let result = unsafe {
+            syscall(
+                libc::SYS_wait4,
+                [
+                    usize::MAX,
+                    (&raw mut status) as usize,
+                    libc::__WALL as u32 as usize,
+                    0,
+                    0,
+                    0,
+                ],
+            )
+        };
+        match result {
+            Ok(pid) => {
+                let pid = i32::try_from(pid)
+                    .ok()
+                    .and_then(Pid::from_raw)
+                    .ok_or(Errno::INVAL)?;
+                return Ok((pid, status));
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// What this process's children, and theirs, have used, as far as they were waited for (getrusage(2)).
+pub(crate) fn usage_of_children() -> Usage {
+    // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
+    let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
+    let who = libc::RUSAGE_CHILDREN as isize as usize;
+    // SAFETY: the kernel writes one rusage to `raw`.
+    let result = unsafe {
+        syscall(
+            libc::SYS_getrusage,
+            [who, (&raw mut raw) as usize, 0, 0, 0, 0],
+        )
+    };
+    if result.is_err() {
+        return Usage::default();
+    }
+    let micros = |time: libc::timeval| {
+        (time.tv_sec as u64)
+            .saturating_mul(1_000_000)
+            .saturating_add(time.tv_usec as u64)
+    };
+    Usage {
+        user_us: micros(raw.ru_utime),
+        system_us: micros(raw.ru_stime),
+        max_rss_kib: raw.ru_maxrss as u64,
+    }
+}
+
+/// Sends `signal` to every process that this one may signal, itself and the namespace's init left out (kill(2) with -1).
+pub(crate) fn kill_all(signal: i32) -> Result<(), Errno> {
+    // SAFETY: kill(2) takes two integers.
+    unsafe {
+        syscall(
+            libc::SYS_kill,
+            [usize::MAX, signal as u32 as usize, 0, 0, 0, 0],
+        )
+    }
+    .map(|_| ())
+}
+
+/// Sends `signal` to the process group `group` (kill(2) with its negated number).
+pub(crate) fn kill_group(group: i32, signal: i32) -> Result<(), Errno> {
+    // SAFETY: kill(2) takes two integers.
+    unsafe {
+        syscall(
+            libc::SYS_kill,
+            [
+                (-group) as isize as usize,
+                signal as u32 as usize,
+                0,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}
+
+/// Ends this process at once: no destructor, no handler, no flush.
+pub(crate) fn exit_now(code: i32) -> ! {
+    loop {
+        // SAFETY: exit_group(2) takes one integer and does not return.
+        let _ended =
+            unsafe { syscall(libc::SYS_exit_group, [code as u32 as usize, 0, 0, 0, 0, 0]) };
+    }
+}
+
+/// Moves this process into new namespaces (unshare(2)). Only flags of namespaces may be given.
+pub(crate) fn unshare(namespaces: Namespaces) -> Result<(), Errno> {
+    // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not memory.
+    unsafe {
+        syscall(
+            libc::SYS_unshare,
+            [namespaces as u32 as usize, 0, 0, 0, 0, 0],
+        )
+    }
+    .map(|_| ())
+}

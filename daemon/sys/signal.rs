@@ -1,0 +1,170 @@
+//! Signals: starting from a clean slate, relaying one into a sandbox, and sending through a pidfd.
+
+use std::{
+    arch::naked_asm,
+    os::fd::{AsRawFd as _, BorrowedFd},
+};
+
+use super::{Errno, process::kill_group, syscall::syscall};
+
+/// Signal that asks a sandbox's init to send another, given as its value, to the command's process group.
+pub(crate) const RELAY: i32 = libc::SIGUSR1;
+/// Process group of a sandbox's command: it is process 2 and leads a session of its own.
+pub(crate) const COMMAND_GROUP: i32 = 2;
+
+const LAST_SIGNAL: i32 = 64;
+/// Bytes of the kernel's signal set on x86-64.
+const SET_BYTES: usize = 8;
+
+#[repr(C)]
+struct Action {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// Fields of `siginfo_t` that a queued signal uses (sigaction(2)).
+#[repr(C)]
+struct Queued {
+    signal: i32,
+    errno: i32,
+    code: i32,
+    padding: i32,
+    pid: i32,
+    uid: u32,
+    value: i64,
+    rest: [u8; 96],
+}
+
+/// Gives every signal its default action and unblocks all: what was ignored or blocked would stay so across execve(2).
+pub(crate) fn reset_all() -> Result<(), Errno> {
+    let default = Action {
+        handler: libc::SIG_DFL,
+        flags: 0,
+        restorer: 0,
+        mask: 0,
+    };
+    for signal in 1..=LAST_SIGNAL {
+        if signal != libc::SIGKILL && signal != libc::SIGSTOP {
+            set_action(signal, &default)?;
+        }
+    }
+    let empty: u64 = 0;
+    // SAFETY: the kernel reads a set of the size given.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigprocmask,
+            [
+                libc::SIG_SETMASK as usize,
+                (&raw const empty) as usize,
+                0,
+                SET_BYTES,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}
+
+/// Makes this process, a sandbox's init, relay what comes with [`RELAY`] to the command.
+///
+/// A command may send it too; it then reaches nothing that the command could not reach by itself.
+pub(crate) fn install_relay() -> Result<(), Errno> {
+    let action = Action {
+        handler: relay as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
+        restorer: restore as *const () as usize,
+        mask: 0,
+    };
+    set_action(RELAY, &action)
+}
+
+/// Sends `signal` to the process of `pidfd`.
+pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
+    // SAFETY: pidfd_send_signal(2) takes a descriptor, a number and, here, no siginfo.
+    unsafe {
+        syscall(
+            libc::SYS_pidfd_send_signal,
+            [
+                pidfd.as_raw_fd() as usize,
+                signal as u32 as usize,
+                0,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}
+
+/// Asks the init of `pidfd` to send `signal` to its command's process group.
+pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
+    let info = Queued {
+        signal: RELAY,
+        errno: 0,
+        code: libc::SI_QUEUE,
+        padding: 0,
+        pid: 0,
+        uid: 0,
+        value: i64::from(signal),
+        rest: [0; 96],
+    };
+    const { assert!(size_of::<Queued>() == 128, "a siginfo_t has 128 bytes") };
+    // SAFETY: the kernel reads one siginfo_t, which has the size of `Queued`.
+    unsafe {
+        syscall(
+            libc::SYS_pidfd_send_signal,
+            [
+                pidfd.as_raw_fd() as usize,
+                RELAY as usize,
+                (&raw const info) as usize,
+                0,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}
+
+/// The kernel needs this flag with a restorer; libc does not export it.
+const SA_RESTORER: u64 = 0x0400_0000;
+
+fn set_action(signal: i32, action: &Action) -> Result<(), Errno> {
+    // SAFETY: the kernel reads one sigaction of its own layout; handlers in it are functions of this file.
+    unsafe {
+        syscall(
+            libc::SYS_rt_sigaction,
+            [
+                signal as u32 as usize,
+                std::ptr::from_ref(action) as usize,
+                0,
+                SET_BYTES,
+                0,
+                0,
+            ],
+        )
+    }
+    .map(|_| ())
+}
+
+extern "C" fn relay(_signal: i32, info: *const Queued, _context: *const u8) {
+    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
+    let code = unsafe { (*info).code };
+    if code != libc::SI_QUEUE {
+        return;
+    }
+    // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
+    let value = unsafe { (*info).value };
+    // That the group is gone is as good as its having received the signal.
+    let _gone = kill_group(COMMAND_GROUP, value as i32);
+}
+
+/// Returns from a handler: rt_sigreturn(2), number 15.
+#[unsafe(naked)]
+extern "C" fn restore() {
+    naked_asm!("mov eax, 15", "syscall")
+}
