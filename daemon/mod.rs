@@ -1,6 +1,111 @@
-//! The daemon.
+//! The daemon: `jigd`, `jig serve`, and what `jig run` embeds when it is given no address.
 
+mod call;
+mod catalog;
+mod config;
+mod door;
 mod error;
+mod privileges;
+mod process;
 mod sandbox;
+mod server;
+mod start;
+mod store;
 mod sys;
 mod task;
+mod telemetry;
+mod tool;
+mod workspace;
+
+use std::{
+    ffi::OsString,
+    future::Future,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use self::{
+    config::{Config, args::Args},
+    start::StartError,
+};
+
+/// Exit code for wrong flags (EX_USAGE of sysexits.h).
+const USAGE: u8 = 64;
+/// Exit code for a configuration that cannot be used, or a sandbox that cannot be built (EX_CONFIG).
+const CONFIGURATION: u8 = 78;
+
+/// Becomes the keeper of sandboxes, and does not return, if this process was started to be it.
+///
+/// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but this one, no environment and no arguments.
+pub fn become_keeper_if_asked() {
+    if std::env::args_os()
+        .next()
+        .is_some_and(|name| name == sandbox::keeper::ARG0)
+    {
+        sandbox::keeper::run();
+    }
+}
+
+/// Runs the daemon under the name `program`, with `arguments` (the program's name not among them), until it is told to end.
+pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
+    let command = Args::command().name(program).bin_name(program);
+    let parsed = command
+        .no_binary_name(true)
+        .try_get_matches_from(arguments)
+        .and_then(|matches| Args::from_arg_matches(&matches));
+    let args = match parsed {
+        Ok(args) => args,
+        Err(error) => {
+            // Help and version are asked for: they go to standard output and are no error. A closed stream has nobody to tell.
+            let _closed = error.print();
+            return if error.use_stderr() {
+                ExitCode::from(USAGE)
+            } else {
+                ExitCode::SUCCESS
+            };
+        }
+    };
+    let check = args.check;
+    let outcome = Config::load(args)
+        .map_err(StartError::from)
+        .and_then(|config| {
+            if check {
+                start::check(config)
+            } else {
+                start::run(config).map(|()| String::new())
+            }
+        });
+    match outcome {
+        Ok(report) => {
+            let _closed = io::stdout().write_all(report.as_bytes());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            for line in error.to_string().lines() {
+                let _closed = writeln!(io::stderr(), "{program}: {line}");
+            }
+            match error {
+                StartError::Config(_)
+                | StartError::State(_)
+                | StartError::Bind(_)
+                | StartError::Workspace { .. }
+                | StartError::Isolation(_) => ExitCode::from(CONFIGURATION),
+                StartError::Io { .. } => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state directory that is removed afterwards.
+///
+/// `call` gets the address. The process must have no other thread when this is called. Answers why, where the daemon cannot be started.
+pub fn with_embedded<T, F, Fut>(workspace: PathBuf, call: F) -> Result<T, String>
+where
+    F: FnOnce(String) -> Fut,
+    Fut: Future<Output = T>,
+{
+    start::with_embedded(workspace, call).map_err(|error| error.to_string())
+}

@@ -45,6 +45,7 @@ use crate::daemon::sys::{
     exec::ExecImage,
     fd::{keep_only, kept},
     memory::Cabin,
+    name_process,
     process::{exit_now, kill_all, unshare, usage_of_children, wait_any},
     signal::install_relay,
 };
@@ -103,6 +104,7 @@ impl State {
 
 /// Runs as process 1.
 pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
+    name_process(c"jig-init");
     let state = &cabin.state;
     if let Err(Broken(stage, errno)) = build(state) {
         tell(Report::Failed { stage, errno });

@@ -29,6 +29,7 @@ use super::{
 use crate::daemon::sys::{
     fd::keep_only,
     mount::{attribute, set_attributes},
+    name_process,
     process::{Fork, SingleThreaded, exit_now, fork},
     signal,
 };
@@ -61,6 +62,7 @@ struct Launcher {
 
 /// Runs as the keeper, with the socket to the daemon as standard input, until the daemon is gone.
 pub(crate) fn run() -> ! {
+    name_process(c"jig-keeper");
     let socket = std::io::stdin();
     match prepare(&socket) {
         Ok(mut keeper) => keeper.serve(socket.as_fd()),

@@ -13,7 +13,10 @@ use super::{
     template,
     wire::{Answer, Identity, StartTemplate, receive, send},
 };
-use crate::daemon::sys::process::{Fork, SingleThreaded, exit_now, fork};
+use crate::daemon::sys::{
+    name_process,
+    process::{Fork, SingleThreaded, exit_now, fork},
+};
 
 /// Namespaces that a template gets. Its process namespace makes its end the end of its runs.
 const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
@@ -30,6 +33,7 @@ pub(super) fn run(
     identity: Identity,
     proof: &SingleThreaded,
 ) -> ! {
+    name_process(c"jig-launcher");
     // Changing user ids clears the death signal, so it comes after.
     let ready = template::become_user(identity)
         .and_then(|()| {

@@ -145,6 +145,14 @@ impl Sandboxes {
             .sum()
     }
 
+    /// Sandboxes with a command in them.
+    pub(crate) fn lent(&self) -> u32 {
+        self.pools
+            .iter()
+            .map(|pool| u32::try_from(pool.state().lent).unwrap_or(u32::MAX))
+            .sum()
+    }
+
     /// Sandboxes that were set aside.
     pub(crate) fn quarantined(&self) -> u32 {
         self.pools
@@ -253,7 +261,13 @@ impl Pool {
             }
             // The sender is dropped without a word when a warm sandbox is dropped: the pool is closed.
             let fate = told.await;
-            self.state().lent -= usize::from(fate.is_ok());
+            {
+                // One that was dropped without a word was lent too, unless it was still warm: then the pool is closed.
+                let mut state = self.state();
+                if !state.closed {
+                    state.lent -= 1;
+                }
+            }
             match fate {
                 Ok(SlotFate::Free) => {}
                 Ok(SlotFate::Quarantined) => {
@@ -372,11 +386,9 @@ async fn refill(slot: &Channel, fate: oneshot::Sender<SlotFate>) -> Result<Warm,
     }
 }
 
+/// Whether the template may be dead, so that another can be asked.
 fn is_death(failure: &Failure) -> bool {
-    failure.errno == 0
-        || [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
-            .iter()
-            .any(|errno| errno.raw_os_error() == failure.errno)
+    failure.errno == 0 || failure.is_disconnection()
 }
 
 fn too_slow(stage: Stage) -> Failure {

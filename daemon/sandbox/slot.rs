@@ -30,6 +30,7 @@ use crate::daemon::sys::{
     Errno,
     bpf::Instruction,
     memory::Berth,
+    name_process,
     process::{exit_now, wait_any},
 };
 
@@ -48,6 +49,7 @@ pub(super) fn run(
     identity: Identity,
     filter: Vec<Instruction>,
 ) -> ! {
+    name_process(c"jig-slot");
     let mut berths: Vec<Berth<State>> = Vec::new();
     let blueprint = match prepare(plan, workspace, identity, filter) {
         Ok(blueprint) => Box::leak(Box::new(blueprint)),

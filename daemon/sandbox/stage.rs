@@ -253,6 +253,13 @@ impl Failure {
         }
     }
 
+    /// Whether the process that was spoken to is gone.
+    pub(crate) fn is_disconnection(&self) -> bool {
+        [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
+            .iter()
+            .any(|errno| errno.raw_os_error() == self.errno)
+    }
+
     /// Name of the kernel's error (`EPERM`); empty when there is none.
     pub(crate) fn errno_name(&self) -> String {
         match self.errno {

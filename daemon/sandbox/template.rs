@@ -34,6 +34,7 @@ use crate::daemon::sys::{
     Errno,
     bpf::load_filter,
     fd::keep_only,
+    name_process,
     network::bring_up_loopback,
     process::{Fork, SingleThreaded, exit_now, fork, unshare},
     signal,
@@ -65,6 +66,7 @@ pub(super) fn run(
     trees: Vec<OwnedFd>,
     proof: SingleThreaded,
 ) -> ! {
+    name_process(c"jig-template");
     // From here on it is closed by `keep_only` only.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);

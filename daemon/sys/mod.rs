@@ -24,3 +24,9 @@ pub(crate) mod signal;
 mod syscall;
 
 pub(crate) use rustix::io::Errno;
+
+/// Gives this process a name for `ps` (prctl(2), PR_SET_NAME).
+pub(crate) fn name_process(name: &std::ffi::CStr) {
+    // Nothing depends on it.
+    let _named = rustix::thread::set_name(name);
+}

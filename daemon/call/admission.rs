@@ -1,0 +1,45 @@
+//! How many calls may go on at once. A permit belongs to the work and not to the RPC: it is given back when the work is done.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::drain::Drain;
+use crate::daemon::error::{Error, Reason};
+
+/// How long a caller is told to wait: the time of a short call.
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+
+/// The places for calls.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    places: Arc<Semaphore>,
+    at_most: usize,
+}
+
+impl Admission {
+    /// Admits `at_most` calls at a time.
+    pub(crate) fn new(at_most: usize) -> Self {
+        Self {
+            places: Arc::new(Semaphore::new(at_most)),
+            at_most,
+        }
+    }
+
+    /// Takes a place, if there is one and the daemon is not shutting down.
+    pub(crate) fn enter(&self, drain: &Drain) -> Result<OwnedSemaphorePermit, Error> {
+        if drain.has_begun() {
+            let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
+            return Err(Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1)));
+        }
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let text = format!("{} calls are going on, and no more are taken at a time: retry after the time given", self.at_most);
+            Error::new(Reason::ResourceExhausted, text).with("limit", self.at_most.to_string()).retry_after(RETRY_AFTER)
+        })
+    }
+
+    /// Calls going on.
+    pub(crate) fn active(&self) -> usize {
+        self.at_most - self.places.available_permits()
+    }
+}

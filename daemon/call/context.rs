@@ -1,0 +1,82 @@
+//! What a door knows about a call beside its request.
+
+use std::time::Instant;
+
+use opentelemetry::{Context, trace::TraceContextExt as _};
+
+use crate::daemon::{error::Violation, store::session::SessionId};
+
+/// Longest `jig-request-id`, in characters.
+const LONGEST_REQUEST_ID: usize = 120;
+
+/// A call that came in.
+#[derive(Debug, Clone)]
+pub(crate) struct Incoming {
+    /// Its id, made here (a ULID).
+    pub(crate) call_id: String,
+    /// When it came.
+    pub(crate) received: Instant,
+    /// When its caller stops waiting.
+    pub(crate) deadline: Option<Instant>,
+    /// The workspace that it names.
+    pub(crate) workspace: Option<String>,
+    /// The session that it belongs to.
+    pub(crate) session: SessionId,
+    /// The id that the caller gave it.
+    pub(crate) request_id: Option<String>,
+    /// The span of the RPC.
+    pub(crate) parent: Context,
+}
+
+impl Incoming {
+    /// Checks what metadata says. `get` looks a key up.
+    pub(crate) fn new<'a>(
+        call_id: String,
+        received: Instant,
+        deadline: Option<Instant>,
+        parent: Context,
+        get: impl Fn(&str) -> Option<&'a str>,
+    ) -> Result<Self, Vec<Violation>> {
+        let mut violations = Vec::new();
+        let mut report = |field: &str, description: &str| {
+            violations.push(Violation {
+                field: field.to_owned(),
+                description: description.to_owned(),
+            })
+        };
+        let session = match get("jig-session") {
+            None => Some(SessionId::default()),
+            Some(text) => SessionId::parse(text),
+        };
+        if session.is_none() {
+            report(
+                "jig-session",
+                "must have 1 to 64 letters, digits, dots, underscores and hyphens, and not begin with a dot",
+            );
+        }
+        let request_id = get("jig-request-id").map(str::to_owned);
+        if request_id
+            .as_ref()
+            .is_some_and(|id| id.is_empty() || id.chars().count() > LONGEST_REQUEST_ID)
+        {
+            report("jig-request-id", "must have 1 to 120 characters");
+        }
+        match session {
+            Some(session) if violations.is_empty() => Ok(Self {
+                call_id,
+                received,
+                deadline,
+                workspace: get("jig-workspace").map(str::to_owned),
+                session,
+                request_id,
+                parent,
+            }),
+            _ => Err(violations),
+        }
+    }
+
+    /// Id of the trace that the call is part of.
+    pub(crate) fn trace_id(&self) -> String {
+        self.parent.span().span_context().trace_id().to_string()
+    }
+}

@@ -1,0 +1,287 @@
+//! The one way that every call goes, whichever door it came through.
+//!
+//! ```text
+//! validate ─▶ admit ─▶ record that it starts ─▶ execute ─▶ record how it ended ─▶ answer
+//!    │          │               │
+//!    ▼          ▼               ▼
+//! INVALID_   RESOURCE_       NO_SPACE         nothing was started in any of these cases
+//! PARAMS …   EXHAUSTED,
+//!            DRAINING
+//! ```
+//!
+//! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to its end: a caller that goes away ends its wait, and
+//! the task is told to stop.
+
+pub(crate) mod admission;
+pub(crate) mod context;
+pub(crate) mod drain;
+mod record;
+
+use std::{
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use opentelemetry::{KeyValue, trace::SpanKind};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use self::{admission::Admission, context::Incoming, drain::Drain};
+use crate::daemon::{
+    catalog::{Catalog, Checked},
+    error::{Error, Reason, Violation},
+    process::supervise::Stop,
+    store::{session::Session, state_dir::StateDir},
+    task,
+    telemetry::{Telemetry, semconv, spans::Span},
+    tool::{Done, Scene, Tool, Work},
+};
+
+/// Deadline of work whose caller named none and that limits itself.
+const FAR: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// Everything that calls need.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    /// The tools.
+    pub(crate) catalog: Catalog,
+    /// The workspaces by name, the default one first.
+    pub(crate) scenes: Vec<Scene>,
+    /// The state directory.
+    pub(crate) store: StateDir,
+    /// Spans.
+    pub(crate) telemetry: Telemetry,
+    /// How much may go on at once.
+    pub(crate) admission: Admission,
+    /// Whether the daemon is shutting down.
+    pub(crate) drain: Drain,
+    /// Time between SIGTERM and SIGKILL.
+    pub(crate) grace: Duration,
+    /// Calls that have ended.
+    pub(crate) finished: AtomicU64,
+}
+
+impl Pipeline {
+    /// The workspace that a call chose.
+    fn scene(&self, incoming: &Incoming) -> Result<&Scene, Error> {
+        let found = match &incoming.workspace {
+            None => self.scenes.first(),
+            Some(name) => self
+                .scenes
+                .iter()
+                .find(|scene| scene.workspace.name() == name),
+        };
+        found.ok_or_else(|| {
+            let name = incoming.workspace.clone().unwrap_or_default();
+            let known: Vec<_> = self
+                .scenes
+                .iter()
+                .map(|scene| scene.workspace.name())
+                .collect();
+            let text = format!(
+                "there is no workspace {name:?}; jig-workspace can be one of: {}",
+                known.join(", ")
+            );
+            Error::new(Reason::UnknownWorkspace, text).with("workspace", name)
+        })
+    }
+
+    /// The session that a call belongs to.
+    pub(crate) async fn session(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+    ) -> Result<Arc<Session>, Error> {
+        let pipeline = Arc::clone(self);
+        let id = incoming.session.clone();
+        task::blocking(move || pipeline.store.session(&id))
+            .await
+            .map_err(Error::internal)?
+            .map_err(|error| storage(&error))
+    }
+
+    /// Makes a call of the tool `T`.
+    pub(crate) async fn call<T: Tool>(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        request: T::Request,
+    ) -> Result<T::Response, Error> {
+        let scene = self.scene(&incoming)?.clone();
+        let spec = self
+            .catalog
+            .tool(T::NAME)
+            .ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))?;
+        let Checked {
+            request,
+            params: shown,
+            mut violations,
+        } = spec.check(request)?;
+        let params = T::check(request, &scene, &mut violations);
+        if !violations.is_empty() {
+            return Err(Error::invalid(each_field_once(violations)));
+        }
+        let params =
+            params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
+
+        let permit = self.admission.enter(&self.drain)?;
+        let session = self.session(&incoming).await?;
+
+        let attributes = vec![
+            KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
+            KeyValue::new(semconv::GEN_AI_TOOL_NAME, T::NAME),
+            KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
+            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.call_id.clone()),
+            KeyValue::new(semconv::SESSION_ID, incoming.session.as_str().to_owned()),
+            KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
+        ];
+        let name = format!("execute_tool {}", T::NAME);
+        let span = Arc::new(Span::start(
+            self.telemetry.tracer(),
+            name,
+            SpanKind::Internal,
+            attributes,
+            &incoming.parent,
+        ));
+
+        // A tool that takes its limit from the request enforces it itself.
+        let limit = if T::LIMITS_ITSELF {
+            FAR
+        } else {
+            spec.default_timeout()
+        };
+        let until = incoming
+            .deadline
+            .unwrap_or(incoming.received + FAR)
+            .min(incoming.received + limit);
+        let abandon = self.drain.kill_token().child_token();
+        let work = |step| Work {
+            scene: scene.clone(),
+            session: Arc::clone(&session),
+            step,
+            stop: Stop {
+                abandon: abandon.clone(),
+                drain: self.drain.end_token(),
+                grace: self.grace,
+            },
+            default_timeout: spec.default_timeout(),
+            span: Arc::clone(&span),
+            telemetry: self.telemetry.clone(),
+        };
+        let step = session
+            .begin_step(record::started(
+                T::NAME,
+                &incoming,
+                scene.workspace.name(),
+                shown,
+            ))
+            .map_err(|error| storage(&error))?;
+        let work = work(step);
+        let pipeline = Arc::clone(self);
+        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), tool = T::NAME);
+        let task = task::spawn_tracked(
+            T::NAME,
+            async move {
+                let begun = Instant::now();
+                let result = T::execute(params, work).await;
+                pipeline.record_end(T::NAME, &session, step, &incoming, begun, &result);
+                end_span(span, &result);
+                pipeline.finished.fetch_add(1, Ordering::Relaxed);
+                drop(permit);
+                result
+            }
+            .instrument(log),
+        );
+        // Dropped with the caller: then nobody waits for the work any more.
+        let abandoned = abandon.drop_guard();
+        let result = if T::LIMITS_ITSELF {
+            task.await
+        } else {
+            match tokio::time::timeout_at(until.into(), task).await {
+                Ok(result) => result,
+                Err(_) => return Err(timed_out(T::NAME)),
+            }
+        };
+        let _still_running: CancellationToken = abandoned.disarm();
+        result.map_err(Error::internal)?.map(|done| done.response)
+    }
+
+    fn record_end<R>(
+        &self,
+        tool: &str,
+        session: &Session,
+        step: crate::daemon::store::session::Step,
+        incoming: &Incoming,
+        begun: Instant,
+        result: &Result<Done<R>, Error>,
+    ) {
+        let fields = record::finished(tool, incoming, begun.elapsed(), result);
+        if let Err(error) = session.record(step, fields) {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the end of a call could not be recorded"
+            );
+        }
+        match result {
+            Ok(_) => tracing::debug!("call finished"),
+            Err(error) if error.reason == Reason::Internal => {
+                tracing::error!(
+                    cause = error
+                        .cause
+                        .as_deref()
+                        .map(|cause| cause as &dyn std::error::Error),
+                    "call failed"
+                );
+            }
+            Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
+        }
+    }
+}
+
+/// The answer to a call that took longer than it may.
+pub(crate) fn timed_out(tool: &str) -> Error {
+    Error::new(
+        Reason::Timeout,
+        format!(
+            "{tool} did not finish in the time that it has; ask for less, or try again when the machine is less busy"
+        ),
+    )
+}
+
+fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
+    let error_type = match result {
+        Ok(done) => done.error_type,
+        Err(error) => Some(error.reason.name()),
+    };
+    if let Some(error_type) = error_type {
+        span.fail(error_type);
+    }
+    // The last holder ends it by dropping it.
+    drop(span);
+}
+
+/// What is wrong with the state directory, in the terms of the contract.
+fn storage(error: &std::io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
+            Reason::NoSpace,
+            "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
+        ),
+        Some(libc::EMFILE | libc::ENFILE) => Error::new(
+            Reason::ResourceExhausted,
+            "the daemon has no file descriptors left; nothing was started",
+        )
+        .retry_after(Duration::from_secs(1)),
+        _ => Error::internal(std::io::Error::new(error.kind(), error.to_string())),
+    }
+}
+
+fn each_field_once(violations: Vec<Violation>) -> Vec<Violation> {
+    let mut seen = HashSet::new();
+    violations
+        .into_iter()
+        .filter(|violation| seen.insert(violation.field.clone()))
+        .collect()
+}

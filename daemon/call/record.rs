@@ -1,0 +1,63 @@
+//! The records of a call in its session's `events.jsonl`.
+
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Map, Value};
+
+use super::context::Incoming;
+use crate::daemon::{error::Error, telemetry::logs::humantime, tool::Done};
+
+/// The record of a call that starts.
+pub(super) fn started(
+    tool: &str,
+    incoming: &Incoming,
+    workspace: &str,
+    params: Value,
+) -> Map<String, Value> {
+    let mut fields = common("tool_call_started", tool, incoming);
+    fields.insert("workspace".to_owned(), workspace.into());
+    fields.insert("trace_id".to_owned(), incoming.trace_id().into());
+    fields.insert("params".to_owned(), params);
+    fields
+}
+
+/// The record of a call that ended.
+pub(super) fn finished<R>(
+    tool: &str,
+    incoming: &Incoming,
+    duration: Duration,
+    result: &Result<Done<R>, Error>,
+) -> Map<String, Value> {
+    let mut fields = common("tool_call_finished", tool, incoming);
+    fields.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
+    match result {
+        Ok(done) => {
+            fields.insert("status".to_owned(), "success".into());
+            fields.extend(done.facts.clone());
+        }
+        Err(error) => {
+            fields.insert("status".to_owned(), "error".into());
+            fields.insert(
+                "error_type".to_owned(),
+                error.reason.name().to_lowercase().into(),
+            );
+            fields.insert("message".to_owned(), error.message.clone().into());
+        }
+    }
+    fields
+}
+
+fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
+    // A caller that gives no id of its own finds the call by the id it was answered with.
+    let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
+    [
+        ("event", event),
+        ("time", humantime(SystemTime::now()).as_str()),
+        ("call_id", incoming.call_id.as_str()),
+        ("request_id", request_id.as_str()),
+        ("tool", tool),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.into()))
+    .collect()
+}

@@ -1,0 +1,129 @@
+//! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing about a tool is written down twice.
+
+mod rules;
+
+use std::{collections::HashMap, time::Duration};
+
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor};
+
+use self::rules::Rules;
+use crate::{
+    api::{self, v1},
+    daemon::error::{Error, Violation},
+};
+
+/// All tools, and all methods that the daemon knows.
+#[derive(Debug)]
+pub(crate) struct Catalog {
+    tools: HashMap<String, ToolSpec>,
+    messages: HashMap<String, Rules>,
+    methods: Vec<String>,
+}
+
+/// What the descriptors say about one tool.
+#[derive(Debug)]
+pub(crate) struct ToolSpec {
+    /// Its options.
+    pub(crate) options: v1::ToolOptions,
+    rules: Rules,
+}
+
+/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
+#[derive(Debug)]
+pub(crate) struct Checked<T> {
+    /// The request, with the defaults of what was not given.
+    pub(crate) request: T,
+    /// What was given, as JSON, without what may be secret.
+    pub(crate) params: serde_json::Value,
+    /// Fields that break their rules.
+    pub(crate) violations: Vec<Violation>,
+}
+
+// === impl Catalog ===
+
+impl Catalog {
+    /// Reads the descriptors that the daemon was built with.
+    pub(crate) fn load() -> Result<Self, Error> {
+        let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).map_err(Error::internal)?;
+        let mut tools = HashMap::new();
+        let mut messages = HashMap::new();
+        let mut methods = Vec::new();
+        for service in pool.services() {
+            for method in service.methods() {
+                methods.push(format!("{}/{}", service.full_name(), method.name()));
+                let input = method.input();
+                if let Some(options) = tool_options(&pool, &method) {
+                    let rules = Rules::of(&pool, &input);
+                    tools.insert(options.name.clone(), ToolSpec { options, rules });
+                } else {
+                    messages.insert(input.full_name().to_owned(), Rules::of(&pool, &input));
+                }
+            }
+        }
+        Ok(Self {
+            tools,
+            messages,
+            methods,
+        })
+    }
+
+    /// The tool of this name.
+    pub(crate) fn tool(&self, name: &str) -> Option<&ToolSpec> {
+        self.tools.get(name)
+    }
+
+    /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.
+    pub(crate) fn methods(&self) -> impl Iterator<Item = &str> {
+        self.methods.iter().map(String::as_str)
+    }
+
+    /// Checks a request of a method that is not a tool, named by its full name.
+    pub(crate) fn check<T: Message + Default>(
+        &self,
+        message: &str,
+        request: T,
+    ) -> Result<T, Error> {
+        let Some(rules) = self.messages.get(message) else {
+            return Err(Error::internal(format!("no method takes {message}")));
+        };
+        let checked = rules.check(request)?;
+        if checked.violations.is_empty() {
+            Ok(checked.request)
+        } else {
+            Err(Error::invalid(checked.violations))
+        }
+    }
+}
+
+// === impl ToolSpec ===
+
+impl ToolSpec {
+    /// Checks a request of this tool, and fills in defaults.
+    pub(crate) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
+        self.rules.check(request)
+    }
+
+    /// How long a call may take that names no limit of its own.
+    pub(crate) fn default_timeout(&self) -> Duration {
+        Duration::from_secs(u64::from(self.options.default_timeout_sec))
+    }
+}
+
+fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::ToolOptions> {
+    let extension = pool.get_extension_by_name("jig.v1.tool")?;
+    let options = method.options();
+    let value = options
+        .has_extension(&extension)
+        .then(|| options.get_extension(&extension))?;
+    value.as_message()?.transcode_to().ok()
+}
+
+/// Decodes `request` as `descriptor` says, to look at its fields by name.
+fn reflect<T: Message>(
+    descriptor: &MessageDescriptor,
+    request: &T,
+) -> Result<DynamicMessage, Error> {
+    DynamicMessage::decode(descriptor.clone(), request.encode_to_vec().as_slice())
+        .map_err(Error::internal)
+}

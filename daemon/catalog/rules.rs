@@ -1,0 +1,262 @@
+//! Defaults and limits of fields, as their options declare them.
+
+use prost::Message;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,
+    SerializeOptions, Value,
+};
+
+use super::{Checked, reflect};
+use crate::{
+    api::v1::{FieldRules, field_rules::DefaultValue},
+    daemon::error::{Error, Violation},
+};
+
+/// Largest JSON of a request's parameters that is kept in a record.
+const LARGEST_PARAMS: usize = 16 * 1024;
+
+/// Rules of the fields of one message.
+#[derive(Debug)]
+pub(super) struct Rules {
+    message: MessageDescriptor,
+    fields: Vec<(FieldDescriptor, FieldRules)>,
+}
+
+impl Rules {
+    /// Reads the rules of `message`.
+    pub(super) fn of(pool: &DescriptorPool, message: &MessageDescriptor) -> Self {
+        let extension = pool.get_extension_by_name("jig.v1.field");
+        let rules = |field: &FieldDescriptor| {
+            let extension = extension.as_ref()?;
+            let options = field.options();
+            let value = options
+                .has_extension(extension)
+                .then(|| options.get_extension(extension))?;
+            value.as_message()?.transcode_to().ok()
+        };
+        let fields = message
+            .fields()
+            .filter_map(|field| rules(&field).map(|rules| (field, rules)))
+            .collect();
+        Self {
+            message: message.clone(),
+            fields,
+        }
+    }
+
+    /// Checks `request` and fills in defaults.
+    pub(super) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
+        let mut message = reflect(&self.message, &request)?;
+        let mut violations = Vec::new();
+        for (field, rules) in &self.fields {
+            check_field(&message, field, rules, &mut violations);
+        }
+        let params = self.params(&message)?;
+        let mut changed = false;
+        for (field, rules) in &self.fields {
+            if let Some(default) = default_of(field, rules).filter(|_| !message.has_field(field)) {
+                message.set_field(field, default);
+                changed = true;
+            }
+        }
+        let request = if changed {
+            message.transcode_to().map_err(Error::internal)?
+        } else {
+            request
+        };
+        Ok(Checked {
+            request,
+            params,
+            violations,
+        })
+    }
+
+    /// What was given, as JSON, with the size in place of what may be secret.
+    fn params(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
+        let mut shown = message.clone();
+        let mut hidden = Vec::new();
+        for (field, rules) in &self.fields {
+            if rules.sensitive && message.has_field(field) {
+                hidden.push((
+                    field.name().to_owned(),
+                    size_text(&message.get_field(field)),
+                ));
+                shown.clear_field(field);
+            }
+        }
+        let options = SerializeOptions::new()
+            .use_proto_field_name(true)
+            .stringify_64_bit_integers(false);
+        let mut json = shown
+            .serialize_with_options(serde_json::value::Serializer, &options)
+            .map_err(Error::internal)?;
+        if let Some(object) = json.as_object_mut() {
+            object.extend(hidden);
+        }
+        let text = json.to_string();
+        if text.len() <= LARGEST_PARAMS {
+            return Ok(json);
+        }
+        let mut end = LARGEST_PARAMS / 2;
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        Ok(
+            serde_json::json!({ "truncated": true, "bytes": text.len(), "preview": text.get(..end) }),
+        )
+    }
+}
+
+fn check_field(
+    message: &DynamicMessage,
+    field: &FieldDescriptor,
+    rules: &FieldRules,
+    violations: &mut Vec<Violation>,
+) {
+    let name = field.name();
+    let mut report =
+        |field: String, description: String| violations.push(Violation { field, description });
+    if !message.has_field(field) {
+        if rules.required {
+            report(name.to_owned(), "must be given".to_owned());
+        }
+        return;
+    }
+    match message.get_field(field).as_ref() {
+        Value::List(items) => {
+            check_count(items.len(), rules, name, &mut report);
+            for (index, item) in items.iter().enumerate() {
+                check_value(item, rules, &format!("{name}[{index}]"), &mut report);
+            }
+        }
+        Value::Map(entries) => {
+            check_count(entries.len(), rules, name, &mut report);
+            for (key, value) in entries {
+                let path = match key {
+                    MapKey::String(key) => {
+                        let path = format!("{name}[{key:?}]");
+                        check_value(&Value::String(key.clone()), rules, &path, &mut report);
+                        path
+                    }
+                    other => format!("{name}[{other:?}]"),
+                };
+                check_value(value, rules, &path, &mut report);
+            }
+        }
+        Value::EnumNumber(number) => {
+            if let Kind::Enum(kind) = field.kind()
+                && kind.get_value(*number).is_none()
+            {
+                let values: Vec<_> = kind
+                    .values()
+                    .skip(1)
+                    .map(|value| value.name().to_owned())
+                    .collect();
+                report(
+                    name.to_owned(),
+                    format!("is {number}; it must be one of {}", values.join(", ")),
+                );
+            }
+        }
+        value => check_value(value, rules, name, &mut report),
+    }
+}
+
+fn check_count(
+    count: usize,
+    rules: &FieldRules,
+    name: &str,
+    report: &mut impl FnMut(String, String),
+) {
+    if let Some(most) = rules.max_items.filter(|most| count > *most as usize) {
+        report(
+            name.to_owned(),
+            format!("has {count} elements; at most {most} are allowed"),
+        );
+    }
+}
+
+fn check_value(
+    value: &Value,
+    rules: &FieldRules,
+    path: &str,
+    report: &mut impl FnMut(String, String),
+) {
+    let number = match value {
+        Value::I32(number) => Some(i128::from(*number)),
+        Value::I64(number) => Some(i128::from(*number)),
+        Value::U32(number) => Some(i128::from(*number)),
+        Value::U64(number) => Some(i128::from(*number)),
+        _ => None,
+    };
+    let (minimum, maximum) = (rules.minimum.map(i128::from), rules.maximum.map(i128::from));
+    if let Some(number) = number.filter(|number| {
+        minimum.is_some_and(|least| *number < least) || maximum.is_some_and(|most| *number > most)
+    }) {
+        let range = match (minimum, maximum) {
+            (Some(least), Some(most)) => format!("from {least} to {most}"),
+            (Some(least), None) => format!("at least {least}"),
+            (None, Some(most)) => format!("at most {most}"),
+            (None, None) => String::new(),
+        };
+        report(path.to_owned(), format!("is {number}; it must be {range}"));
+    }
+    let bytes = match value {
+        Value::String(text) => Some(text.as_bytes()),
+        Value::Bytes(bytes) => Some(bytes.as_ref()),
+        _ => None,
+    };
+    if let Some(bytes) = bytes {
+        if let Some(most) = rules.max_bytes.filter(|most| bytes.len() > *most as usize) {
+            report(
+                path.to_owned(),
+                format!("has {} bytes; at most {most} are allowed", bytes.len()),
+            );
+        }
+        if rules.no_nul && bytes.contains(&0) {
+            report(path.to_owned(), "must not hold a NUL character".to_owned());
+        }
+        if rules.required && bytes.is_empty() {
+            report(path.to_owned(), "must not be empty".to_owned());
+        }
+    }
+}
+
+fn default_of(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value> {
+    Some(match (rules.default_value.as_ref()?, field.kind()) {
+        (DefaultValue::DefaultNumber(number), Kind::Uint32) => {
+            Value::U32(u32::try_from(*number).ok()?)
+        }
+        (DefaultValue::DefaultNumber(number), Kind::Int32) => {
+            Value::I32(i32::try_from(*number).ok()?)
+        }
+        (DefaultValue::DefaultNumber(number), Kind::Uint64) => {
+            Value::U64(u64::try_from(*number).ok()?)
+        }
+        (DefaultValue::DefaultNumber(number), Kind::Int64) => Value::I64(*number),
+        (DefaultValue::DefaultBool(flag), Kind::Bool) => Value::Bool(*flag),
+        (DefaultValue::DefaultText(text), Kind::String) => Value::String(text.clone()),
+        (DefaultValue::DefaultText(text), Kind::Enum(kind)) => {
+            Value::EnumNumber(kind.get_value_by_name(text)?.number())
+        }
+        _ => return None,
+    })
+}
+
+fn size_text(value: &Value) -> serde_json::Value {
+    match value {
+        Value::String(text) => format!("<{} bytes>", text.len()).into(),
+        Value::Bytes(bytes) => format!("<{} bytes>", bytes.len()).into(),
+        Value::List(items) => items.iter().map(size_text).collect::<Vec<_>>().into(),
+        Value::Map(entries) => {
+            let entry = |(key, value): (&MapKey, &Value)| {
+                let key = key
+                    .as_str()
+                    .map_or_else(|| format!("{key:?}"), str::to_owned);
+                (key, size_text(value))
+            };
+            serde_json::Value::Object(entries.iter().map(entry).collect())
+        }
+        _ => "<hidden>".into(),
+    }
+}

@@ -1,0 +1,81 @@
+//! Flags and their environment variables, as they were written.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// Serves sandboxed tool calls on a workspace to remote agents, over gRPC.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(
+    version,
+    disable_help_subcommand = true,
+    after_help = "Exit codes: 0 ended as asked, 64 wrong flags, 78 configuration or sandbox, 1 anything else."
+)]
+pub(crate) struct Args {
+    /// Where to listen: 127.0.0.1:50051 (the default), [::1]:50051, unix:/path. Port 0 picks a free one. Can be given several times
+    #[arg(long, value_name = "ADDR", env = "JIG_LISTEN", value_delimiter = ',')]
+    pub(crate) listen: Vec<String>,
+
+    /// A workspace to serve; the first one is the default of calls that name none. Without any, the current directory. Can be given several times
+    #[arg(
+        long,
+        value_name = "[NAME=]PATH",
+        env = "JIG_WORKSPACE",
+        value_delimiter = ','
+    )]
+    pub(crate) workspace: Vec<String>,
+
+    /// Directory for the daemon's state. Default: $XDG_STATE_HOME/jig, for root /var/lib/jig
+    #[arg(long, value_name = "DIR", env = "JIG_STATE_DIR")]
+    pub(crate) state_dir: Option<PathBuf>,
+
+    /// Configuration file (TOML)
+    #[arg(long, value_name = "FILE", env = "JIG_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Isolation below which no command is run: L3 (the default), L2, L1
+    #[arg(long, value_name = "LEVEL", env = "JIG_MINIMUM_LEVEL")]
+    pub(crate) minimum_level: Option<String>,
+
+    /// Network of commands: none (the default)
+    #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]
+    pub(crate) network: Option<String>,
+
+    /// A directory or file that commands see, read-only, at the same path or at DEST. Can be given several times
+    #[arg(
+        long,
+        value_name = "PATH[:DEST]",
+        env = "JIG_BIND_RO",
+        value_delimiter = ','
+    )]
+    pub(crate) bind_ro: Vec<String>,
+
+    /// A directory or file that commands see and may change. Can be given several times
+    #[arg(
+        long,
+        value_name = "PATH[:DEST]",
+        env = "JIG_BIND",
+        value_delimiter = ','
+    )]
+    pub(crate) bind: Vec<String>,
+
+    /// A directory, as commands see it, in which programs are looked up before the usual ones. Can be given several times
+    #[arg(long, value_name = "DIR", env = "JIG_PATH", value_delimiter = ':')]
+    pub(crate) path: Vec<String>,
+
+    /// How to write logs: text or json. Default: text on a terminal
+    #[arg(long, value_name = "FORMAT", env = "JIG_LOG")]
+    pub(crate) log: Option<String>,
+
+    /// Most detailed level of logs: error, warn, info (the default), debug, trace
+    #[arg(long, value_name = "LEVEL", env = "JIG_LOG_LEVEL")]
+    pub(crate) log_level: Option<String>,
+
+    /// How long running calls may go on when the daemon is told to end: 25s (the default), 500ms, 2m
+    #[arg(long, value_name = "TIME", env = "JIG_DRAIN_TIMEOUT")]
+    pub(crate) drain_timeout: Option<String>,
+
+    /// Check the configuration, build a sandbox and run the probe in it, say what was found, and exit
+    #[arg(long)]
+    pub(crate) check: bool,
+}

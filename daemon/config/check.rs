@@ -1,0 +1,509 @@
+//! Putting flags and file together, and finding everything that is wrong with them.
+
+use std::{
+    collections::HashSet,
+    env, fs,
+    path::{Component, Path, PathBuf},
+    time::Duration,
+};
+
+use super::{
+    Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
+    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_MOUNT_PATH, DEFAULT_SANDBOX_ID,
+    WorkspaceConfig,
+    args::Args,
+    file::{self, File},
+    listen::Address,
+};
+use crate::daemon::{
+    sandbox::{
+        level::Level,
+        plan::{Bind, HOME, Limits},
+    },
+    telemetry::logs::Format,
+};
+
+/// Where nothing may be bound: the sandbox mounts these itself.
+const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
+/// What must not be shown to commands.
+const REVEALING: &[&str] = &["/", "/proc", "/sys", "/dev", "/run", "/var/run"];
+
+/// Puts `args` and `file` together.
+pub(super) fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
+    let mut problems = Vec::new();
+    let listen = listen(&args, &file, &mut problems);
+    let state_dir = args
+        .state_dir
+        .or(file.state_dir)
+        .unwrap_or_else(default_state_dir);
+    let common = [
+        binds(&args.bind, "--bind", true, &mut problems),
+        binds(&args.bind_ro, "--bind-ro", false, &mut problems),
+        binds(&file.sandbox.bind, "sandbox.bind", true, &mut problems),
+        binds(
+            &file.sandbox.bind_ro,
+            "sandbox.bind_ro",
+            false,
+            &mut problems,
+        ),
+    ]
+    .concat();
+    let workspaces = workspaces(&args.workspace, file.workspaces, &common, &mut problems);
+    keep_apart(&workspaces, &state_dir, &listen, &mut problems);
+
+    let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
+    let minimum_level = parse(minimum_level.as_deref(), Level::L3, &mut problems, |text| {
+        text.parse().and_then(|level| match level {
+            Level::L0 => Err(
+                "--minimum-level L0 would run commands without isolation, which jigd never does"
+                    .to_owned(),
+            ),
+            level => Ok(level),
+        })
+    });
+    if let Some(mode) = args
+        .network
+        .or(file.sandbox.network)
+        .filter(|mode| mode != "none")
+    {
+        problems.push(format!(
+            "--network {mode}: this version gives commands no network; the one mode is none"
+        ));
+    }
+    let log = parse(
+        args.log.or(file.log).as_deref(),
+        Format::for_stderr(),
+        &mut problems,
+        |text| match text {
+            "text" => Ok(Format::Text),
+            "json" => Ok(Format::Json),
+            _ => Err(format!("--log {text}: give text or json")),
+        },
+    );
+    let log_level = parse(
+        args.log_level.or(file.log_level).as_deref(),
+        tracing::Level::INFO,
+        &mut problems,
+        |text| {
+            text.parse()
+                .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
+        },
+    );
+    let drain_timeout = parse(
+        args.drain_timeout.or(file.drain_timeout).as_deref(),
+        DEFAULT_DRAIN,
+        &mut problems,
+        |text| {
+            time(text).ok_or_else(|| {
+                format!("--drain-timeout {text}: give a time, such as 25s, 500ms or 2m")
+            })
+        },
+    );
+    let grace = parse(
+        file.sandbox.grace.as_deref(),
+        DEFAULT_GRACE,
+        &mut problems,
+        |text| time(text).ok_or_else(|| format!("sandbox.grace {text}: give a time, such as 2s")),
+    );
+    let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
+    for directory in path
+        .iter()
+        .filter(|directory| !directory.starts_with('/') || directory.contains(':'))
+    {
+        problems.push(format!(
+            "--path {directory}: give absolute paths without colons"
+        ));
+    }
+    let limits = limits(&file.limits, &mut problems);
+    let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
+    if sandbox_id == 0 || sandbox_id == u32::MAX {
+        problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
+    }
+    if !problems.is_empty() {
+        return Err(ConfigError(problems));
+    }
+    Ok(Config {
+        listen,
+        workspaces,
+        state_dir,
+        minimum_level,
+        allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
+        sandbox_id,
+        path,
+        log,
+        log_level,
+        drain_timeout,
+        grace,
+        limits,
+        artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
+        concurrent_calls: at_least_one(file.limits.concurrent_calls, DEFAULT_CONCURRENT_CALLS),
+        concurrent_runs: at_least_one(file.limits.concurrent_runs, DEFAULT_CONCURRENT_RUNS),
+    })
+}
+
+fn listen(args: &Args, file: &File, problems: &mut Vec<String>) -> Vec<Address> {
+    let default = [DEFAULT_LISTEN.to_owned()];
+    let texts = match (args.listen.as_slice(), file.listen.as_slice()) {
+        ([], []) => &default,
+        ([], file) => file,
+        (flags, _) => flags,
+    };
+    let addresses = texts.iter().filter_map(|text| {
+        Address::parse(text)
+            .map_err(|problem| problems.push(problem))
+            .ok()
+    });
+    addresses.collect()
+}
+
+fn workspaces(
+    flags: &[String],
+    tables: Vec<file::Workspace>,
+    common: &[Bind],
+    problems: &mut Vec<String>,
+) -> Vec<WorkspaceConfig> {
+    let plain = |text: &str| {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
+            _ => (None, text),
+        };
+        file::Workspace {
+            name,
+            path: PathBuf::from(path),
+            mount_path: None,
+            bind: Vec::new(),
+            bind_ro: Vec::new(),
+        }
+    };
+    let written: Vec<file::Workspace> = match (flags, tables) {
+        ([], tables) if tables.is_empty() => vec![plain(".")],
+        ([], tables) => tables,
+        (flags, _) => flags.iter().map(|text| plain(text)).collect(),
+    };
+    let mut names = HashSet::new();
+    let mut checked = Vec::new();
+    for workspace in written {
+        let shown = workspace.path.display().to_string();
+        let path = match fs::canonicalize(&workspace.path) {
+            Ok(path) if path == Path::new("/") => {
+                problems.push("--workspace /: the root directory cannot be a workspace; give the directory of the project".to_owned());
+                continue;
+            }
+            Ok(path) if path.is_dir() => path,
+            Ok(_) => {
+                problems.push(format!("--workspace {shown} is not a directory"));
+                continue;
+            }
+            Err(error) => {
+                problems.push(format!("--workspace {shown}: {error}"));
+                continue;
+            }
+        };
+        let name = workspace.name.unwrap_or_else(|| {
+            path.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        });
+        if name.is_empty()
+            || name
+                .chars()
+                .any(|char| char.is_control() || char.is_whitespace())
+            || name.len() > 120
+        {
+            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, without blanks"));
+        }
+        if !names.insert(name.clone()) {
+            problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));
+        }
+        let mount_path = workspace
+            .mount_path
+            .unwrap_or_else(|| PathBuf::from(DEFAULT_MOUNT_PATH));
+        if let Err(problem) = check_destination(&mount_path) {
+            problems.push(format!("workspace {name}: mount_path {problem}"));
+        }
+        let own = [
+            binds(&workspace.bind, "workspaces.bind", true, problems),
+            binds(&workspace.bind_ro, "workspaces.bind_ro", false, problems),
+        ];
+        let binds: Vec<Bind> = common.iter().cloned().chain(own.concat()).collect();
+        for bind in binds.iter().filter(|bind| {
+            bind.destination.starts_with(&mount_path) || mount_path.starts_with(&bind.destination)
+        }) {
+            let destination = bind.destination.display();
+            problems.push(format!(
+                "workspace {name}: {destination} cannot be bound into or over the workspace at {}",
+                mount_path.display()
+            ));
+        }
+        checked.push(WorkspaceConfig {
+            name,
+            path,
+            mount_path,
+            binds,
+        });
+    }
+    checked
+}
+
+fn binds(texts: &[String], flag: &str, writable: bool, problems: &mut Vec<String>) -> Vec<Bind> {
+    let bind = |text: &String| {
+        let (source, destination) = text
+            .split_once(':')
+            .map_or((text.as_str(), None), |(source, destination)| {
+                (source, Some(destination))
+            });
+        let path = fs::canonicalize(source).map_err(|error| format!("{flag} {text}: {error}"))?;
+        let destination = PathBuf::from(destination.unwrap_or(source));
+        check_destination(&destination).map_err(|problem| format!("{flag} {text}: {problem}"))?;
+        if REVEALING
+            .iter()
+            .any(|revealing| path == Path::new(revealing))
+            || path.starts_with("/proc")
+            || path.starts_with("/sys")
+        {
+            return Err(format!(
+                "{flag} {text}: {} would show the host to commands",
+                path.display()
+            ));
+        }
+        let kind = fs::metadata(&path).map_err(|error| format!("{flag} {text}: {error}"))?;
+        if !kind.is_dir() && !kind.is_file() {
+            return Err(format!(
+                "{flag} {text}: a socket, FIFO or device cannot be given to commands"
+            ));
+        }
+        Ok(Bind {
+            source: path,
+            destination,
+            writable,
+        })
+    };
+    texts
+        .iter()
+        .filter_map(|text| bind(text).map_err(|problem| problems.push(problem)).ok())
+        .collect()
+}
+
+/// Checks a path at which commands are to see something.
+fn check_destination(path: &Path) -> Result<(), String> {
+    let plain = path
+        .components()
+        .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
+    let shown = path.display();
+    if !path.is_absolute() || !plain || path == Path::new("/") {
+        return Err(format!(
+            "{shown} must be an absolute path without `.` and `..`"
+        ));
+    }
+    match RESERVED
+        .iter()
+        .find(|reserved| path.starts_with(reserved) || Path::new(reserved).starts_with(path))
+    {
+        Some(reserved) => Err(format!(
+            "{shown} would hide {reserved}, which every sandbox has for itself"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Sees that commands cannot reach the daemon's state or its sockets through a workspace or a bind.
+fn keep_apart(
+    workspaces: &[WorkspaceConfig],
+    state_dir: &Path,
+    listen: &[Address],
+    problems: &mut Vec<String>,
+) {
+    let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| {
+        std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned())
+    });
+    let sockets = listen.iter().filter_map(|address| match address {
+        Address::Unix(path) => Some(
+            path.parent()
+                .and_then(|parent| fs::canonicalize(parent).ok())
+                .unwrap_or_else(|| path.clone()),
+        ),
+        Address::Tcp(_) => None,
+    });
+    let kept: Vec<(PathBuf, &str)> = sockets
+        .map(|path| (path, "--listen unix:"))
+        .chain([(state_dir, "--state-dir")])
+        .collect();
+    for workspace in workspaces {
+        for visible in
+            std::iter::once(&workspace.path).chain(workspace.binds.iter().map(|bind| &bind.source))
+        {
+            for (path, flag) in &kept {
+                let inside = path.starts_with(visible)
+                    || (*flag == "--state-dir" && visible.starts_with(path));
+                if inside {
+                    let (path, visible) = (path.display(), visible.display());
+                    problems.push(format!("commands could reach {path} through {visible}: choose a place outside of it with {flag}"));
+                }
+            }
+        }
+    }
+}
+
+fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
+    let default = Limits::default();
+    let limits = Limits {
+        processes: file.processes.unwrap_or(default.processes),
+        open_files: file.open_files.unwrap_or(default.open_files),
+        open_files_hard: file
+            .open_files_hard
+            .unwrap_or(default.open_files_hard.max(file.open_files.unwrap_or(0))),
+        file_size_bytes: file.file_size_bytes.unwrap_or(default.file_size_bytes),
+        tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
+        tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
+    };
+    if limits.processes == 0 {
+        problems.push("limits.processes must be at least 1".to_owned());
+    }
+    if limits.open_files < 16 || limits.open_files > limits.open_files_hard {
+        problems.push(
+            "limits.open_files must be at least 16, and at most limits.open_files_hard".to_owned(),
+        );
+    }
+    // 0 would mean no limit to tmpfs(5).
+    if limits.tmp_bytes == 0 || limits.tmp_inodes == 0 {
+        problems.push("limits.tmp_bytes and limits.tmp_inodes must be at least 1".to_owned());
+    }
+    limits
+}
+
+fn at_least_one(written: Option<usize>, default: usize) -> usize {
+    // A semaphore of the runtime cannot hold more.
+    written.unwrap_or(default).clamp(1, 1 << 20)
+}
+
+fn parse<T>(
+    text: Option<&str>,
+    default: T,
+    problems: &mut Vec<String>,
+    parse: impl FnOnce(&str) -> Result<T, String>,
+) -> T {
+    match text.map(parse) {
+        None => default,
+        Some(Ok(value)) => value,
+        Some(Err(problem)) => {
+            problems.push(problem);
+            default
+        }
+    }
+}
+
+/// Reads a time with its unit: `25s`, `500ms`, `2m`.
+fn time(text: &str) -> Option<Duration> {
+    let digits = text
+        .find(|char: char| !char.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: u64 = number.parse().ok()?;
+    match unit {
+        "ms" => Some(Duration::from_millis(number)),
+        "s" => Some(Duration::from_secs(number)),
+        "m" => number.checked_mul(60).map(Duration::from_secs),
+        _ => None,
+    }
+}
+
+fn default_state_dir() -> PathBuf {
+    let set = |name: &str| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(base) = set("XDG_STATE_HOME") {
+        return base.join("jig");
+    }
+    match set("HOME") {
+        Some(home) if !rustix::process::geteuid().is_root() => home.join(".local/state/jig"),
+        _ => PathBuf::from("/var/lib/jig"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{combine, time};
+    use crate::daemon::config::{args::Args, file::File};
+
+    #[test]
+    fn every_problem_is_reported() {
+        let strings = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| (*text).to_owned())
+                .collect::<Vec<_>>()
+        };
+        let args = Args {
+            listen: strings(&["0.0.0.0:1", "nonsense"]),
+            workspace: strings(&["/", "/nowhere"]),
+            minimum_level: Some("L0".to_owned()),
+            network: Some("host".to_owned()),
+            bind: strings(&["/proc", "/usr:/tmp/x"]),
+            drain_timeout: Some("soon".to_owned()),
+            log: Some("xml".to_owned()),
+            ..Args::default()
+        };
+        let problems = combine(args, File::default()).unwrap_err().0;
+        for part in [
+            "0.0.0.0:1",
+            "nonsense",
+            "--workspace /:",
+            "/nowhere",
+            "L0",
+            "host",
+            "/proc",
+            "/tmp/x",
+            "soon",
+            "xml",
+        ] {
+            assert!(
+                problems.iter().any(|problem| problem.contains(part)),
+                "{part} in {problems:#?}"
+            );
+        }
+    }
+
+    #[test]
+    fn state_and_sockets_cannot_lie_in_a_workspace() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = |name: &str| folder.path().join(name);
+        let workspace = vec![folder.path().display().to_string()];
+        let args = Args {
+            workspace: workspace.clone(),
+            state_dir: Some(inside("state")),
+            ..Args::default()
+        };
+        assert!(
+            combine(args, File::default())
+                .unwrap_err()
+                .to_string()
+                .contains("--state-dir")
+        );
+        let args = Args {
+            workspace,
+            state_dir: Some("/nowhere/state".into()),
+            listen: vec![format!("unix:{}", inside("sock").display())],
+            ..Args::default()
+        };
+        assert!(
+            combine(args, File::default())
+                .unwrap_err()
+                .to_string()
+                .contains("--listen")
+        );
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time("25s"), Some(Duration::from_secs(25)));
+        assert_eq!(time("500ms"), Some(Duration::from_millis(500)));
+        assert_eq!(time("2m"), Some(Duration::from_secs(120)));
+        for bad in ["", "s", "25", "2h", "-1s", "1.5s", "99999999999999999999s"] {
+            assert_eq!(time(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The configuration file, as it was written. Unknown keys are errors: a misspelt limit must not be silently none.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+/// The whole file.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct File {
+    pub(super) listen: Vec<String>,
+    pub(super) state_dir: Option<PathBuf>,
+    pub(super) log: Option<String>,
+    pub(super) log_level: Option<String>,
+    pub(super) drain_timeout: Option<String>,
+    pub(super) workspaces: Vec<Workspace>,
+    pub(super) sandbox: Sandbox,
+    pub(super) limits: Limits,
+}
+
+/// One `[[workspaces]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Workspace {
+    pub(super) name: Option<String>,
+    pub(super) path: PathBuf,
+    pub(super) mount_path: Option<PathBuf>,
+    #[serde(default)]
+    pub(super) bind: Vec<String>,
+    #[serde(default)]
+    pub(super) bind_ro: Vec<String>,
+}
+
+/// The `[sandbox]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Sandbox {
+    pub(super) minimum_level: Option<String>,
+    pub(super) network: Option<String>,
+    pub(super) allow_ptrace: Option<bool>,
+    pub(super) uid: Option<u32>,
+    pub(super) path: Vec<String>,
+    pub(super) bind: Vec<String>,
+    pub(super) bind_ro: Vec<String>,
+    pub(super) grace: Option<String>,
+}
+
+/// The `[limits]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Limits {
+    pub(super) processes: Option<u32>,
+    pub(super) open_files: Option<u32>,
+    pub(super) open_files_hard: Option<u32>,
+    pub(super) file_size_bytes: Option<u64>,
+    pub(super) tmp_bytes: Option<u64>,
+    pub(super) tmp_inodes: Option<u32>,
+    pub(super) artifact_bytes: Option<u64>,
+    pub(super) concurrent_calls: Option<usize>,
+    pub(super) concurrent_runs: Option<usize>,
+}
+
+impl File {
+    /// Reads the file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let text = fs::read_to_string(path)
+            .map_err(|error| format!("--config {}: {error}", path.display()))?;
+        toml::from_str(&text).map_err(|error| format!("--config {}: {error}", path.display()))
+    }
+}

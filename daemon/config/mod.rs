@@ -1,0 +1,100 @@
+//! The configuration: file < environment < flags, checked once, passed down as types that cannot hold what is wrong.
+//!
+//! [`args`] and [`file`] hold what was written; [`Config`] holds what it means. Every problem is reported, not only the first.
+
+pub(crate) mod args;
+mod check;
+mod file;
+pub(crate) mod listen;
+
+use std::{path::PathBuf, time::Duration};
+
+use self::{args::Args, file::File, listen::Address};
+use crate::daemon::{
+    sandbox::{
+        level::Level,
+        plan::{Bind, Limits},
+    },
+    telemetry::logs::Format,
+};
+
+/// Where the daemon listens unless told otherwise.
+const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
+/// Where commands see the workspace.
+const DEFAULT_MOUNT_PATH: &str = "/workspace";
+/// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes gives a pod.
+const DEFAULT_DRAIN: Duration = Duration::from_secs(25);
+/// Time between SIGTERM and SIGKILL.
+const DEFAULT_GRACE: Duration = Duration::from_secs(2);
+/// Bytes that an artifact keeps of a stream.
+const DEFAULT_ARTIFACT_BYTES: u64 = 64 << 20;
+/// Calls at one time: each holds at most its inline output, twice, and 64 KiB in pipes.
+const DEFAULT_CONCURRENT_CALLS: usize = 2048;
+/// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a megabyte.
+const DEFAULT_CONCURRENT_RUNS: usize = 1024;
+/// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd leave alone (60706 to 61183).
+const DEFAULT_SANDBOX_ID: u32 = 61_000;
+
+/// The configuration of one daemon.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// Where it listens.
+    pub(crate) listen: Vec<Address>,
+    /// What it serves; never empty.
+    pub(crate) workspaces: Vec<WorkspaceConfig>,
+    /// Where it keeps its state.
+    pub(crate) state_dir: PathBuf,
+    /// Isolation below which no command is run.
+    pub(crate) minimum_level: Level,
+    /// Whether debuggers work inside a run.
+    pub(crate) allow_ptrace: bool,
+    /// User and group id that a root daemon takes for its sandboxes.
+    pub(crate) sandbox_id: u32,
+    /// Directories, as commands see them, in which programs are looked up before the usual ones.
+    pub(crate) path: Vec<String>,
+    /// How logs are written.
+    pub(crate) log: Format,
+    /// Most detailed level of its own logs.
+    pub(crate) log_level: tracing::Level,
+    /// Time for running calls when the daemon is told to end.
+    pub(crate) drain_timeout: Duration,
+    /// Time between SIGTERM and SIGKILL.
+    pub(crate) grace: Duration,
+    /// Limits of each run.
+    pub(crate) limits: Limits,
+    /// Bytes that an artifact keeps of a stream.
+    pub(crate) artifact_bytes: u64,
+    /// Calls at one time.
+    pub(crate) concurrent_calls: usize,
+    /// Runs at one time in one workspace.
+    pub(crate) concurrent_runs: usize,
+}
+
+/// A workspace to serve.
+#[derive(Debug, Clone)]
+pub(crate) struct WorkspaceConfig {
+    /// Name by which calls choose it.
+    pub(crate) name: String,
+    /// Where it lies, without symbolic links.
+    pub(crate) path: PathBuf,
+    /// Where commands see it.
+    pub(crate) mount_path: PathBuf,
+    /// What else commands see.
+    pub(crate) binds: Vec<Bind>,
+}
+
+/// What is wrong with a configuration: every problem, a line each.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.join("\n"))]
+pub(crate) struct ConfigError(pub(crate) Vec<String>);
+
+impl Config {
+    /// Reads the file that `args` names, if any, and puts both together.
+    pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
+        let file = match &args.config {
+            Some(path) => File::read(path).map_err(|problem| ConfigError(vec![problem]))?,
+            None => File::default(),
+        };
+        check::combine(args, file)
+    }
+}

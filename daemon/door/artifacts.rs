@@ -1,0 +1,155 @@
+//! `jig.v1.ArtifactService`: streaming what calls have left behind.
+
+use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Instant};
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::{metadata::incoming, status::to_status};
+use crate::{
+    api::v1::{
+        ReadArtifactRequest, ReadArtifactResponse, artifact_service_server::ArtifactService,
+    },
+    daemon::{
+        call::{self, Pipeline},
+        error::{Error, Reason},
+        store::session::Artifact,
+        task,
+    },
+};
+
+/// Bytes in one message.
+const CHUNK_BYTES: u64 = 64 * 1024;
+/// Messages that are read ahead of a slow client.
+const CHUNKS_AHEAD: usize = 4;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Artifacts(pub(crate) Arc<Pipeline>);
+
+#[tonic::async_trait]
+impl ArtifactService for Artifacts {
+    type ReadArtifactStream = ReceiverStream<Result<ReadArtifactResponse, Status>>;
+
+    async fn read_artifact(
+        &self,
+        request: Request<ReadArtifactRequest>,
+    ) -> Result<Response<Self::ReadArtifactStream>, Status> {
+        let incoming = incoming(&request)?;
+        let opened = async {
+            let request = self
+                .0
+                .catalog
+                .check("jig.v1.ReadArtifactRequest", request.into_inner())?;
+            let session = self.0.session(&incoming).await?;
+            let path = request.path.clone();
+            let artifact = task::blocking(move || session.artifact(&path))
+                .await
+                .map_err(Error::internal)?
+                .map_err(Error::internal)?;
+            match artifact {
+                Artifact::File(file) => Ok((Some(file), request)),
+                Artifact::Empty => Ok((None, request)),
+                Artifact::Missing => Err(missing(&request.path)),
+            }
+        };
+        let (file, request) = opened.await.map_err(|error: Error| to_status(&error))?;
+        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
+        task::spawn("artifact", send(file, request, sender, incoming.deadline));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+/// Reads the file and sends it, until it is sent, the client is gone, or its deadline has passed.
+async fn send(
+    file: Option<File>,
+    request: ReadArtifactRequest,
+    sender: mpsc::Sender<Result<ReadArtifactResponse, Status>>,
+    deadline: Option<Instant>,
+) {
+    let file = file.map(Arc::new);
+    let mut offset = request.offset;
+    let mut left = request.limit.unwrap_or(u64::MAX);
+    loop {
+        let chunk = read(file.clone(), offset, left.min(CHUNK_BYTES)).await;
+        let (ended, message) = match chunk {
+            Ok((data, size_bytes)) => {
+                let length = data.len() as u64;
+                left -= length;
+                let message = ReadArtifactResponse {
+                    data: data.into(),
+                    offset,
+                    size_bytes,
+                };
+                offset += length;
+                // An empty answer is sent only where there is nothing at all to send.
+                if length == 0 && offset > request.offset {
+                    return;
+                }
+                (length == 0 || left == 0, Ok(message))
+            }
+            Err(error) => (true, Err(to_status(&Error::internal(error)))),
+        };
+        let sent = match deadline {
+            None => sender.send(message).await.is_ok(),
+            Some(deadline) => {
+                match tokio::time::timeout_at(deadline.into(), sender.send(message)).await {
+                    Ok(sent) => sent.is_ok(),
+                    Err(_) => {
+                        // Its queue is full and nobody reads it: this is for a client that begins to read again.
+                        let _gone = sender
+                            .send(Err(to_status(&call::timed_out("ReadArtifact"))))
+                            .await;
+                        false
+                    }
+                }
+            }
+        };
+        if ended || !sent {
+            return;
+        }
+    }
+}
+
+async fn read(
+    file: Option<Arc<File>>,
+    offset: u64,
+    length: u64,
+) -> std::io::Result<(Vec<u8>, u64)> {
+    let Some(file) = file else {
+        return Ok((Vec::new(), 0));
+    };
+    let read = task::blocking(move || {
+        let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
+        let size = file.metadata()?.len();
+        let length = if offset < size {
+            file.read_at(&mut data, offset)?
+        } else {
+            0
+        };
+        data.truncate(length);
+        Ok((data, size))
+    });
+    read.await.map_err(std::io::Error::other)?
+}
+
+fn missing(path: &str) -> Error {
+    let leads_out = path.starts_with('/') || path.split('/').any(|part| part == "..");
+    let (reason, text) = if leads_out {
+        (
+            Reason::PathEscape,
+            format!(
+                "{path} leads out of the session: give the path as the response of the call had it"
+            ),
+        )
+    } else {
+        (
+            Reason::ArtifactNotFound,
+            format!(
+                "this session has no artifact {path}: give the path as the response of the call had it"
+            ),
+        )
+    };
+    Error::new(reason, text).with("path", path)
+}

@@ -1,0 +1,143 @@
+//! `jig.v1.DaemonService`: what the daemon is and does.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Instant, SystemTime},
+};
+
+use tonic::{Request, Response, Status};
+
+use crate::{
+    api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
+    daemon::{
+        call::Pipeline,
+        sandbox::{level::Isolation, plan::Limits, pool::Sandboxes, wire::Identity},
+    },
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Info {
+    /// What calls go through.
+    pub(crate) pipeline: Arc<Pipeline>,
+    /// The sandboxes.
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    /// What the probe has found.
+    pub(crate) isolation: Arc<Isolation>,
+    /// As whom each workspace's commands run, where that is known.
+    pub(crate) identities: Vec<Option<Identity>>,
+    /// Limits of each run.
+    pub(crate) limits: Limits,
+    /// Runs at one time.
+    pub(crate) concurrent_runs: usize,
+    /// When the daemon started.
+    pub(crate) started: (SystemTime, Instant),
+}
+
+#[tonic::async_trait]
+impl DaemonService for Info {
+    async fn get_info(
+        &self,
+        _request: Request<GetInfoRequest>,
+    ) -> Result<Response<GetInfoResponse>, Status> {
+        let (start_time, started) = self.started;
+        let kernel = rustix::system::uname();
+        Ok(Response::new(GetInfoResponse {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: kernel.release().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            start_time: Some(start_time.into()),
+            uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            isolation: Some(isolation(&self.isolation)),
+            run_limits: Some(self.limits()),
+            workspaces: self.workspaces(),
+            counts: Some(self.counts()),
+        }))
+    }
+}
+
+impl Info {
+    fn limits(&self) -> v1::RunLimits {
+        let default_timeout_sec = self
+            .pipeline
+            .catalog
+            .tool("run")
+            .map_or(0, |tool| tool.options.default_timeout_sec);
+        let artifact_bytes = self
+            .pipeline
+            .scenes
+            .first()
+            .map_or(0, |scene| scene.settings.artifact_bytes);
+        v1::RunLimits {
+            default_timeout_sec,
+            processes: self.limits.processes,
+            open_files: self.limits.open_files,
+            open_files_hard: self.limits.open_files_hard,
+            file_size_bytes: self.limits.file_size_bytes,
+            tmp_bytes: self.limits.tmp_bytes,
+            tmp_inodes: self.limits.tmp_inodes,
+            artifact_bytes,
+            concurrent_runs: saturate(self.concurrent_runs),
+        }
+    }
+
+    fn workspaces(&self) -> Vec<v1::Workspace> {
+        let scenes = self.pipeline.scenes.iter().zip(&self.identities);
+        scenes
+            .map(|(scene, identity)| v1::Workspace {
+                name: scene.workspace.name().to_owned(),
+                mount_path: scene.workspace.mount_path().display().to_string(),
+                uid: identity.map_or(0, |identity| identity.uid),
+                ownership: match identity {
+                    None => "",
+                    Some(identity) if identity.id_mapped => "idmapped",
+                    Some(_) => "own",
+                }
+                .to_owned(),
+            })
+            .collect()
+    }
+
+    fn counts(&self) -> v1::Counts {
+        v1::Counts {
+            calls_finished: self.pipeline.finished.load(Ordering::Relaxed),
+            calls_active: saturate(self.pipeline.admission.active()),
+            runs_active: self.sandboxes.lent(),
+            sandboxes_warm: self.sandboxes.warm(),
+            sandboxes_quarantined: self.sandboxes.quarantined(),
+        }
+    }
+}
+
+fn isolation(isolation: &Isolation) -> v1::Isolation {
+    let layers = isolation
+        .layers()
+        .into_iter()
+        .map(|layer| v1::IsolationLayer {
+            name: layer.name.to_owned(),
+            applied: layer.applied,
+            detail: layer.detail,
+            remedy: layer.remedy.to_owned(),
+        });
+    v1::Isolation {
+        level: isolation.level.to_string(),
+        minimum_level: isolation.minimum.to_string(),
+        ready: isolation.is_ready(),
+        layers: layers.collect(),
+        network: "none".to_owned(),
+        failure: isolation
+            .failure
+            .as_ref()
+            .map(|(workspace, failure)| v1::SandboxFailure {
+                stage: failure.stage.name().to_owned(),
+                errno: failure.errno_name(),
+                message: failure.to_string(),
+                remedy: failure.stage.remedy().to_owned(),
+                workspace: workspace.clone(),
+            }),
+    }
+}
+
+fn saturate(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

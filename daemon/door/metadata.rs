@@ -1,0 +1,49 @@
+//! What the layers leave with a request for its door.
+
+use std::time::Instant;
+
+use opentelemetry::Context;
+use tonic::{Request, Status};
+
+use super::status::to_status;
+use crate::daemon::{call::context::Incoming, error::Error};
+
+/// Left by the trace layer: the call's id, its span, and when it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Arrival {
+    /// Id of the call.
+    pub(crate) call_id: String,
+    /// When it came.
+    pub(crate) received: Instant,
+    /// The span of the RPC.
+    pub(crate) context: Context,
+}
+
+/// Left by the deadline layer: when the caller stops waiting.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(pub(crate) Instant);
+
+/// Reads the call's context from a request.
+#[expect(clippy::result_large_err, reason = "tonic's own error type")]
+pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
+    let arrival = request.extensions().get::<Arrival>().cloned();
+    let Some(Arrival {
+        call_id,
+        received,
+        context,
+    }) = arrival
+    else {
+        return Err(to_status(&Error::internal(
+            "a request came around the layers",
+        )));
+    };
+    let deadline = request
+        .extensions()
+        .get::<Deadline>()
+        .map(|deadline| deadline.0);
+    let metadata = request.metadata();
+    Incoming::new(call_id, received, deadline, context, |key| {
+        metadata.get(key).and_then(|value| value.to_str().ok())
+    })
+    .map_err(|violations| to_status(&Error::invalid(violations)))
+}

@@ -1,0 +1,7 @@
+//! The ways in: each door translates between its protocol and the pipeline, and does nothing else.
+
+pub(crate) mod artifacts;
+pub(crate) mod info;
+pub(crate) mod metadata;
+pub(crate) mod status;
+pub(crate) mod tools;

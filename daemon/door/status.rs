@@ -1,0 +1,88 @@
+//! Errors as gRPC statuses, each with exactly one `google.rpc.ErrorInfo`.
+
+use std::collections::HashMap;
+
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
+
+use crate::daemon::error::{Error, Reason};
+
+/// Domain of `ErrorInfo`.
+const DOMAIN: &str = "jig.v1";
+/// Longest message: it travels in a trailer, and clients accept 8 KiB of those.
+const LONGEST_MESSAGE: usize = 2048;
+/// Most field violations that are told, for the same reason; the message says how many there are.
+const MOST_VIOLATIONS: usize = 20;
+
+/// The status that tells `error`.
+pub(crate) fn to_status(error: &Error) -> Status {
+    let mut details = ErrorDetails::new();
+    let metadata: HashMap<_, _> = error
+        .metadata
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), shorten(value)))
+        .collect();
+    details.set_error_info(error.reason.name(), DOMAIN, metadata);
+    if !error.violations.is_empty() {
+        let violations = error.violations.iter().take(MOST_VIOLATIONS);
+        let violations: Vec<_> = violations
+            .map(|violation| {
+                FieldViolation::new(shorten(&violation.field), shorten(&violation.description))
+            })
+            .collect();
+        details.set_bad_request(violations);
+    }
+    if let Some(wait) = error.retry_after {
+        details.set_retry_info(Some(wait));
+    }
+    Status::with_error_details(code(error.reason), shorten(&error.message), details)
+}
+
+/// The code of a reason. Each arm says what a caller should do.
+pub(crate) fn code(reason: Reason) -> Code {
+    match reason {
+        // Mend the request.
+        Reason::InvalidParams | Reason::InvalidGlob => Code::InvalidArgument,
+        // Ask for something else, or ask the operator.
+        Reason::PathEscape | Reason::SymlinkBlocked | Reason::PermissionDenied => {
+            Code::PermissionDenied
+        }
+        // Look for what is there.
+        Reason::FileNotFound
+        | Reason::DirectoryNotFound
+        | Reason::CommandNotFound
+        | Reason::UnknownWorkspace
+        | Reason::ArtifactNotFound => Code::NotFound,
+        // Change the state of the workspace or the daemon first.
+        Reason::NotAFile
+        | Reason::NotADirectory
+        | Reason::BinaryFile
+        | Reason::FileTooLarge
+        | Reason::LineRangeInvalid
+        | Reason::CommandNotExecutable
+        | Reason::SandboxUnavailable => Code::FailedPrecondition,
+        // Take more time, or ask for less.
+        Reason::Timeout => Code::DeadlineExceeded,
+        // Wait, then try again.
+        Reason::ResourceExhausted | Reason::NoSpace => Code::ResourceExhausted,
+        // Try elsewhere, or later.
+        Reason::Draining => Code::Unavailable,
+        // Tell the operator.
+        Reason::SandboxError | Reason::Internal => Code::Internal,
+    }
+}
+
+fn shorten(text: &str) -> String {
+    if text.len() <= LONGEST_MESSAGE {
+        return text.to_owned();
+    }
+    let mut end = LONGEST_MESSAGE;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!(
+        "{} … ({} bytes)",
+        text.get(..end).unwrap_or_default(),
+        text.len()
+    )
+}

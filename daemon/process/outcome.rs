@@ -1,0 +1,139 @@
+//! How a command ended, told from its wait status and from what the daemon did to it.
+
+use crate::daemon::sys::process::Usage;
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It exited with this code.
+    Exited(i32),
+    /// A signal that the daemon did not send ended it.
+    Signaled(i32),
+    /// Its time was up; the signal that ended it, if one did.
+    TimedOut(Option<i32>),
+    /// The daemon ended it because it was told to; the signal that ended it, if one did.
+    Cancelled(Option<i32>),
+}
+
+/// Why the daemon ended a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// Its time was up.
+    TimeUp,
+    /// Nobody waits for it any more, or the daemon is shutting down.
+    Cancelled,
+}
+
+/// A command that ended, and all that is known about it but its output.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ended {
+    /// How.
+    pub(crate) outcome: Outcome,
+    /// What it used; nothing is known of a command that was killed.
+    pub(crate) usage: Usage,
+    /// Whether something of it could not be killed in time.
+    pub(crate) kill_pending: bool,
+}
+
+impl Outcome {
+    /// Reads a wait status (wait(2)) in the light of what the daemon did.
+    pub(crate) fn from_status(status: i32, cause: Option<Cause>) -> Self {
+        let signal = libc::WIFSIGNALED(status).then(|| libc::WTERMSIG(status));
+        match (cause, signal) {
+            (Some(Cause::TimeUp), signal) => Self::TimedOut(signal),
+            (Some(Cause::Cancelled), signal) => Self::Cancelled(signal),
+            (None, Some(signal)) => Self::Signaled(signal),
+            (None, None) => Self::Exited(libc::WEXITSTATUS(status)),
+        }
+    }
+
+    /// What became of a command that the daemon killed with its whole sandbox.
+    pub(crate) fn killed(cause: Cause) -> Self {
+        match cause {
+            Cause::TimeUp => Self::TimedOut(Some(libc::SIGKILL)),
+            Cause::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
+        }
+    }
+
+    /// The code it exited with, if it did by itself.
+    pub(crate) fn exit_code(self) -> Option<i32> {
+        match self {
+            Self::Exited(code) => Some(code),
+            Self::Signaled(_) | Self::TimedOut(_) | Self::Cancelled(_) => None,
+        }
+    }
+
+    /// The signal that ended it, if one did.
+    pub(crate) fn signal(self) -> Option<i32> {
+        match self {
+            Self::Exited(_) => None,
+            Self::Signaled(signal) => Some(signal),
+            Self::TimedOut(signal) | Self::Cancelled(signal) => signal,
+        }
+    }
+}
+
+/// Name of a signal (signal(7)): `SIGKILL`.
+pub(crate) fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGSTKFLT => "SIGSTKFLT",
+        libc::SIGCHLD => "SIGCHLD",
+        libc::SIGCONT => "SIGCONT",
+        libc::SIGSTOP => "SIGSTOP",
+        libc::SIGTSTP => "SIGTSTP",
+        libc::SIGTTIN => "SIGTTIN",
+        libc::SIGTTOU => "SIGTTOU",
+        libc::SIGURG => "SIGURG",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGVTALRM => "SIGVTALRM",
+        libc::SIGPROF => "SIGPROF",
+        libc::SIGWINCH => "SIGWINCH",
+        libc::SIGIO => "SIGIO",
+        libc::SIGPWR => "SIGPWR",
+        libc::SIGSYS => "SIGSYS",
+        // The kernel's real-time signals begin at 32, of which the C library keeps two to itself.
+        number => return format!("SIGRTMIN+{}", number - 34),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Cause, Outcome};
+
+    #[test]
+    fn a_wait_status_is_read_in_the_light_of_what_the_daemon_did() {
+        let (exited_3, killed_9) = (3 << 8, 9);
+        for (status, cause, outcome) in [
+            (exited_3, None, Outcome::Exited(3)),
+            (0, None, Outcome::Exited(0)),
+            (killed_9, None, Outcome::Signaled(9)),
+            (killed_9 | 0x80, None, Outcome::Signaled(9)), // with a core dump
+            (exited_3, Some(Cause::TimeUp), Outcome::TimedOut(None)),
+            (15, Some(Cause::TimeUp), Outcome::TimedOut(Some(15))),
+            (15, Some(Cause::Cancelled), Outcome::Cancelled(Some(15))),
+        ] {
+            assert_eq!(
+                Outcome::from_status(status, cause),
+                outcome,
+                "{status:#x} {cause:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What a command is: types that cannot hold what could not be executed.
+
+use std::{ffi::CString, time::Duration};
+
+use bytes::Bytes;
+
+use super::environment::Environment;
+use crate::daemon::{error::Violation, sandbox::image::Command};
+
+/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32 pages with it).
+pub(crate) const LONGEST_STRING: usize = 131_071;
+/// Most bytes that arguments and environment may take together, pointers included: a quarter of the stack limit of 8 MiB (execve(2)), less room for
+/// what the kernel puts there itself.
+const LARGEST_IMAGE: usize = (2 << 20) - 8192;
+
+/// The program and its arguments.
+#[derive(Debug, Clone)]
+pub(crate) enum Program {
+    /// A text for `/bin/sh -c`.
+    Shell(CString),
+    /// A program and its arguments; never empty.
+    Argv(Vec<CString>),
+}
+
+/// A command to be run.
+#[derive(Debug, Clone)]
+pub(crate) struct Spec {
+    /// What is executed.
+    pub(crate) program: Program,
+    /// Absolute path, inside the sandbox, of the directory to start in.
+    pub(crate) cwd: CString,
+    /// Its environment.
+    pub(crate) environment: Environment,
+    /// What it reads.
+    pub(crate) stdin: Bytes,
+    /// How long it may take.
+    pub(crate) timeout: Duration,
+    /// Most bytes of each stream that the answer holds.
+    pub(crate) inline_bytes: usize,
+}
+
+impl Program {
+    /// Name of the program, for people: `sh` for a shell's text.
+    pub(crate) fn name(&self) -> String {
+        let program = match self {
+            Self::Shell(_) => return "sh".to_owned(),
+            Self::Argv(argv) => argv
+                .first()
+                .map(|program| program.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+        };
+        program.rsplit('/').next().unwrap_or_default().to_owned()
+    }
+}
+
+impl Spec {
+    /// The command as the sandbox receives it.
+    pub(crate) fn command(&self) -> Command {
+        let argv = match &self.program {
+            Program::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
+            Program::Argv(argv) => argv.clone(),
+        };
+        let programs = argv
+            .first()
+            .map(|program| self.candidates(program))
+            .unwrap_or_default();
+        Command {
+            cwd: self.cwd.clone(),
+            programs,
+            argv,
+            envp: self.environment.strings(),
+            has_stdin: !self.stdin.is_empty(),
+        }
+    }
+
+    /// Field violations of what no kernel would execute, whatever the program.
+    pub(crate) fn violations(&self) -> Vec<Violation> {
+        let command = self.command();
+        let bytes: usize = command
+            .argv
+            .iter()
+            .chain(&command.envp)
+            .map(|string| string.as_bytes_with_nul().len() + 8)
+            .sum();
+        if bytes <= LARGEST_IMAGE {
+            return Vec::new();
+        }
+        let field = match &self.program {
+            Program::Shell(_) => "command",
+            Program::Argv(_) => "argv",
+        };
+        let description = format!(
+            "arguments and environment take {bytes} bytes; the kernel executes at most {LARGEST_IMAGE}: pass large input through stdin or a file"
+        );
+        vec![Violation {
+            field: field.to_owned(),
+            description,
+        }]
+    }
+
+    /// Where the program may lie: itself if it names a path, else in each directory of the command's `PATH`, as execvp(3) looks.
+    fn candidates(&self, program: &CString) -> Vec<CString> {
+        let name = program.as_bytes();
+        if name.is_empty() || name.contains(&b'/') {
+            return vec![program.clone()];
+        }
+        let path = self.environment.get("PATH").unwrap_or_default();
+        path.split(':')
+            .filter_map(|directory| {
+                let directory = if directory.is_empty() { "." } else { directory };
+                let mut candidate = directory.as_bytes().to_vec();
+                candidate.push(b'/');
+                candidate.extend_from_slice(name);
+                CString::new(candidate).ok()
+            })
+            .collect()
+    }
+}

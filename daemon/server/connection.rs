@@ -1,0 +1,152 @@
+//! One connection: a TCP or Unix socket that cannot hold up the end of the daemon by saying nothing.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+    sync::OwnedSemaphorePermit,
+    time::{Sleep, sleep},
+};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tonic::transport::server::Connected;
+
+/// How long a new connection may say nothing: graceful shutdown waits for a connection's first byte for ever (hyper issue 4170).
+const FIRST_BYTE: Duration = Duration::from_secs(10);
+
+/// A socket of either kind.
+#[derive(Debug)]
+pub(super) enum Socket {
+    /// TCP.
+    Tcp(TcpStream),
+    /// Unix.
+    Unix(UnixStream),
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: Socket,
+    /// There until the first byte has come.
+    silence: Option<Silence>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// What ends a connection that has said nothing.
+#[derive(Debug)]
+struct Silence {
+    patience: Pin<Box<Sleep>>,
+    draining: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// Who is at the other end.
+#[derive(Debug, Clone)]
+pub(crate) enum Peer {
+    /// A port.
+    Tcp(SocketAddr),
+    /// A process on this machine.
+    Unix,
+    /// It is gone already.
+    Unknown,
+}
+
+impl Connection {
+    pub(super) fn new(
+        socket: Socket,
+        place: OwnedSemaphorePermit,
+        draining: CancellationToken,
+    ) -> Self {
+        let silence = Silence {
+            patience: Box::pin(sleep(FIRST_BYTE)),
+            draining: Box::pin(draining.cancelled_owned()),
+        };
+        Self {
+            socket,
+            silence: Some(silence),
+            _place: place,
+        }
+    }
+}
+
+impl Connected for Connection {
+    type ConnectInfo = Peer;
+
+    fn connect_info(&self) -> Peer {
+        match &self.socket {
+            Socket::Tcp(socket) => socket.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
+            Socket::Unix(_) => Peer::Unix,
+        }
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
+            Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
+        };
+        if buffer.filled().len() > before {
+            self.silence = None;
+        } else if let (Poll::Pending, Some(silence)) = (&read, &mut self.silence) {
+            let too_long = silence.patience.as_mut().poll(context).is_ready();
+            if too_long || silence.draining.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
+            Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
+            Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_shutdown(context),
+            Socket::Unix(socket) => Pin::new(socket).poll_shutdown(context),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        data: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.socket {
+            Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
+            Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,241 @@
+//! Listening sockets and the accept loops.
+
+use std::{
+    fs, io,
+    net::{SocketAddr, TcpListener as StdTcpListener},
+    os::unix::{
+        fs::FileTypeExt as _,
+        net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::fs::Mode;
+use tokio::{
+    net::{TcpListener, UnixListener},
+    sync::{Semaphore, mpsc},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::connection::{Connection, Socket};
+use crate::daemon::{config::listen::Address, task};
+
+/// Connections at one time; each costs some 30 KiB.
+const CONNECTIONS: usize = 1024;
+/// Connections accepted but not yet served.
+const BACKLOG: usize = 16;
+/// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+
+/// Sockets that are bound, before the runtime runs.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    tcp: Vec<StdTcpListener>,
+    unix: Vec<BoundUnix>,
+}
+
+/// A Unix socket, removed when it is dropped.
+#[derive(Debug)]
+struct BoundUnix {
+    listener: StdUnixListener,
+    path: SocketPath,
+}
+
+#[derive(Debug)]
+struct SocketPath(PathBuf);
+
+/// Why an address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("--listen {address}: {problem}")]
+pub(crate) struct BindError {
+    address: String,
+    problem: String,
+}
+
+impl Listeners {
+    /// Binds all addresses.
+    pub(crate) fn bind(addresses: &[Address]) -> Result<Self, BindError> {
+        let mut listeners = Self {
+            tcp: Vec::new(),
+            unix: Vec::new(),
+        };
+        for address in addresses {
+            let failed = |error: io::Error| BindError {
+                address: address.to_string(),
+                problem: explain(&error),
+            };
+            match address {
+                Address::Tcp(address) => listeners.tcp.push(bind_tcp(*address).map_err(failed)?),
+                Address::Unix(path) => listeners.unix.push(bind_unix(path).map_err(failed)?),
+            }
+        }
+        Ok(listeners)
+    }
+
+    /// The addresses, with the ports that were picked.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        let tcp = self
+            .tcp
+            .iter()
+            .filter_map(|listener| listener.local_addr().ok())
+            .map(|address| address.to_string());
+        let unix = self
+            .unix
+            .iter()
+            .map(|bound| format!("unix:{}", bound.path.0.display()));
+        tcp.chain(unix).collect()
+    }
+
+    /// Accepts connections on all of them until `stop`.
+    pub(super) fn accept(self, stop: CancellationToken) -> mpsc::Receiver<io::Result<Connection>> {
+        let (sender, receiver) = mpsc::channel(BACKLOG);
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let tcp = self
+            .tcp
+            .into_iter()
+            .map(|listener| TcpListener::from_std(listener).map(Acceptor::Tcp));
+        let unix = self.unix.into_iter().map(|bound| {
+            UnixListener::from_std(bound.listener)
+                .map(|listener| Acceptor::Unix(listener, bound.path))
+        });
+        for acceptor in tcp.chain(unix) {
+            match acceptor {
+                Ok(acceptor) => {
+                    let (sender, places, stop) =
+                        (sender.clone(), Arc::clone(&places), stop.clone());
+                    task::spawn("accept", accept_loop(acceptor, sender, places, stop));
+                }
+                Err(error) => tracing::error!(%error, "a listener could not be driven"),
+            }
+        }
+        receiver
+    }
+}
+
+impl Drop for SocketPath {
+    fn drop(&mut self) {
+        // It may have been removed by somebody else, which is what is wanted.
+        let _removed = fs::remove_file(&self.0);
+    }
+}
+
+/// A listener that the runtime drives.
+enum Acceptor {
+    Tcp(TcpListener),
+    /// With the path that is removed at the end.
+    Unix(
+        UnixListener,
+        #[expect(dead_code, reason = "kept to be dropped")] SocketPath,
+    ),
+}
+
+impl Acceptor {
+    async fn accept(&self) -> io::Result<Socket> {
+        match self {
+            Self::Tcp(listener) => {
+                let (socket, _) = listener.accept().await?;
+                // Answers are small and waited for.
+                socket.set_nodelay(true)?;
+                Ok(Socket::Tcp(socket))
+            }
+            Self::Unix(listener, _) => Ok(Socket::Unix(listener.accept().await?.0)),
+        }
+    }
+}
+
+async fn accept_loop(
+    acceptor: Acceptor,
+    sender: mpsc::Sender<io::Result<Connection>>,
+    places: Arc<Semaphore>,
+    stop: CancellationToken,
+) {
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let accepted = tokio::select! {
+            accepted = acceptor.accept() => accepted,
+            () = stop.cancelled() => return,
+            () = sender.closed() => return,
+        };
+        match accepted {
+            Ok(socket) => {
+                if sender
+                    .send(Ok(Connection::new(socket, place, stop.clone())))
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+            }
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                ) =>
+            {
+                tracing::warn!(%error, "no connection can be accepted for now");
+                sleep(EXHAUSTED_PAUSE).await;
+            }
+            // The peer went away between connecting and being accepted.
+            Err(error) => tracing::debug!(%error, "a connection was lost before it was accepted"),
+        }
+    }
+}
+
+fn bind_tcp(address: SocketAddr) -> io::Result<StdTcpListener> {
+    let listener = StdTcpListener::bind(address)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Binds a Unix socket that only this user and root can connect to. One that a dead daemon left behind is replaced.
+fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
+    // Made with the right mode from the start: between binding and chmod anybody could connect. No thread exists yet that the mask could hit.
+    let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
+    let bound = StdUnixListener::bind(path).or_else(|error| {
+        if error.kind() != io::ErrorKind::AddrInUse {
+            return Err(error);
+        }
+        let is_socket =
+            fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+        if !is_socket {
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "something that is no socket is there: remove it or choose another path",
+            ));
+        }
+        if StdUnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another daemon answers there: stop it or choose another path",
+            ));
+        }
+        fs::remove_file(path)?;
+        StdUnixListener::bind(path)
+    });
+    rustix::process::umask(mask);
+    let listener = bound?;
+    listener.set_nonblocking(true)?;
+    Ok(BoundUnix {
+        listener,
+        path: SocketPath(path.to_owned()),
+    })
+}
+
+fn explain(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrInUse if error.get_ref().is_none() => {
+            "something else listens there: stop it, or choose another port (0 picks a free one)"
+                .to_owned()
+        }
+        io::ErrorKind::PermissionDenied => {
+            "this user may not listen there: choose another path, or a port above 1023".to_owned()
+        }
+        io::ErrorKind::NotFound => "the directory of the socket does not exist: make it".to_owned(),
+        _ => error.to_string(),
+    }
+}

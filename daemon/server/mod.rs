@@ -1,0 +1,286 @@
+//! The server: listeners, layers, health, reflection, and the end.
+//!
+//! The layers, from the outside in:
+//!
+//! 1. [`trace`] gives the call its id and its span, and sees how it ends;
+//! 2. [`panic`] turns a panic into `INTERNAL`;
+//! 3. [`deadline`] ends the call when its caller stops waiting.
+
+mod connection;
+mod deadline;
+pub(crate) mod listener;
+mod panic;
+mod trace;
+
+use std::{
+    io::{self, Write as _},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    time::timeout,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Server;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use self::listener::Listeners;
+use crate::{
+    api::{
+        self,
+        v1::{
+            artifact_service_server::ArtifactServiceServer,
+            daemon_service_server::DaemonServiceServer, tool_service_server::ToolServiceServer,
+        },
+    },
+    daemon::{
+        call::{Pipeline, drain::Drain},
+        door::{artifacts::Artifacts, info::Info, tools::Tools},
+        task,
+    },
+};
+
+/// Largest request: input of 8 MiB and what surrounds it.
+const LARGEST_REQUEST: usize = 16 << 20;
+/// Calls on one connection at one time; the default of the protocol's own library is no limit.
+const STREAMS_PER_CONNECTION: u32 = 256;
+/// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
+const PENDING_RESETS: usize = 64;
+/// Streams that were reset from here over a connection's life: every call that a client gives up is one, so it must not be a small number.
+const LOCAL_RESETS: usize = 1 << 20;
+/// Bytes under way on one stream and on one connection.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// Bytes of a request's metadata.
+const HEADER_BYTES: u32 = 16 << 10;
+/// A connection that is silent for so long is asked whether its peer still lives, and closed when it does not answer.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// How long answers that are written already may take to reach their callers.
+const LAST_FRAMES: Duration = Duration::from_secs(2);
+
+/// What is served.
+#[derive(Debug)]
+pub(crate) struct Services {
+    /// What calls go through.
+    pub(crate) pipeline: Arc<Pipeline>,
+    /// What is told about the daemon.
+    pub(crate) info: Info,
+    /// Whether commands are run.
+    pub(crate) runs_commands: bool,
+}
+
+/// How the daemon is told to end.
+#[derive(Debug)]
+pub(crate) enum Until {
+    /// By SIGTERM or SIGINT; a second one ends everything at once.
+    Signals(Signals),
+    /// By whoever embeds it, when the sender is dropped.
+    Told(tokio::sync::oneshot::Receiver<()>),
+}
+
+/// The signals that end the daemon. They are caught from the moment that this exists.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+/// Serves until told to end, then drains. `announce` says where it listens, once calls are answered.
+pub(crate) async fn serve(
+    listeners: Listeners,
+    services: Services,
+    until: Until,
+    drain_timeout: Duration,
+    announce: bool,
+) -> io::Result<()> {
+    let Services {
+        pipeline,
+        info,
+        runs_commands,
+    } = services;
+    let drain = pipeline.drain.clone();
+    let (health, health_service) = tonic_health::server::health_reporter();
+    report_health(&health, true, runs_commands).await;
+
+    let methods = pipeline
+        .catalog
+        .methods()
+        .map(str::to_owned)
+        .chain(foreign_methods())
+        .collect();
+    let router = Server::builder()
+        .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .http2_keepalive_interval(Some(KEEPALIVE.0))
+        .http2_keepalive_timeout(Some(KEEPALIVE.1))
+        .http2_max_header_list_size(HEADER_BYTES)
+        .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS))
+        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS))
+        .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
+        .layer(panic::PanicLayer)
+        .layer(deadline::DeadlineLayer)
+        .add_service(health_service)
+        .add_service(reflection_v1())
+        .add_service(reflection_v1alpha())
+        .add_service(
+            ToolServiceServer::new(Tools(Arc::clone(&pipeline)))
+                .max_decoding_message_size(LARGEST_REQUEST),
+        )
+        .add_service(ArtifactServiceServer::new(Artifacts(Arc::clone(&pipeline))))
+        .add_service(DaemonServiceServer::new(info));
+    let addresses = listeners.addresses();
+    let incoming = ReceiverStream::new(listeners.accept(drain.begun_token()));
+    let stop = drain.begun_token();
+    let server =
+        router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
+    let server = task::spawn("server", server);
+    if announce {
+        let mut stdout = io::stdout().lock();
+        for address in &addresses {
+            writeln!(stdout, "listening on {address}")?;
+        }
+        stdout.flush()?;
+    }
+    tracing::info!(addresses = ?addresses, "serving");
+
+    let end_at_once = until.told().await;
+    tracing::info!("draining");
+    report_health(&health, false, false).await;
+    drain.begin();
+    finish_calls(&drain, end_at_once, drain_timeout).await;
+    // What is left are connections on which the last answers are being written, or which nobody closes.
+    if timeout(LAST_FRAMES, server).await.is_err() {
+        tracing::warn!("connections were cut that did not close in time");
+    }
+    Ok(())
+}
+
+/// Waits for running calls, then ends them.
+async fn finish_calls(drain: &Drain, mut again: Again, drain_timeout: Duration) {
+    let at_once = async {
+        again.told().await;
+        tracing::warn!("told to end a second time: killing what runs");
+        drain.kill();
+        std::future::pending::<()>().await;
+    };
+    let in_order = async {
+        if timeout(drain_timeout, task::all_done()).await.is_err() {
+            tracing::warn!("the drain timeout has passed: ending what runs");
+            drain.end();
+            task::all_done().await;
+        }
+    };
+    tokio::select! {
+        () = in_order => {}
+        () = at_once => {}
+        // Bound of last resort: a kill that is pending is waited for by its own call for 5 seconds.
+        () = tokio::time::sleep(drain_timeout + Duration::from_secs(30)) => tracing::error!("calls were left behind"),
+    }
+}
+
+/// Waits for a second word that the daemon is to end.
+struct Again(Option<Signals>);
+
+impl Again {
+    async fn told(&mut self) {
+        match &mut self.0 {
+            Some(signals) => signals.recv().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Until {
+    async fn told(self) -> Again {
+        match self {
+            Self::Signals(mut signals) => {
+                signals.recv().await;
+                Again(Some(signals))
+            }
+            Self::Told(receiver) => {
+                // An error means that the sender was dropped, which is the word.
+                let _dropped = receiver.await;
+                Again(None)
+            }
+        }
+    }
+}
+
+impl Signals {
+    /// Catches the signals from now on.
+    pub(crate) fn catch() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Tells the health of each service, and of the whole, which is that of the tools: a daemon that runs no command is not ready.
+async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bool) {
+    let status = |serving| {
+        if serving {
+            ServingStatus::Serving
+        } else {
+            ServingStatus::NotServing
+        }
+    };
+    for (service, serving) in [
+        ("", serving && runs_commands),
+        ("jig.v1.ToolService", serving && runs_commands),
+        ("jig.v1.ArtifactService", serving),
+        ("jig.v1.DaemonService", serving),
+    ] {
+        health.set_service_status(service, status(serving)).await;
+    }
+}
+
+fn reflection() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(api::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
+}
+
+fn reflection_v1() -> tonic_reflection::server::v1::ServerReflectionServer<
+    impl tonic_reflection::server::v1::ServerReflection,
+> {
+    reflection()
+        .build_v1()
+        .expect("the descriptors were read when the daemon was built")
+}
+
+fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionServer<
+    impl tonic_reflection::server::v1alpha::ServerReflection,
+> {
+    reflection()
+        .build_v1alpha()
+        .expect("the descriptors were read when the daemon was built")
+}
+
+/// Methods of the standard services.
+fn foreign_methods() -> impl Iterator<Item = String> {
+    [
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ]
+    .into_iter()
+    .map(str::to_owned)
+}
+
+/// When the daemon started, by both clocks.
+pub(crate) fn now() -> (SystemTime, Instant) {
+    (SystemTime::now(), Instant::now())
+}

@@ -1,0 +1,263 @@
+//! The outermost layer: gives each call its id and its span, and ends the span when the call has ended, whichever way.
+
+use std::{
+    collections::HashSet,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use opentelemetry::{KeyValue, trace::SpanKind};
+use tonic::{Code, Status, body::Body};
+use tower::{Layer, Service};
+use ulid::Ulid;
+
+use super::connection::Peer;
+use crate::daemon::{
+    door::metadata::Arrival,
+    telemetry::{Telemetry, propagation, semconv, spans::Span},
+};
+
+/// The layer.
+#[derive(Debug, Clone)]
+pub(super) struct TraceLayer {
+    telemetry: Telemetry,
+    methods: Arc<HashSet<String>>,
+}
+
+/// A service behind it.
+#[derive(Debug, Clone)]
+pub(super) struct TraceService<S> {
+    inner: S,
+    layer: TraceLayer,
+}
+
+/// A span that ends with the call: at its trailers, at an error, or when the caller goes away.
+#[derive(Debug)]
+struct Open(Option<Span>);
+
+/// A body whose end is the end of the call.
+#[derive(Debug)]
+struct Traced {
+    body: Body,
+    open: Open,
+}
+
+impl TraceLayer {
+    /// Knows `methods`; calls of others are all `_OTHER`, so that nobody can fill a collector with names.
+    pub(super) fn new(telemetry: Telemetry, methods: HashSet<String>) -> Self {
+        Self {
+            telemetry,
+            methods: Arc::new(methods),
+        }
+    }
+
+    fn start(&self, request: &Request<Body>, call_id: &str) -> Span {
+        let asked = request.uri().path().trim_start_matches('/');
+        let mut attributes = vec![
+            KeyValue::new(semconv::RPC_SYSTEM_NAME, "grpc"),
+            KeyValue::new(semconv::CALL_ID, call_id.to_owned()),
+        ];
+        let name = if self.methods.contains(asked) {
+            attributes.push(KeyValue::new(semconv::RPC_METHOD, asked.to_owned()));
+            asked.to_owned()
+        } else {
+            attributes.push(KeyValue::new(semconv::RPC_METHOD, "_OTHER"));
+            "grpc".to_owned()
+        };
+        if let Some(authority) = request
+            .uri()
+            .authority()
+            .filter(|authority| !authority.host().is_empty())
+        {
+            attributes.push(KeyValue::new(
+                semconv::SERVER_ADDRESS,
+                authority.host().to_owned(),
+            ));
+            attributes.extend(
+                authority
+                    .port_u16()
+                    .map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))),
+            );
+        }
+        if let Some(Peer::Tcp(peer)) = request.extensions().get::<Peer>() {
+            attributes.push(KeyValue::new(
+                semconv::NETWORK_PEER_ADDRESS,
+                peer.ip().to_string(),
+            ));
+            attributes.push(KeyValue::new(
+                semconv::NETWORK_PEER_PORT,
+                i64::from(peer.port()),
+            ));
+        }
+        let parent = propagation::extract(request.headers());
+        let span = Span::start(
+            self.telemetry.tracer(),
+            name.clone(),
+            SpanKind::Server,
+            attributes,
+            &parent,
+        );
+        if name == "grpc" {
+            span.set_text(semconv::RPC_METHOD_ORIGINAL, asked);
+        }
+        if let Some(id) = request
+            .headers()
+            .get("jig-request-id")
+            .and_then(|id| id.to_str().ok())
+        {
+            span.set_text(semconv::REQUEST_ID, id);
+        }
+        span
+    }
+}
+
+impl<S> Layer<S> for TraceLayer {
+    type Service = TraceService<S>;
+
+    fn layer(&self, inner: S) -> TraceService<S> {
+        TraceService {
+            inner,
+            layer: self.clone(),
+        }
+    }
+}
+
+impl<S> Service<Request<Body>> for TraceService<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        let call_id = Ulid::generate().to_string();
+        let span = self.layer.start(&request, &call_id);
+        let arrival = Arrival {
+            call_id: call_id.clone(),
+            received: Instant::now(),
+            context: span.context().clone(),
+        };
+        request.extensions_mut().insert(arrival);
+        let mut open = Open(Some(span));
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let mut response = match answer.await {
+                Ok(response) => response,
+                Err(error) => {
+                    open.end(Code::Unknown);
+                    return Err(error);
+                }
+            };
+            if let Ok(id) = HeaderValue::from_str(&call_id) {
+                response.headers_mut().insert("jig-call-id", id);
+            }
+            // An answer without a body has its status in its headers.
+            if let Some(code) = code(response.headers()) {
+                open.end(code);
+                return Ok(response);
+            }
+            Ok(response.map(|body| Body::new(Traced { body, open })))
+        })
+    }
+}
+
+impl Open {
+    fn end(&mut self, code: Code) {
+        let Some(span) = self.0.take() else { return };
+        let name = name(code);
+        span.set(semconv::RPC_STATUS_CODE, name);
+        // The other codes tell of the caller's mistakes, which are no errors of a server.
+        let failed = matches!(
+            code,
+            Code::Unknown
+                | Code::DeadlineExceeded
+                | Code::Unimplemented
+                | Code::Internal
+                | Code::Unavailable
+                | Code::DataLoss
+        );
+        if failed {
+            span.fail(name);
+        } else if code != Code::Ok {
+            span.set(semconv::ERROR_TYPE, name);
+        }
+        span.end();
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.end(Code::Cancelled);
+    }
+}
+
+impl HttpBody for Traced {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        match &frame {
+            Some(Ok(frame)) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    self.open.end(code(trailers).unwrap_or(Code::Unknown));
+                }
+            }
+            Some(Err(status)) => self.open.end(status.code()),
+            None => self.open.end(Code::Unknown),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+fn code(headers: &HeaderMap) -> Option<Code> {
+    headers
+        .get("grpc-status")
+        .map(|value| Code::from_bytes(value.as_bytes()))
+}
+
+/// Name of a code, as the conventions write it.
+fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}

@@ -1,0 +1,436 @@
+//! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one thread, then the runtime, then the proof that commands
+//! are isolated, then answering calls.
+
+use std::{
+    env,
+    future::Future,
+    io,
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use tokio::runtime::Runtime;
+
+use super::{
+    call::{Pipeline, admission::Admission, drain::Drain},
+    catalog::Catalog,
+    config::{Config, ConfigError, listen::Address},
+    door::info::Info,
+    privileges,
+    sandbox::{
+        level::{Isolation, Level},
+        plan::{Plan, WorkspacePlan},
+        pool::{KeeperProcess, Sandboxes},
+        stage::Failure,
+        wire::Identity,
+    },
+    server::{
+        self, Services, Signals, Until,
+        listener::{BindError, Listeners},
+    },
+    store::state_dir::{OpenError, StateDir},
+    telemetry::{Telemetry, logs},
+    tool::{RunSettings, Scene},
+    workspace::Workspace,
+};
+
+/// Why the daemon did not start, or did not end well.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    /// The configuration cannot be used.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The state directory cannot be held.
+    #[error("{}", chain(.0))]
+    State(#[from] OpenError),
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A workspace cannot be opened.
+    #[error("--workspace {path}: {source}")]
+    Workspace {
+        /// The workspace.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that serves says it to its callers.
+    #[error("{0}")]
+    Isolation(String),
+    /// The operating system refused.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What there is before the runtime.
+struct Prepared {
+    config: Config,
+    started: (SystemTime, Instant),
+    workspaces: Vec<Workspace>,
+    store: StateDir,
+    keeper: KeeperProcess,
+    runtime: Runtime,
+}
+
+/// What the probe has found in each workspace.
+struct Proven {
+    sandboxes: Arc<Sandboxes>,
+    results: Vec<Result<Identity, Failure>>,
+}
+
+/// Runs the daemon until a signal ends it.
+pub(super) fn run(config: Config) -> Result<(), StartError> {
+    logs::start(config.log, config.log_level);
+    let listeners = Listeners::bind(&config.listen)?;
+    let prepared = prepare(config)?;
+    let runtime = Arc::new(prepared.runtime);
+    Arc::clone(&runtime).block_on(async {
+        // Before anything that takes time: a signal that comes meanwhile must not be lost, nor end the process half-way.
+        let signals = Signals::catch().map_err(io_error("catching signals"))?;
+        let parts = Parts {
+            config: prepared.config,
+            started: prepared.started,
+            workspaces: prepared.workspaces,
+            store: prepared.store,
+        };
+        serve(
+            parts,
+            prepared.keeper,
+            listeners,
+            Until::Signals(signals),
+            true,
+        )
+        .await
+    })
+}
+
+/// Checks the configuration and the sandbox; answers a report.
+pub(super) fn check(config: Config) -> Result<String, StartError> {
+    logs::start(config.log, tracing::Level::ERROR);
+    // Bound and let go: what could not be bound is told.
+    drop(Listeners::bind(&config.listen)?);
+    let prepared = prepare(config)?;
+    let Prepared {
+        config,
+        workspaces,
+        keeper,
+        runtime,
+        ..
+    } = prepared;
+    let proven = runtime.block_on(prove(keeper, &config))?;
+    let mut report = String::from("configuration: ok\n");
+    for (workspace, result) in workspaces.iter().zip(&proven.results) {
+        let isolation = isolation(&config, workspace.name(), result);
+        let verdict = if isolation.is_ready() {
+            "ok"
+        } else {
+            "NOT READY"
+        };
+        report += &format!(
+            "workspace {} at {}: isolation {} {verdict}\n",
+            workspace.name(),
+            workspace.path().display(),
+            isolation.level
+        );
+        for layer in isolation.layers() {
+            let mark = if layer.applied { "yes" } else { "no" };
+            report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
+            if !layer.remedy.is_empty() {
+                report += &format!("  {:<18}      remedy: {}\n", "", layer.remedy);
+            }
+        }
+        if !isolation.is_ready() {
+            return Err(StartError::Isolation(report));
+        }
+    }
+    Ok(report)
+}
+
+/// Runs a daemon for the time of one call.
+pub(super) fn with_embedded<T, F, Fut>(workspace: PathBuf, call: F) -> Result<T, StartError>
+where
+    F: FnOnce(String) -> Fut,
+    Fut: Future<Output = T>,
+{
+    let folder = temporary_folder(&workspace)?;
+    let socket = folder.path().join("jig.sock");
+    let args = super::config::args::Args {
+        listen: vec![format!("unix:{}", socket.display())],
+        workspace: vec![format!("workspace={}", workspace.display())],
+        state_dir: Some(folder.path().join("state")),
+        ..Default::default()
+    };
+    let config = Config::load(args)?;
+    logs::start(logs::Format::Text, tracing::Level::ERROR);
+    let listeners = Listeners::bind(&[Address::Unix(socket.clone())])?;
+    let Prepared {
+        config,
+        started,
+        workspaces,
+        store,
+        keeper,
+        runtime,
+    } = prepare(config)?;
+    let result = runtime.block_on(async {
+        let (end, told) = tokio::sync::oneshot::channel();
+        let parts = Parts {
+            config,
+            started,
+            workspaces,
+            store,
+        };
+        let daemon = super::task::spawn(
+            "embedded daemon",
+            serve(parts, keeper, listeners, Until::Told(told), false),
+        );
+        // The socket is bound already: the call waits in its backlog until the daemon answers.
+        let result = call(format!("unix:{}", socket.display())).await;
+        drop(end);
+        match daemon.await {
+            Ok(served) => served.map(|()| result),
+            Err(panic) => Err(StartError::Io {
+                what: "embedded daemon",
+                source: io::Error::other(panic),
+            }),
+        }
+    });
+    runtime.shutdown_background();
+    result
+}
+
+/// Everything that must be done while the process has one thread: the keeper inherits what the process is, and privileges belong to threads.
+fn prepare(config: Config) -> Result<Prepared, StartError> {
+    let started = server::now();
+    let store = StateDir::open(&config.state_dir)?;
+    let mut workspaces = Vec::new();
+    for workspace in &config.workspaces {
+        let opened = Workspace::open(
+            workspace.name.clone(),
+            workspace.path.clone(),
+            workspace.mount_path.clone(),
+        );
+        workspaces.push(opened.map_err(|source| StartError::Workspace {
+            path: workspace.path.display().to_string(),
+            source,
+        })?);
+    }
+    let directories: Vec<_> = workspaces
+        .iter()
+        .map(|workspace| workspace.as_fd())
+        .collect();
+    let keeper = KeeperProcess::start(plan(&config, &workspaces), &directories)
+        .map_err(io_error("starting the launcher"))?;
+    privileges::give_up().map_err(io_error("giving up privileges"))?;
+    // With one worker, flushing telemetry at the end could wait for itself.
+    let workers = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers)
+        .thread_name("jigd")
+        .enable_all()
+        .build()
+        .map_err(io_error("starting the runtime"))?;
+    Ok(Prepared {
+        config,
+        started,
+        workspaces,
+        store,
+        keeper,
+        runtime,
+    })
+}
+
+fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
+    let workspaces = config
+        .workspaces
+        .iter()
+        .zip(workspaces)
+        .map(|(config, workspace)| WorkspacePlan {
+            name: config.name.clone(),
+            path: config.path.clone(),
+            identity: workspace.identity(),
+            mount_path: config.mount_path.clone(),
+            binds: config.binds.clone(),
+        });
+    Plan {
+        workspaces: workspaces.collect(),
+        limits: config.limits,
+        allow_ptrace: config.allow_ptrace,
+        sandbox_id: config.sandbox_id,
+    }
+}
+
+/// What serving takes with it.
+struct Parts {
+    config: Config,
+    started: (SystemTime, Instant),
+    workspaces: Vec<Workspace>,
+    store: StateDir,
+}
+
+async fn serve(
+    parts: Parts,
+    keeper: KeeperProcess,
+    listeners: Listeners,
+    until: Until,
+    announce: bool,
+) -> Result<(), StartError> {
+    let Parts {
+        config,
+        started,
+        workspaces,
+        store,
+    } = parts;
+    let telemetry = Telemetry::start();
+    let catalog = Catalog::load().map_err(|error| StartError::Io {
+        what: "reading the tools",
+        source: io::Error::other(error),
+    })?;
+    let Proven { sandboxes, results } = prove(keeper, &config).await?;
+    let settings = Arc::new(RunSettings {
+        path: config.path.clone(),
+        artifact_bytes: config.artifact_bytes,
+        processes: config.limits.processes,
+    });
+    let mut scenes = Vec::new();
+    for (index, workspace) in workspaces.into_iter().enumerate() {
+        let (Some(pool), Some(result)) = (sandboxes.pool(index), results.get(index)) else {
+            continue;
+        };
+        let isolation = isolation(&config, workspace.name(), result);
+        match &isolation.failure {
+            None => {
+                tracing::info!(workspace = workspace.name(), level = %isolation.level, "commands are isolated")
+            }
+            Some((_, failure)) => tracing::error!(
+                workspace = workspace.name(),
+                stage = failure.stage.name(),
+                errno = failure.errno_name(),
+                %failure,
+                remedy = failure.stage.remedy(),
+                "commands cannot be isolated and are not run"
+            ),
+        }
+        scenes.push(Scene {
+            workspace: Arc::new(workspace),
+            sandboxes: Arc::clone(pool),
+            isolation: Arc::new(isolation),
+            settings: Arc::clone(&settings),
+        });
+    }
+    // What is told about the whole is what is true of its weakest part.
+    let weakest = scenes
+        .iter()
+        .min_by_key(|scene| scene.isolation.level)
+        .map(|scene| Arc::clone(&scene.isolation));
+    let Some(isolation) = weakest else {
+        return Err(StartError::Io {
+            what: "starting",
+            source: io::Error::other("there is no workspace"),
+        });
+    };
+    let pipeline = Arc::new(Pipeline {
+        catalog,
+        scenes,
+        store,
+        telemetry: telemetry.clone(),
+        admission: Admission::new(config.concurrent_calls),
+        drain: Drain::default(),
+        grace: config.grace,
+        finished: Default::default(),
+    });
+    let runs_commands = isolation.is_ready();
+    let info = Info {
+        pipeline: Arc::clone(&pipeline),
+        sandboxes: Arc::clone(&sandboxes),
+        isolation,
+        identities: results.into_iter().map(Result::ok).collect(),
+        limits: config.limits,
+        concurrent_runs: config.concurrent_runs,
+        started,
+    };
+    let services = Services {
+        pipeline,
+        info,
+        runs_commands,
+    };
+    let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
+    sandboxes.close();
+    telemetry.flush().await;
+    tracing::info!("ended");
+    served.map_err(io_error("serving"))
+}
+
+async fn prove(keeper: KeeperProcess, config: &Config) -> Result<Proven, StartError> {
+    let count = config.workspaces.len();
+    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs)
+        .map_err(io_error("talking to the launcher"))?;
+    let mut results = Vec::new();
+    for index in 0..count {
+        if let Some(pool) = sandboxes.pool(index) {
+            results.push(pool.prove().await);
+        }
+    }
+    Ok(Proven {
+        sandboxes: Arc::new(sandboxes),
+        results,
+    })
+}
+
+fn isolation(config: &Config, workspace: &str, result: &Result<Identity, Failure>) -> Isolation {
+    Isolation {
+        level: if result.is_ok() { Level::L3 } else { Level::L0 },
+        minimum: config.minimum_level,
+        failure: result
+            .as_ref()
+            .err()
+            .map(|failure| (workspace.to_owned(), failure.clone())),
+        allow_ptrace: config.allow_ptrace,
+    }
+}
+
+/// Makes a folder that commands in `workspace` cannot reach.
+fn temporary_folder(workspace: &Path) -> Result<tempfile::TempDir, StartError> {
+    let workspace = std::fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
+    let bases = [
+        Some(env::temp_dir()),
+        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
+        Some("/var/tmp".into()),
+        Some("/dev/shm".into()),
+    ];
+    let mut last = io::Error::from(io::ErrorKind::NotFound);
+    for base in bases.into_iter().flatten() {
+        let Ok(base) = std::fs::canonicalize(base) else {
+            continue;
+        };
+        if base.starts_with(&workspace) {
+            continue;
+        }
+        match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {
+            Ok(folder) => return Ok(folder),
+            Err(error) => last = error,
+        }
+    }
+    Err(StartError::Io {
+        what: "making a temporary folder outside of the workspace",
+        source: last,
+    })
+}
+
+fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
+    move |source| StartError::Io { what, source }
+}
+
+/// An error with what caused it.
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,69 @@
+//! Artifacts: files that hold the whole output of a command, up to a cap.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::PathBuf,
+};
+
+/// Where one stream of one command is written to. The file is made with its first byte: an empty stream needs none.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    path: PathBuf,
+    file: Option<File>,
+    /// Bytes that may still be written.
+    room: u64,
+    error: Option<io::Error>,
+}
+
+impl Sink {
+    /// A sink for the file at `path`, which takes at most `cap` bytes.
+    pub(crate) fn new(path: PathBuf, cap: u64) -> Self {
+        Self {
+            path,
+            file: None,
+            room: cap,
+            error: None,
+        }
+    }
+
+    /// Whether anything more would be kept.
+    pub(crate) fn wants_more(&self) -> bool {
+        self.room > 0 && self.error.is_none()
+    }
+
+    /// Writes what fits. An error, a full disk for example, is kept for [`Sink::take_error`]; nothing more is written after it. Blocks.
+    pub(crate) fn write(&mut self, data: &[u8]) {
+        let fits = usize::try_from(self.room)
+            .unwrap_or(usize::MAX)
+            .min(data.len());
+        let data = data.get(..fits).unwrap_or_default();
+        if data.is_empty() || self.error.is_some() {
+            return;
+        }
+        match self.open().and_then(|file| file.write_all(data)) {
+            Ok(()) => self.room -= data.len() as u64,
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    /// Why the artifact is incomplete though it is under its cap.
+    pub(crate) fn take_error(&mut self) -> Option<io::Error> {
+        self.error.take()
+    }
+
+    fn open(&mut self) -> io::Result<&mut File> {
+        match &mut self.file {
+            Some(file) => Ok(file),
+            empty => {
+                let file = OpenOptions::new()
+                    .write(true)
+                    .create_new(true)
+                    .mode(0o600)
+                    .open(&self.path)?;
+                Ok(empty.insert(file))
+            }
+        }
+    }
+}

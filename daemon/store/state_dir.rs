@@ -1,0 +1,106 @@
+//! The state directory: one daemon at a time holds it.
+
+use std::{
+    collections::HashMap,
+    fs::{self, DirBuilder, File, OpenOptions},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::{
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
+
+use super::session::{Session, SessionId};
+
+/// A state directory that this daemon holds, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+    sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    _lock: File,
+}
+
+/// Why a state directory cannot be held.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// Another daemon holds it.
+    #[error(
+        "{path} is held by another daemon (process {pid}): stop it, or give this one a state directory of its own with --state-dir"
+    )]
+    Held {
+        /// The directory.
+        path: String,
+        /// Who holds it, as it says itself.
+        pid: String,
+    },
+    /// It cannot be made or written to.
+    #[error(
+        "{path} cannot be used as state directory: make it writable for this user, or choose another with --state-dir"
+    )]
+    Unusable {
+        /// The directory.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl StateDir {
+    /// Takes hold of the directory at `path`, making it where it is missing.
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        let unusable = |source| OpenError::Unusable {
+            path: path.display().to_string(),
+            source,
+        };
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(path)
+            .map_err(unusable)?;
+        let path = fs::canonicalize(path).map_err(unusable)?;
+        let options = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .clone();
+        let mut lock = options.open(path.join("lock")).map_err(unusable)?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut pid = String::new();
+                lock.read_to_string(&mut pid).map_err(unusable)?;
+                return Err(OpenError::Held {
+                    path: path.display().to_string(),
+                    pid: pid.trim().to_owned(),
+                });
+            }
+            Err(errno) => return Err(unusable(errno.into())),
+        }
+        lock.set_len(0)
+            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+            .map_err(unusable)?;
+        Ok(Self {
+            path,
+            sessions: Mutex::default(),
+            _lock: lock,
+        })
+    }
+
+    /// The session of this id, made where it is new. Blocks.
+    pub(crate) fn session(&self, id: &SessionId) -> io::Result<Arc<Session>> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(session) = sessions.get(id) {
+            return Ok(Arc::clone(session));
+        }
+        let session = Arc::new(Session::open(self.path.join("sessions").join(id.as_str()))?);
+        sessions.insert(id.clone(), Arc::clone(&session));
+        Ok(session)
+    }
+}

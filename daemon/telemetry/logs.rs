@@ -1,0 +1,130 @@
+//! Logs on standard error: a JSON object a line, or text for a person.
+//!
+//! Messages are constant; what changes stands in fields. A call's records carry its trace id, so that they can be found from its spans.
+
+use std::{fmt, io, io::IsTerminal as _, time::SystemTime};
+
+use serde_json::{Map, Value};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+    span::{Attributes, Id},
+};
+use tracing_subscriber::{
+    Layer, filter::Targets, fmt as text, layer::Context, prelude::*, registry::LookupSpan,
+};
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Format {
+    /// Text for a person.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl Format {
+    /// What suits where standard error goes.
+    pub(crate) fn for_stderr() -> Self {
+        if io::stderr().is_terminal() {
+            Self::Text
+        } else {
+            Self::Json
+        }
+    }
+}
+
+/// Starts logging. A second call in one process changes nothing.
+pub(crate) fn start(format: Format, level: Level) {
+    // The libraries below speak at these levels about what is ordinary for a server, such as a client that goes away.
+    let filter = Targets::new()
+        .with_default(Level::WARN)
+        .with_target("jig", level)
+        .with_target("h2", Level::ERROR)
+        .with_target("hyper", Level::ERROR);
+    let registry = tracing_subscriber::registry();
+    let started = match format {
+        Format::Text => registry
+            .with(
+                text::layer()
+                    .with_writer(io::stderr)
+                    .with_target(false)
+                    .with_filter(filter),
+            )
+            .try_init(),
+        Format::Json => registry.with(Json.with_filter(filter)).try_init(),
+    };
+    if started.is_err() {
+        tracing::debug!("logging was started before");
+    }
+}
+
+/// Writes each event as a JSON object, with the fields of the spans that it happened in.
+struct Json;
+
+/// Fields, as a span keeps them.
+struct Fields(Map<String, Value>);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut fields = Fields(Map::new());
+        attributes.record(&mut fields);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(fields);
+        }
+    }
+
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
+        let mut line = Fields(Map::new());
+        let time = humantime(SystemTime::now());
+        line.0.insert("timestamp".to_owned(), time.into());
+        line.0
+            .insert("level".to_owned(), event.metadata().level().as_str().into());
+        for span in context.event_scope(event).into_iter().flatten() {
+            if let Some(fields) = span.extensions().get::<Fields>() {
+                line.0.extend(fields.0.clone());
+            }
+        }
+        event.record(&mut line);
+        // A log that cannot be written has nowhere to be told.
+        let _unwritten = serde_json::to_vec(&line.0).map(|mut bytes| {
+            bytes.push(b'\n');
+            io::Write::write_all(&mut io::stderr().lock(), &bytes)
+        });
+    }
+}
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0
+            .insert(field.name().to_owned(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+/// A time as RFC 3339 in UTC, with microseconds.
+pub(crate) fn humantime(time: SystemTime) -> String {
+    let mut text = prost_types::Timestamp::from(time);
+    text.nanos -= text.nanos % 1000;
+    text.to_string()
+}

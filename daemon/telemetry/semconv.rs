@@ -1,0 +1,64 @@
+//! Names of attributes, at OpenTelemetry semantic conventions 1.45; what has no name there begins with `jig.`.
+//!
+//! The crate `opentelemetry-semantic-conventions` is generated from 1.42, where the stable `rpc.status_code` had another name.
+
+/// Schema of the names below.
+pub(crate) const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.45.0";
+
+// RPC spans (stable).
+pub(crate) const RPC_SYSTEM_NAME: &str = "rpc.system.name";
+pub(crate) const RPC_METHOD: &str = "rpc.method";
+pub(crate) const RPC_METHOD_ORIGINAL: &str = "rpc.method_original";
+pub(crate) const RPC_STATUS_CODE: &str = "rpc.status_code";
+pub(crate) const ERROR_TYPE: &str = "error.type";
+pub(crate) const SERVER_ADDRESS: &str = "server.address";
+pub(crate) const SERVER_PORT: &str = "server.port";
+pub(crate) const NETWORK_PEER_ADDRESS: &str = "network.peer.address";
+pub(crate) const NETWORK_PEER_PORT: &str = "network.peer.port";
+
+// Tool spans (gen-ai, in development).
+pub(crate) const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
+pub(crate) const GEN_AI_TOOL_NAME: &str = "gen_ai.tool.name";
+pub(crate) const GEN_AI_TOOL_TYPE: &str = "gen_ai.tool.type";
+pub(crate) const GEN_AI_TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
+
+// Process spans (release candidate).
+pub(crate) const PROCESS_EXECUTABLE_NAME: &str = "process.executable.name";
+pub(crate) const PROCESS_PID: &str = "process.pid";
+pub(crate) const PROCESS_VPID: &str = "process.vpid";
+pub(crate) const PROCESS_EXIT_CODE: &str = "process.exit.code";
+pub(crate) const PROCESS_WORKING_DIRECTORY: &str = "process.working_directory";
+
+// Ours.
+pub(crate) const CALL_ID: &str = "jig.call.id";
+pub(crate) const SESSION_ID: &str = "jig.session.id";
+pub(crate) const REQUEST_ID: &str = "jig.request.id";
+pub(crate) const WORKSPACE: &str = "jig.workspace";
+pub(crate) const PROCESS_SIGNAL: &str = "jig.process.signal";
+pub(crate) const PROCESS_TERMINATION_REASON: &str = "jig.process.termination_reason";
+pub(crate) const PROCESS_CPU_USER: &str = "jig.process.cpu_user";
+pub(crate) const PROCESS_CPU_SYSTEM: &str = "jig.process.cpu_system";
+pub(crate) const PROCESS_MAX_RSS: &str = "jig.process.max_rss";
+pub(crate) const PROCESS_STDOUT_BYTES: &str = "jig.process.stdout_bytes";
+pub(crate) const PROCESS_STDERR_BYTES: &str = "jig.process.stderr_bytes";
+pub(crate) const PROCESS_TRUNCATED: &str = "jig.process.truncated";
+pub(crate) const SANDBOX_LEVEL: &str = "jig.sandbox.level";
+pub(crate) const SANDBOX_NETWORK: &str = "jig.sandbox.network";
+pub(crate) const LIMIT_WALL: &str = "jig.limit.wall";
+pub(crate) const LIMIT_PIDS: &str = "jig.limit.pids";
+
+/// Values of `error.type` on process spans.
+pub(crate) mod process_error {
+    /// It exited with a code that is not 0.
+    pub(crate) const EXIT_NONZERO: &str = "exit_nonzero";
+    /// A signal ended it.
+    pub(crate) const SIGNAL: &str = "signal";
+    /// Its time was up.
+    pub(crate) const TIMEOUT: &str = "timeout";
+    /// It was cancelled.
+    pub(crate) const CANCELLED: &str = "cancelled";
+    /// It could not be started.
+    pub(crate) const SPAWN_FAILED: &str = "spawn_failed";
+    /// Its sandbox was lost.
+    pub(crate) const SANDBOX_LOST: &str = "sandbox_lost";
+}

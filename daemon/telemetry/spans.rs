@@ -1,0 +1,87 @@
+//! The three spans of a call, one inside the other: the RPC, the tool, the process.
+//!
+//! Made through OpenTelemetry's own interface and not through `tracing`: each is started and ended in one place, has exactly the attributes that the
+//! conventions name, and can be told apart from what is logged. A span that is dropped without a word has been abandoned.
+
+use std::borrow::Cow;
+
+use opentelemetry::{
+    Context, KeyValue,
+    trace::{SpanKind, Status, TraceContextExt as _, Tracer as _},
+};
+use opentelemetry_sdk::trace::SdkTracer;
+
+use super::semconv;
+
+/// Longest value of a text attribute, in bytes; the SDK has no such limit of its own.
+const LONGEST_VALUE: usize = 4096;
+
+/// An open span. Ended by [`Span::end`], or as cancelled when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Span {
+    context: Context,
+    ended: bool,
+}
+
+impl Span {
+    /// Starts a span below `parent`.
+    pub(crate) fn start(
+        tracer: &SdkTracer,
+        name: impl Into<Cow<'static, str>>,
+        kind: SpanKind,
+        attributes: Vec<KeyValue>,
+        parent: &Context,
+    ) -> Self {
+        let builder = tracer
+            .span_builder(name)
+            .with_kind(kind)
+            .with_attributes(attributes);
+        let span = builder.start_with_context(tracer, parent);
+        Self {
+            context: parent.with_span(span),
+            ended: false,
+        }
+    }
+
+    /// What spans below this one, and the environment of a child, are made from.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Sets an attribute.
+    pub(crate) fn set(&self, key: &'static str, value: impl Into<opentelemetry::Value>) {
+        self.context.span().set_attribute(KeyValue::new(key, value));
+    }
+
+    /// Sets a text attribute, shortened to what a collector should get.
+    pub(crate) fn set_text(&self, key: &'static str, value: &str) {
+        let mut end = value.len().min(LONGEST_VALUE);
+        while !value.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.set(key, value.get(..end).unwrap_or_default().to_owned());
+    }
+
+    /// Marks the span as failed.
+    pub(crate) fn fail(&self, error_type: &'static str) {
+        self.set(semconv::ERROR_TYPE, error_type);
+        self.context.span().set_status(Status::error(""));
+    }
+
+    /// Ends the span.
+    pub(crate) fn end(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            self.context.span().end();
+        }
+    }
+}
+
+impl Drop for Span {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}

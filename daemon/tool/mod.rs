@@ -1,0 +1,131 @@
+//! The tools: each file turns one typed request into one typed response, and does nothing else.
+
+pub(crate) mod list_files;
+pub(crate) mod read_file;
+pub(crate) mod run;
+
+use std::{future::Future, pin::pin, sync::Arc};
+
+use prost::Message;
+
+use crate::daemon::{
+    error::{Error, Violation},
+    process::supervise::Stop,
+    sandbox::{level::Isolation, pool::Pool},
+    store::session::{Session, Step},
+    task,
+    telemetry::{Telemetry, spans::Span},
+    workspace::{Stop as FileStop, Workspace},
+};
+
+/// A tool.
+pub(crate) trait Tool: Send + 'static {
+    /// Its name in the contract.
+    const NAME: &'static str;
+    /// Whether it takes its time limit from the request and enforces it itself.
+    const LIMITS_ITSELF: bool = false;
+    /// What is asked.
+    type Request: Message + Default + Send + 'static;
+    /// What is answered.
+    type Response: Message + Default + Send + 'static;
+    /// The request, checked.
+    type Params: Send + 'static;
+
+    /// Checks what cannot be seen from one field alone. `request` has its defaults, and `violations` the fields that are known to break their rules.
+    /// Answers nothing when there is a violation.
+    fn check(
+        request: Self::Request,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Option<Self::Params>, Error>;
+
+    /// Does the work. It is polled to its end whatever becomes of the caller: `work.stop` tells when nobody waits any more.
+    fn execute(
+        params: Self::Params,
+        work: Work,
+    ) -> impl Future<Output = Result<Done<Self::Response>, Error>> + Send;
+}
+
+/// Where a call takes place.
+#[derive(Debug, Clone)]
+pub(crate) struct Scene {
+    /// The workspace.
+    pub(crate) workspace: Arc<Workspace>,
+    /// Its sandboxes.
+    pub(crate) sandboxes: Arc<Pool>,
+    /// Whether and how commands are isolated.
+    pub(crate) isolation: Arc<Isolation>,
+    /// What every run gets.
+    pub(crate) settings: Arc<RunSettings>,
+}
+
+/// What every run gets from the configuration.
+#[derive(Debug, Clone)]
+pub(crate) struct RunSettings {
+    /// Directories that programs are looked up in before the usual ones.
+    pub(crate) path: Vec<String>,
+    /// Bytes of each stream that its artifact keeps.
+    pub(crate) artifact_bytes: u64,
+    /// Processes that a run may have, for its span.
+    pub(crate) processes: u32,
+}
+
+/// One call's work.
+#[derive(Debug)]
+pub(crate) struct Work {
+    /// Where it takes place.
+    pub(crate) scene: Scene,
+    /// The session, and the call's step in it.
+    pub(crate) session: Arc<Session>,
+    /// The call's step.
+    pub(crate) step: Step,
+    /// How it may be ended early.
+    pub(crate) stop: Stop,
+    /// How long a call may take that names no limit of its own.
+    pub(crate) default_timeout: std::time::Duration,
+    /// The tool's span.
+    pub(crate) span: Arc<Span>,
+    /// What spans are made with.
+    pub(crate) telemetry: Telemetry,
+}
+
+/// Work that was done.
+#[derive(Debug)]
+pub(crate) struct Done<R> {
+    /// The answer.
+    pub(crate) response: R,
+    /// What the record of the call says beside its status.
+    pub(crate) facts: serde_json::Map<String, serde_json::Value>,
+    /// Why the tool failed although the call did not: a command that ran out of time.
+    pub(crate) error_type: Option<&'static str>,
+}
+
+impl<R> Done<R> {
+    /// Work about which there is nothing more to say.
+    pub(crate) fn plain(response: R) -> Self {
+        Self {
+            response,
+            facts: serde_json::Map::new(),
+            error_type: None,
+        }
+    }
+}
+
+/// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any more.
+async fn on_files<R: Send + 'static>(
+    work: Work,
+    function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
+) -> Result<Done<R>, Error> {
+    let stop = FileStop::new();
+    let told = stop.clone();
+    let workspace = Arc::clone(&work.scene.workspace);
+    let mut running = pin!(task::blocking(move || function(&workspace, &told)));
+    let result = tokio::select! {
+        result = &mut running => result,
+        () = work.stop.abandon.cancelled() => {
+            stop.stop();
+            running.await
+        }
+    };
+    result.map_err(Error::internal)?.map(Done::plain)
+}

@@ -1,0 +1,224 @@
+//! Opening beneath a directory: no path leads out of it, and none passes through a symbolic link.
+//!
+//! openat2(2) resolves a whole path under these rules in one call. Kernels and sandboxes without it (gVisor before 2026, old seccomp profiles) get a walk
+//! that opens one component at a time and looks at each. Which way it is, is found out once per directory.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2},
+    io::retry_on_intr,
+};
+
+use crate::daemon::sys::Errno;
+
+/// Most attempts while directories on the way are renamed: each fails only when another rename was in between.
+const ATTEMPTS: usize = 128;
+/// Most bytes of a path in one system call: less than PATH_MAX with its final NUL. Longer paths are opened in several steps.
+const STEP: usize = 4000;
+/// Where a descriptor only names a place and gives no access to it.
+const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+/// Reading a directory. Nothing but a directory is opened, so no FIFO waits and no device wakes up.
+const READ_DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// A directory beneath which paths are opened.
+#[derive(Debug)]
+pub(super) struct Root {
+    directory: OwnedFd,
+    way: Way,
+}
+
+/// How paths are resolved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// By the kernel.
+    Openat2,
+    /// Component by component.
+    Components,
+}
+
+impl Root {
+    /// Opens the directory at a path of the operator's, whose symbolic links are followed.
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
+        let directory = open(path, PLACE | OFlags::DIRECTORY, Mode::empty())?;
+        let way = match beneath(directory.as_fd(), b".", PLACE) {
+            Ok(_) => Way::Openat2,
+            Err(Errno::NOSYS | Errno::PERM) => Way::Components,
+            Err(errno) => return Err(errno.into()),
+        };
+        Ok(Self { directory, way })
+    }
+
+    /// Opens whatever is at `path` without access to it.
+    pub(super) fn open_path(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        self.open_with(path, PLACE)
+    }
+
+    /// Opens the directory at `path` for reading.
+    pub(super) fn open_directory(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        self.open_with(path, READ_DIRECTORY)
+    }
+
+    fn open_with(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        if self.way == Way::Components {
+            return by_components(self.directory.as_fd(), path, flags);
+        }
+        let mut rest = path;
+        let mut base: Option<OwnedFd> = None;
+        while rest.len() > STEP {
+            // A component longer than a step is no name of any file system.
+            let slash = memchr::memrchr(b'/', &rest[..STEP]).ok_or(Errno::NAMETOOLONG)?;
+            let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
+            base = Some(beneath(from, &rest[..slash], PLACE | OFlags::DIRECTORY)?);
+            rest = &rest[slash + 1..];
+        }
+        let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
+        beneath(from, if rest.is_empty() { b"." } else { rest }, flags)
+    }
+}
+
+impl AsFd for Root {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+/// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead elsewhere.
+pub(super) fn open_child(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    retry_on_intr(|| {
+        openat(
+            parent,
+            OsStr::from_bytes(name),
+            READ_DIRECTORY,
+            Mode::empty(),
+        )
+    })
+}
+
+/// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened itself.
+pub(super) fn open_name(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
+    retry_on_intr(|| {
+        openat(
+            parent,
+            OsStr::from_bytes(name),
+            PLACE | OFlags::NOFOLLOW,
+            Mode::empty(),
+        )
+    })
+}
+
+fn beneath(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let mut attempt = 1;
+    loop {
+        let opened = openat2(
+            base,
+            OsStr::from_bytes(path),
+            // With O_PATH it would open a link at the end instead of refusing it.
+            flags.difference(OFlags::NOFOLLOW),
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS,
+        );
+        match opened {
+            Err(Errno::AGAIN | Errno::INTR) if attempt < ATTEMPTS => attempt += 1,
+            result => return result,
+        }
+    }
+}
+
+fn by_components(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    let mut place = open_name(base, b".")?;
+    for name in path
+        .split(|byte| *byte == b'/')
+        .filter(|name| !name.is_empty())
+    {
+        let next = open_name(place.as_fd(), name)?;
+        if FileType::from_raw_mode(fstat(&next)?.st_mode) == FileType::Symlink {
+            return Err(Errno::LOOP);
+        }
+        place = next;
+    }
+    if flags.contains(OFlags::DIRECTORY) {
+        return open_child(place.as_fd(), b".");
+    }
+    Ok(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn both_ways_open_the_same_and_refuse_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("root");
+        fs::create_dir_all(path.join("a/b")).unwrap();
+        fs::write(path.join("a/file"), "").unwrap();
+        fs::write(directory.path().join("outside"), "").unwrap();
+        symlink("a", path.join("link")).unwrap();
+        symlink("../outside", path.join("out")).unwrap();
+        symlink("nowhere", path.join("dangling")).unwrap();
+        symlink("/", path.join("a/everything")).unwrap();
+        let long = "n".repeat(256);
+        let longer = "n".repeat(5000);
+        for way in [Way::Openat2, Way::Components] {
+            let mut root = Root::open(&path).unwrap();
+            assert_eq!(root.way, Way::Openat2, "this kernel should have openat2");
+            root.way = way;
+            for (path, place, listing) in [
+                ("", None, None),
+                ("a", None, None),
+                ("a/b", None, None),
+                ("a/file", None, Some(Errno::NOTDIR)),
+                ("a/file/x", Some(Errno::NOTDIR), Some(Errno::NOTDIR)),
+                ("none", Some(Errno::NOENT), Some(Errno::NOENT)),
+                ("none/x", Some(Errno::NOENT), Some(Errno::NOENT)),
+                ("link", Some(Errno::LOOP), Some(Errno::LOOP)),
+                ("link/b", Some(Errno::LOOP), Some(Errno::LOOP)),
+                ("out", Some(Errno::LOOP), Some(Errno::LOOP)),
+                ("dangling", Some(Errno::LOOP), Some(Errno::LOOP)),
+                ("a/everything/etc", Some(Errno::LOOP), Some(Errno::LOOP)),
+                (&long, Some(Errno::NAMETOOLONG), Some(Errno::NAMETOOLONG)),
+                (&longer, Some(Errno::NAMETOOLONG), Some(Errno::NAMETOOLONG)),
+            ] {
+                let opened = root.open_path(path.as_bytes());
+                assert_eq!(opened.err(), place, "{way:?} {path:?}");
+                let opened = root.open_directory(path.as_bytes());
+                assert_eq!(opened.err(), listing, "{way:?} {path:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_longer_than_the_kernel_takes_is_opened_in_steps() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut root = Root::open(directory.path()).unwrap();
+        let name = "n".repeat(250);
+        let mut path = String::new();
+        let mut place = root.open_path(b"").unwrap();
+        for _ in 0..40 {
+            rustix::fs::mkdirat(&place, name.as_str(), Mode::RWXU).unwrap();
+            place = open_name(place.as_fd(), name.as_bytes()).unwrap();
+            path.push_str(&name);
+            path.push('/');
+        }
+        let bottom = fstat(&place).unwrap().st_ino;
+        for way in [Way::Openat2, Way::Components] {
+            root.way = way;
+            let opened = root.open_directory(path.trim_end_matches('/').as_bytes());
+            assert_eq!(fstat(opened.unwrap()).unwrap().st_ino, bottom);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The kernel's errors in the terms of the contract.
+
+use std::{io, time::Duration};
+
+use crate::daemon::{
+    error::{Error, Reason},
+    sys::Errno,
+};
+
+/// When to try again after descriptors ran out: calls that hold many last about as long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What a call hoped to find at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// A file.
+    File,
+    /// A directory.
+    Directory,
+}
+
+/// Why the `wanted` thing at `path` could not be used.
+pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
+    let (reason, message) = match (errno, wanted) {
+        (Errno::LOOP, _) => (
+            Reason::SymlinkBlocked,
+            format!(
+                "{path:?} is or passes through a symbolic link: give the path that it leads to"
+            ),
+        ),
+        (Errno::XDEV, _) => (
+            Reason::PathEscape,
+            format!("{path:?} leads out of the workspace"),
+        ),
+        // A name that no file system takes cannot be there either.
+        (Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG, Wanted::File) => (
+            Reason::FileNotFound,
+            format!("no file is at {path:?}: list its directory to see what is there"),
+        ),
+        (Errno::NOENT | Errno::NAMETOOLONG, Wanted::Directory) => (
+            Reason::DirectoryNotFound,
+            format!("no directory is at {path:?}: list the one above it to see what is there"),
+        ),
+        (Errno::NOTDIR, Wanted::Directory) => (
+            Reason::NotADirectory,
+            format!("{path:?} is not a directory, or passes through something that is none"),
+        ),
+        (Errno::ACCESS | Errno::PERM, _) => (
+            Reason::PermissionDenied,
+            format!("the daemon's user has no permission for {path:?}"),
+        ),
+        (Errno::NOSPC | Errno::DQUOT, _) => (
+            Reason::NoSpace,
+            format!("the disk or the quota that holds {path:?} is full: free some space"),
+        ),
+        (Errno::MFILE | Errno::NFILE, _) => (
+            Reason::ResourceExhausted,
+            format!("too many files are open to open {path:?}: try again"),
+        ),
+        (Errno::AGAIN, _) => (
+            Reason::ResourceExhausted,
+            format!("directories are being renamed too quickly to find {path:?}: try again"),
+        ),
+        _ => return Error::internal(io::Error::from(errno)).with("path", path),
+    };
+    let error = Error::new(reason, message)
+        .with("path", path)
+        .caused_by(io::Error::from(errno));
+    if reason == Reason::ResourceExhausted {
+        return error.retry_after(RETRY);
+    }
+    error
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_errno_has_its_reason() {
+        use {Reason as R, Wanted::*};
+        for (errno, wanted, reason) in [
+            (Errno::LOOP, File, R::SymlinkBlocked),
+            (Errno::LOOP, Directory, R::SymlinkBlocked),
+            (Errno::XDEV, File, R::PathEscape),
+            (Errno::NOENT, File, R::FileNotFound),
+            (Errno::NOENT, Directory, R::DirectoryNotFound),
+            (Errno::NOTDIR, File, R::FileNotFound),
+            (Errno::NOTDIR, Directory, R::NotADirectory),
+            (Errno::NAMETOOLONG, File, R::FileNotFound),
+            (Errno::NAMETOOLONG, Directory, R::DirectoryNotFound),
+            (Errno::ACCESS, File, R::PermissionDenied),
+            (Errno::PERM, Directory, R::PermissionDenied),
+            (Errno::NOSPC, File, R::NoSpace),
+            (Errno::DQUOT, File, R::NoSpace),
+            (Errno::MFILE, File, R::ResourceExhausted),
+            (Errno::NFILE, Directory, R::ResourceExhausted),
+            (Errno::AGAIN, File, R::ResourceExhausted),
+            (Errno::IO, File, R::Internal),
+        ] {
+            let error = failure(errno, "a/b", wanted);
+            assert_eq!(error.reason, reason, "{errno:?} {wanted:?}");
+            assert_eq!(
+                error.retry_after.is_some(),
+                reason == R::ResourceExhausted,
+                "{errno:?}"
+            );
+            assert_eq!(error.metadata, [("path", "a/b".to_owned())]);
+            assert!(error.cause.is_some());
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Ending work whose time is up: the blocking tools ask, the call's deadline answers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use crate::daemon::error::{Error, Reason};
+
+/// Says whether a call should end. Clones say the same.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Stop(Arc<AtomicBool>);
+
+impl Stop {
+    /// A call that may go on.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Asks for the end. It comes with the next [`Self::check`].
+    pub(crate) fn stop(&self) {
+        // Nothing else is published with it.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// An error once the end was asked for.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.0.load(Ordering::Relaxed) {
+            return Err(Error::new(
+                Reason::Timeout,
+                "the time for the call has passed: ask for less at once, or allow more time",
+            ));
+        }
+        Ok(())
+    }
+}
