@@ -1,4 +1,66 @@
-//! jig: a daemon that serves sandboxed tool calls to remote agents over gRPC, and its client.
+//! jig: `jigd`, a long-lived daemon that holds a workspace and serves tool calls on it to remote
+//! agents over gRPC, and `jig`, its client. Commands run in namespace-isolated processes under
+//! timeouts and output caps; every call is an OpenTelemetry span.
+//!
+//! This page is the architecture: the map, the life of a call, and what is always true.
+//!
+//! # Map
+//!
+//! ```text
+//! proto/jig/v1/     the contract; tools, their limits and defaults are options in it
+//! lib.rs            this page; `api` (generated), `client`, `daemon`
+//! daemon/
+//!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
+//!   config/         file < environment < flags → checked types
+//!   server/         listeners, layers (trace, panic, deadline), health, reflection, drain
+//!   door/           one file per way in: typed gRPC, artifacts, info; errors → statuses
+//!   call/           the pipeline: context, admission, drain, record
+//!   catalog/        tools and rules of fields, read from the descriptors
+//!   tool/           one file per tool: typed request → typed response
+//!   workspace/      files beneath a directory descriptor, never by path
+//!   process/        one command: spec, environment, output, stop ladder, outcome, supervision
+//!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
+//!   sys/            system calls; the only module with `unsafe`
+//!   store/          state directory, sessions, events, artifacts
+//!   telemetry/      spans, names, propagation, logs
+//! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
+//! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
+//! ```
+//!
+//! Imports run one way, downwards: `server → door → call → tool → {workspace, process} → sandbox →
+//! sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are used
+//! from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and fails on an
+//! arrow back up or a circle.
+//!
+//! # Life of a call
+//!
+//! 1. `server` accepts the connection. Its layers give the call an id and a span, catch panics, and
+//!    keep the caller's deadline.
+//! 2. `door` takes the call's context from metadata and hands the typed request to the pipeline.
+//! 3. `call` checks every field against the rules in the descriptors, and what cannot be seen from one
+//!    field alone with the tool: all violations are told at once, and nothing was started.
+//! 4. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
+//!    end; a caller that goes away ends its wait, and the task is told to stop.
+//! 5. The session records that the call starts. The tool's span begins.
+//! 6. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the command
+//!    in, reads what it writes, and waits until the sandbox says that the command has ended and
+//!    everything that it left behind is gone.
+//! 7. The session records how the call ended; the permit is given back; the caller is answered.
+//!
+//! # Always true
+//!
+//! * **A command that ran is a result, never an error.** Errors are about what the daemon could not do.
+//! * **No request can weaken isolation**, and there is no second, weaker way: a step of building a
+//!   sandbox that fails is reported by name, and the command is not run.
+//! * **The daemon never forks.** Sandboxes are made by processes that were started before it had
+//!   threads; it talks to each sandbox through a socket and a pidfd.
+//! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's pidfd
+//!   does; who else holds the pipe does not matter.
+//! * **Nothing polls.** What is waited for is an event; the only timers are limits.
+//! * **Everything is bounded**, by a constant or a setting with a name; what is dropped is counted.
+//! * **A tool is described once**, in its proto. Names, limits and defaults are read from there.
+//! * **`unsafe` lives in `daemon/sys`**, nowhere else.
+//! * Deliberately absent: a way to run a command without a sandbox, on request or by falling back.
 
 /// The contract: types, clients and servers generated from `proto/`, and the descriptors.
 pub mod api {
@@ -18,7 +80,8 @@ pub mod api {
         tonic::include_proto!("jig.v1");
     }
 
-    /// The descriptors of `jig.v1` and what it imports, with comments and options, as an encoded `google.protobuf.FileDescriptorSet`.
+    /// The descriptors of `jig.v1` and of what it imports, with comments and options, as an encoded
+    /// `google.protobuf.FileDescriptorSet`.
     pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/jig.v1.bin"));
 }
 

@@ -27,12 +27,12 @@ use std::{
 };
 
 use opentelemetry::{KeyValue, trace::SpanKind};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument as _;
 
 use self::{admission::Admission, context::Incoming, drain::Drain};
 use crate::daemon::{
-    catalog::{Catalog, Checked},
+    catalog::{Catalog, Checked, ToolSpec},
     error::{Error, Reason, Violation},
     process::supervise::Stop,
     store::{session::Session, state_dir::StateDir},
@@ -40,9 +40,6 @@ use crate::daemon::{
     telemetry::{Telemetry, semconv, spans::Span},
     tool::{Done, Scene, Tool, Work},
 };
-
-/// Deadline of work whose caller named none and that limits itself.
-const FAR: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// Everything that calls need.
 #[derive(Debug)]
@@ -95,6 +92,9 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: &Incoming,
     ) -> Result<Arc<Session>, Error> {
+        if let Some(session) = self.store.open_session(&incoming.session) {
+            return Ok(session);
+        }
         let pipeline = Arc::clone(self);
         let id = incoming.session.clone();
         task::blocking(move || pipeline.store.session(&id))
@@ -114,52 +114,15 @@ impl Pipeline {
             .catalog
             .tool(T::NAME)
             .ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))?;
-        let Checked {
-            request,
-            params: shown,
-            mut violations,
-        } = spec.check(request)?;
-        let params = T::check(request, &scene, &mut violations);
-        if !violations.is_empty() {
-            return Err(Error::invalid(each_field_once(violations)));
-        }
-        let params =
-            params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
-
+        let (params, shown) = validate::<T>(spec, request, &scene)?;
         let permit = self.admission.enter(&self.drain)?;
         let session = self.session(&incoming).await?;
+        let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
+        let step = session.begin_step(begun).map_err(|error| storage(&error))?;
 
-        let attributes = vec![
-            KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
-            KeyValue::new(semconv::GEN_AI_TOOL_NAME, T::NAME),
-            KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
-            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.call_id.clone()),
-            KeyValue::new(semconv::SESSION_ID, incoming.session.as_str().to_owned()),
-            KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
-        ];
-        let name = format!("execute_tool {}", T::NAME);
-        let span = Arc::new(Span::start(
-            self.telemetry.tracer(),
-            name,
-            SpanKind::Internal,
-            attributes,
-            &incoming.parent,
-        ));
-
-        // A tool that takes its limit from the request enforces it itself.
-        let limit = if T::LIMITS_ITSELF {
-            FAR
-        } else {
-            spec.default_timeout()
-        };
-        let until = incoming
-            .deadline
-            .unwrap_or(incoming.received + FAR)
-            .min(incoming.received + limit);
         let abandon = self.drain.kill_token().child_token();
-        let work = |step| Work {
-            scene: scene.clone(),
-            session: Arc::clone(&session),
+        let work = Work {
+            session,
             step,
             stop: Stop {
                 abandon: abandon.clone(),
@@ -167,33 +130,14 @@ impl Pipeline {
                 grace: self.grace,
             },
             default_timeout: spec.default_timeout(),
-            span: Arc::clone(&span),
+            span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
             telemetry: self.telemetry.clone(),
+            scene,
         };
-        let step = session
-            .begin_step(record::started(
-                T::NAME,
-                &incoming,
-                scene.workspace.name(),
-                shown,
-            ))
-            .map_err(|error| storage(&error))?;
-        let work = work(step);
-        let pipeline = Arc::clone(self);
+        let until = incoming.received + spec.default_timeout();
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), tool = T::NAME);
-        let task = task::spawn_tracked(
-            T::NAME,
-            async move {
-                let begun = Instant::now();
-                let result = T::execute(params, work).await;
-                pipeline.record_end(T::NAME, &session, step, &incoming, begun, &result);
-                end_span(span, &result);
-                pipeline.finished.fetch_add(1, Ordering::Relaxed);
-                drop(permit);
-                result
-            }
-            .instrument(log),
-        );
+        let work = Arc::clone(self).execute::<T>(incoming, params, work, permit);
+        let task = task::spawn_tracked(T::NAME, work.instrument(log));
         // Dropped with the caller: then nobody waits for the work any more.
         let abandoned = abandon.drop_guard();
         let result = if T::LIMITS_ITSELF {
@@ -204,39 +148,81 @@ impl Pipeline {
                 Err(_) => return Err(timed_out(T::NAME)),
             }
         };
-        let _still_running: CancellationToken = abandoned.disarm();
-        result.map_err(Error::internal)?.map(|done| done.response)
+        drop(abandoned);
+        result.map_err(Error::internal)?
     }
 
-    fn record_end<R>(
-        &self,
-        tool: &str,
-        session: &Session,
-        step: crate::daemon::store::session::Step,
-        incoming: &Incoming,
-        begun: Instant,
-        result: &Result<Done<R>, Error>,
-    ) {
-        let fields = record::finished(tool, incoming, begun.elapsed(), result);
+    /// The work of one call, to its end, with the permit that it holds so long.
+    async fn execute<T: Tool>(
+        self: Arc<Self>,
+        incoming: Incoming,
+        params: T::Params,
+        work: Work,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<T::Response, Error> {
+        let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
+        let begun = Instant::now();
+        let result = T::execute(params, work).await;
+        let fields = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
         if let Err(error) = session.record(step, fields) {
-            tracing::error!(
-                error = &error as &dyn std::error::Error,
-                "the end of a call could not be recorded"
-            );
+            tracing::error!(%error, "the end of a call could not be recorded");
         }
-        match result {
-            Ok(_) => tracing::debug!("call finished"),
-            Err(error) if error.reason == Reason::Internal => {
-                tracing::error!(
-                    cause = error
-                        .cause
-                        .as_deref()
-                        .map(|cause| cause as &dyn std::error::Error),
-                    "call failed"
-                );
-            }
-            Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
+        end_span(span, &result);
+        log_end(&result);
+        self.finished.fetch_add(1, Ordering::Relaxed);
+        drop(permit);
+        result.map(|done| done.response)
+    }
+
+    fn start_span(&self, tool: &'static str, incoming: &Incoming, scene: &Scene) -> Span {
+        let attributes = vec![
+            KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
+            KeyValue::new(semconv::GEN_AI_TOOL_NAME, tool),
+            KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
+            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.call_id.clone()),
+            KeyValue::new(semconv::SESSION_ID, incoming.session.as_str().to_owned()),
+            KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
+        ];
+        let name = format!("execute_tool {tool}");
+        let tracer = self.telemetry.tracer();
+        Span::start(
+            tracer,
+            name,
+            SpanKind::Internal,
+            attributes,
+            &incoming.parent,
+        )
+    }
+}
+
+/// Checks a request against the rules of its fields and with its tool; answers its parameters, and what a record shows of them.
+fn validate<T: Tool>(
+    spec: &ToolSpec,
+    request: T::Request,
+    scene: &Scene,
+) -> Result<(T::Params, serde_json::Value), Error> {
+    let Checked {
+        request,
+        params: shown,
+        mut violations,
+    } = spec.check(request)?;
+    let params = T::check(request, scene, &mut violations);
+    if !violations.is_empty() {
+        return Err(Error::invalid(each_field_once(violations)));
+    }
+    let params =
+        params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
+    Ok((params, shown))
+}
+
+fn log_end<R>(result: &Result<Done<R>, Error>) {
+    match result {
+        Ok(_) => tracing::debug!("call finished"),
+        Err(error) if error.reason == Reason::Internal => {
+            let cause = error.cause.as_ref().map(ToString::to_string);
+            tracing::error!(cause, "call failed by a defect");
         }
+        Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
     }
 }
 

@@ -93,6 +93,12 @@ impl StateDir {
         })
     }
 
+    /// The session of this id, if it was asked for before.
+    pub(crate) fn open_session(&self, id: &SessionId) -> Option<Arc<Session>> {
+        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        sessions.get(id).map(Arc::clone)
+    }
+
     /// The session of this id, made where it is new. Blocks.
     pub(crate) fn session(&self, id: &SessionId) -> io::Result<Arc<Session>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,0 +1,276 @@
+//! What the daemon tells a collector: the three spans of a call, how they hang together, and that the
+//! last ones are delivered when it ends.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
+use jig::api::v1::RunRequest;
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+    common::v1::{KeyValue, any_value::Value},
+    resource::v1::Resource,
+    trace::v1::{Span, span::SpanKind, status::StatusCode},
+};
+use rustix::process::Signal;
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+use crate::support::{Daemon, Setup, argv, shell};
+
+/// The caller's span, the parent of the RPC's.
+const CALLER: &str = "00f067aa0ba902b7";
+
+/// A collector that keeps what it gets.
+#[derive(Debug, Clone, Default)]
+struct Collector(Arc<Mutex<Vec<(Resource, Span)>>>);
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        let mut kept = self.0.lock().unwrap();
+        for from in request.into_inner().resource_spans {
+            let resource = from.resource.unwrap_or_default();
+            let spans = from.scope_spans.into_iter().flat_map(|scope| scope.spans);
+            kept.extend(spans.map(|span| (resource.clone(), span)));
+        }
+        Ok(Response::default())
+    }
+}
+
+impl Collector {
+    /// Starts a collector on a free port; answers its address.
+    async fn start() -> (Self, String) {
+        let collector = Self::default();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let server = tonic::transport::Server::builder()
+            .add_service(TraceServiceServer::new(collector.clone()))
+            .serve_with_incoming(TcpListenerStream::new(listener));
+        tokio::spawn(server);
+        (collector, address)
+    }
+
+    /// The spans of a trace, by name.
+    fn trace(&self, id: &str) -> HashMap<String, Span> {
+        let kept = self.0.lock().unwrap();
+        let spans = kept.iter().map(|(_, span)| span);
+        let of_trace = spans.filter(|span| hex(&span.trace_id) == id);
+        let named: Vec<_> = of_trace
+            .map(|span| (span.name.clone(), span.clone()))
+            .collect();
+        let count = named.len();
+        let by_name: HashMap<_, _> = named.into_iter().collect();
+        assert_eq!(by_name.len(), count, "no span is exported twice");
+        by_name
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn attribute(attributes: &[KeyValue], name: &str) -> Option<String> {
+    let value = attributes
+        .iter()
+        .find(|attribute| attribute.key == name)?
+        .value
+        .clone()?
+        .value?;
+    Some(match value {
+        Value::StringValue(text) => text,
+        Value::IntValue(number) => number.to_string(),
+        Value::DoubleValue(number) => number.to_string(),
+        Value::BoolValue(flag) => flag.to_string(),
+        other => panic!("{name} is {other:?}"),
+    })
+}
+
+fn status(span: &Span) -> StatusCode {
+    span.status.as_ref().map_or(StatusCode::Unset, |status| status.code())
+}
+
+/// Calls `Run` as part of the trace `id`.
+async fn run_in_trace(
+    daemon: &Daemon,
+    id: &str,
+    request: RunRequest,
+) -> Result<jig::api::v1::RunResponse, Status> {
+    let mut request = Request::new(request);
+    let parent = format!("00-{id}-{CALLER}-01");
+    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    let answer = daemon.tools().run(request).await;
+    answer.map(Response::into_inner)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
+    let (collector, endpoint) = Collector::start().await;
+    let setup = Setup::new()
+        .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+        .environment("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test");
+    let mut daemon = setup.start().await;
+    let id = |digit: &str| digit.repeat(32);
+    let success = shell("echo $TRACEPARENT");
+    let response = run_in_trace(&daemon, &id("1"), success).await.unwrap();
+    let traceparent = response.stdout.trim().to_owned();
+    let exit_3 = argv(&["sh", "-c", "exit 3"]);
+    assert_eq!(
+        run_in_trace(&daemon, &id("2"), exit_3).await.unwrap().exit_code,
+        Some(3)
+    );
+    let timeout = RunRequest {
+        timeout_sec: Some(1),
+        ..shell("sleep 100")
+    };
+    run_in_trace(&daemon, &id("3"), timeout).await.unwrap();
+    let invalid = RunRequest {
+        timeout_sec: Some(0),
+        ..shell("true")
+    };
+    run_in_trace(&daemon, &id("4"), invalid).await.unwrap_err();
+    let missing = argv(&["no-such-program"]);
+    run_in_trace(&daemon, &id("5"), missing).await.unwrap_err();
+    // Nothing was waited for: what is not delivered yet is delivered now.
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+
+    // Success: three spans, one inside the other, none of them failed.
+    let spans = collector.trace(&id("1"));
+    assert_eq!(spans.len(), 3, "{spans:#?}");
+    let (rpc, tool, process) = (
+        &spans["jig.v1.ToolService/Run"],
+        &spans["execute_tool run"],
+        &spans["sh"],
+    );
+    assert_eq!(rpc.kind(), SpanKind::Server);
+    assert_eq!(tool.kind(), SpanKind::Internal);
+    assert_eq!(process.kind(), SpanKind::Client);
+    assert_eq!(hex(&rpc.parent_span_id), CALLER);
+    assert_eq!(tool.parent_span_id, rpc.span_id);
+    assert_eq!(process.parent_span_id, tool.span_id);
+    for span in [rpc, tool, process] {
+        assert_eq!(status(span), StatusCode::Unset, "{span:#?}");
+        assert_eq!(attribute(&span.attributes, "error.type"), None);
+        assert!(span.end_time_unix_nano >= span.start_time_unix_nano);
+    }
+    // The child continues the process's span.
+    assert_eq!(
+        traceparent,
+        format!("00-{}-{}-01", id("1"), hex(&process.span_id))
+    );
+    for (span, name, value) in [
+        (rpc, "rpc.system.name", "grpc"),
+        (rpc, "rpc.method", "jig.v1.ToolService/Run"),
+        (rpc, "rpc.status_code", "OK"),
+        (tool, "gen_ai.operation.name", "execute_tool"),
+        (tool, "gen_ai.tool.name", "run"),
+        (tool, "gen_ai.tool.type", "function"),
+        (process, "process.executable.name", "sh"),
+        (process, "process.exit.code", "0"),
+        (process, "process.vpid", "2"),
+        (process, "process.working_directory", "/workspace"),
+        (process, "jig.sandbox.level", "L3"),
+    ] {
+        assert_eq!(attribute(&span.attributes, name).as_deref(), Some(value), "{name}");
+    }
+    assert!(attribute(&process.attributes, "process.pid").is_some());
+    assert!(attribute(&tool.attributes, "gen_ai.tool.call.id").is_some());
+
+    // Exit 3 is the command's affair: only its own span is marked.
+    let spans = collector.trace(&id("2"));
+    assert_eq!(spans.len(), 3, "{spans:#?}");
+    let process = &spans["sh"];
+    assert_eq!(status(process), StatusCode::Error);
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
+    assert_eq!(attribute(&process.attributes, "process.exit.code").as_deref(), Some("3"));
+    assert_eq!(status(&spans["execute_tool run"]), StatusCode::Unset);
+    assert_eq!(status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
+
+    // A timeout is the tool's affair too, and still no failure of the RPC.
+    let spans = collector.trace(&id("3"));
+    assert_eq!(spans.len(), 3, "{spans:#?}");
+    let process = &spans["sh"];
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("timeout"));
+    assert_eq!(attribute(&process.attributes, "process.exit.code"), None);
+    assert_eq!(attribute(&process.attributes, "jig.process.signal").as_deref(), Some("SIGTERM"));
+    let tool = &spans["execute_tool run"];
+    assert_eq!(status(tool), StatusCode::Error);
+    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("timeout"));
+    let rpc = &spans["jig.v1.ToolService/Run"];
+    assert_eq!(status(rpc), StatusCode::Unset);
+    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
+
+    // An invalid request is refused before there is a tool's span.
+    let spans = collector.trace(&id("4"));
+    assert_eq!(spans.len(), 1, "{spans:#?}");
+    let rpc = &spans["jig.v1.ToolService/Run"];
+    assert_eq!(status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
+    assert_eq!(
+        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
+        Some("INVALID_ARGUMENT")
+    );
+
+    // A program that is not there: the tool failed, and so did starting the process.
+    let spans = collector.trace(&id("5"));
+    assert_eq!(spans.len(), 3, "{spans:#?}");
+    let process = &spans["no-such-program"];
+    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
+    assert_eq!(status(&spans["execute_tool run"]), StatusCode::Error);
+
+    let kept = collector.0.lock().unwrap();
+    let (resource, _) = kept.first().unwrap();
+    for (name, value) in [
+        ("service.name", "jigd"),
+        ("deployment.environment.name", "test"),
+    ] {
+        assert_eq!(attribute(&resource.attributes, name).as_deref(), Some(value), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace() {
+    let daemon = Daemon::start().await;
+    let output = daemon.output(shell("echo $TRACEPARENT")).await;
+    let parts: Vec<_> = output.trim().split('-').collect();
+    assert_eq!(parts.len(), 4, "{output}");
+    assert_eq!((parts[0], parts[1].len(), parts[2].len()), ("00", 32, 16));
+    assert_ne!(parts[1], "0".repeat(32));
+    assert!(!daemon.log().to_lowercase().contains("otlp"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn a_collector_that_is_not_there_is_no_trouble() {
+    let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
+    let mut daemon = setup.start().await;
+    daemon.output(shell("true")).await;
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+}
+
+#[tokio::test]
+async fn logs_are_json_with_the_trace_id_of_their_call() {
+    let daemon = Setup::new().arguments(&["--log-level", "debug"]).start().await;
+    let id = "a".repeat(32);
+    run_in_trace(&daemon, &id, shell("true")).await.unwrap();
+    let lines = daemon.log();
+    let of_call: Vec<serde_json::Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .filter(|line: &serde_json::Value| line["trace_id"] == id.as_str())
+        .collect();
+    assert!(!of_call.is_empty(), "{lines}");
+    for line in &of_call {
+        assert_eq!(line["tool"], "run", "{line}");
+        for name in ["timestamp", "level", "message", "call_id"] {
+            assert!(line[name].is_string(), "{name} in {line}");
+        }
+    }
+}
