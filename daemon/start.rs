@@ -358,6 +358,7 @@ async fn serve(
     let services = Services {
         pipeline,
         info,
+        sandboxes: Arc::clone(&sandboxes),
         runs_commands,
     };
     let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;

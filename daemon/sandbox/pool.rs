@@ -18,7 +18,9 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::{
+    io::unix::AsyncFd,
     sync::{Mutex as AsyncMutex, oneshot},
     time::timeout,
 };
@@ -32,7 +34,10 @@ use super::{
     stage::{Failure, Stage},
     wire::{self, Identity, MakeSlot, REPORT_BYTES, Report, ToKeeper},
 };
-use crate::daemon::{sys::Errno, task};
+use crate::daemon::{
+    sys::{Errno, readiness::watch},
+    task,
+};
 
 /// Sandboxes kept warm for each workspace from the start: one to take while the other is being made.
 const WARM_AT_START: usize = 2;
@@ -46,13 +51,15 @@ const BUILD_PATIENCE: Duration = Duration::from_secs(30);
 pub(crate) struct KeeperProcess {
     socket: OwnedFd,
     child: Child,
+    pidfd: OwnedFd,
 }
 
 /// All sandboxes.
 #[derive(Debug)]
 pub(crate) struct Sandboxes {
     pools: Vec<Arc<Pool>>,
-    // Kept so that the keeper's end is noticed by nobody but its socket; it is reaped when the daemon exits.
+    keeper: AsyncFd<OwnedFd>,
+    // It outlives the daemon's wish to wait for it: it ends when the daemon does.
     _child: Child,
 }
 
@@ -97,10 +104,14 @@ impl KeeperProcess {
             .stdout(Stdio::null())
             .stderr(Stdio::inherit())
             .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
         Ok(Self {
             socket: daemon,
             child,
+            pidfd,
         })
     }
 }
@@ -128,6 +139,7 @@ impl Sandboxes {
         let pools: Vec<_> = (0..workspaces).map(pool).collect();
         Ok(Self {
             pools,
+            keeper: watch(keeper.pidfd)?,
             _child: keeper.child,
         })
     }
@@ -135,6 +147,13 @@ impl Sandboxes {
     /// The pool of the workspace with this index.
     pub(crate) fn pool(&self, workspace: usize) -> Option<&Arc<Pool>> {
         self.pools.get(workspace)
+    }
+
+    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be restarted.
+    pub(crate) async fn keeper_gone(&self) {
+        if self.keeper.readable().await.is_err() {
+            std::future::pending().await
+        }
     }
 
     /// Sandboxes that wait for a request.

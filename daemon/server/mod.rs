@@ -38,6 +38,7 @@ use crate::{
     daemon::{
         call::{Pipeline, drain::Drain},
         door::{artifacts::Artifacts, info::Info, tools::Tools},
+        sandbox::pool::Sandboxes,
         task,
     },
 };
@@ -67,6 +68,8 @@ pub(crate) struct Services {
     pub(crate) pipeline: Arc<Pipeline>,
     /// What is told about the daemon.
     pub(crate) info: Info,
+    /// The sandboxes, to see that they can still be made.
+    pub(crate) sandboxes: Arc<Sandboxes>,
     /// Whether commands are run.
     pub(crate) runs_commands: bool,
 }
@@ -98,6 +101,7 @@ pub(crate) async fn serve(
     let Services {
         pipeline,
         info,
+        sandboxes,
         runs_commands,
     } = services;
     let drain = pipeline.drain.clone();
@@ -146,7 +150,18 @@ pub(crate) async fn serve(
     }
     tracing::info!(addresses = ?addresses, "serving");
 
+    let watch = {
+        let health = health.clone();
+        task::spawn("keeper watch", async move {
+            sandboxes.keeper_gone().await;
+            tracing::error!(
+                "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
+            );
+            report_health(&health, true, false).await;
+        })
+    };
     let end_at_once = until.told().await;
+    watch.abort();
     tracing::info!("draining");
     report_health(&health, false, false).await;
     drain.begin();
