@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# buf: lints and builds the protos, and calls the daemon with another gRPC library, by both versions of reflection.
+set -euo pipefail
+
+try_buf() {
+  echo "buf on $address"
+  check "the protos keep buf's rules" 0 '^$' buf lint
+  check "the protos are built by buf" 0 '^$' buf build --output /dev/null
+  local call=(buf curl --protocol grpc --http2-prior-knowledge --reflect)
+  local version
+  for version in grpc-v1 grpc-v1alpha; do
+    check "a command runs by reflection $version" 0 '"stdout": *"hello\\n"' \
+      "${call[@]}" --reflect-protocol "$version" --data '{"command": "echo hello"}' "http://$address/jig.v1.ToolService/Run"
+  done
+  check "buf prints the reason of an error" 40 'FILE_NOT_FOUND' \
+    "${call[@]}" --data '{"path": "nothing"}' "http://$address/jig.v1.ToolService/ReadFile"
+}
