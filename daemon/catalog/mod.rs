@@ -5,12 +5,13 @@ mod rules;
 use std::{collections::HashMap, time::Duration};
 
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor};
+use prost_reflect::{DescriptorPool, MethodDescriptor};
 
+pub(crate) use self::rules::Checked;
 use self::rules::Rules;
 use crate::{
     api::{self, v1},
-    daemon::error::{Error, Violation},
+    daemon::error::Error,
 };
 
 /// All tools, and all methods that the daemon knows.
@@ -27,17 +28,6 @@ pub(crate) struct ToolSpec {
     /// Its options.
     pub(crate) options: v1::ToolOptions,
     rules: Rules,
-}
-
-/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
-#[derive(Debug)]
-pub(crate) struct Checked<T> {
-    /// The request, with the defaults of what was not given.
-    pub(crate) request: T,
-    /// What was given, as JSON, without what may be secret.
-    pub(crate) params: serde_json::Value,
-    /// Fields that break their rules.
-    pub(crate) violations: Vec<Violation>,
 }
 
 // === impl Catalog ===
@@ -117,13 +107,4 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
         .has_extension(&extension)
         .then(|| options.get_extension(&extension))?;
     value.as_message()?.transcode_to().ok()
-}
-
-/// Decodes `request` as `descriptor` says, to look at its fields by name.
-fn reflect<T: Message>(
-    descriptor: &MessageDescriptor,
-    request: &T,
-) -> Result<DynamicMessage, Error> {
-    DynamicMessage::decode(descriptor.clone(), request.encode_to_vec().as_slice())
-        .map_err(Error::internal)
 }

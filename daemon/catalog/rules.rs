@@ -6,7 +6,6 @@ use prost_reflect::{
     SerializeOptions, Value,
 };
 
-use super::{Checked, reflect};
 use crate::{
     api::v1::{FieldRules, field_rules::DefaultValue},
     daemon::error::{Error, Violation},
@@ -14,6 +13,17 @@ use crate::{
 
 /// Largest JSON of a request's parameters that is kept in a record.
 const LARGEST_PARAMS: usize = 16 * 1024;
+
+/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
+#[derive(Debug)]
+pub(crate) struct Checked<T> {
+    /// The request, with the defaults of what was not given.
+    pub(crate) request: T,
+    /// What was given, as JSON, without what may be secret.
+    pub(crate) params: serde_json::Value,
+    /// Fields that break their rules.
+    pub(crate) violations: Vec<Violation>,
+}
 
 /// Rules of the fields of one message.
 #[derive(Debug)]
@@ -259,4 +269,13 @@ fn size_text(value: &Value) -> serde_json::Value {
         }
         _ => "<hidden>".into(),
     }
+}
+
+/// Decodes `request` as `descriptor` says, to look at its fields by name.
+fn reflect<T: Message>(
+    descriptor: &MessageDescriptor,
+    request: &T,
+) -> Result<DynamicMessage, Error> {
+    DynamicMessage::decode(descriptor.clone(), request.encode_to_vec().as_slice())
+        .map_err(Error::internal)
 }

@@ -28,8 +28,19 @@ const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
 /// What must not be shown to commands.
 const REVEALING: &[&str] = &["/", "/proc", "/sys", "/dev", "/run", "/var/run"];
 
+impl Config {
+    /// Reads the file that `args` names, if any, and puts both together.
+    pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
+        let file = match &args.config {
+            Some(path) => File::read(path).map_err(|problem| ConfigError(vec![problem]))?,
+            None => File::default(),
+        };
+        combine(args, file)
+    }
+}
+
 /// Puts `args` and `file` together.
-pub(super) fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
+fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
     let listen = listen(&args, &file, &mut problems);
     let state_dir = args

@@ -9,7 +9,7 @@ pub(crate) mod listen;
 
 use std::{path::PathBuf, time::Duration};
 
-use self::{args::Args, file::File, listen::Address};
+use self::listen::Address;
 use crate::daemon::{
     sandbox::{
         level::Level,
@@ -87,14 +87,3 @@ pub(crate) struct WorkspaceConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub(crate) struct ConfigError(pub(crate) Vec<String>);
-
-impl Config {
-    /// Reads the file that `args` names, if any, and puts both together.
-    pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
-        let file = match &args.config {
-            Some(path) => File::read(path).map_err(|problem| ConfigError(vec![problem]))?,
-            None => File::default(),
-        };
-        check::combine(args, file)
-    }
-}

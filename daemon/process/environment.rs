@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, ffi::CString};
 
 use crate::daemon::sandbox::plan::{HOME, USER};
 
+/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32 pages with it).
+const LONGEST_STRING: usize = 131_071;
 /// Where programs are looked up unless the request or the workspace says otherwise.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -48,7 +50,7 @@ impl Environment {
         if name.contains('\0') || value.contains('\0') {
             return Err("a variable cannot hold a NUL character");
         }
-        if name.len() + 1 + value.len() > super::spec::LONGEST_STRING {
+        if name.len() + 1 + value.len() > LONGEST_STRING {
             return Err("a variable and its value can have at most 131,071 bytes together");
         }
         self.0.insert(name, value);

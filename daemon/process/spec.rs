@@ -7,8 +7,6 @@ use bytes::Bytes;
 use super::environment::Environment;
 use crate::daemon::{error::Violation, sandbox::image::Command};
 
-/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32 pages with it).
-pub(crate) const LONGEST_STRING: usize = 131_071;
 /// Most bytes that arguments and environment may take together, pointers included: a quarter of the stack limit of 8 MiB (execve(2)), less room for
 /// what the kernel puts there itself.
 const LARGEST_IMAGE: usize = (2 << 20) - 8192;
