@@ -306,7 +306,7 @@ async fn serve(
         let isolation = isolation(&config, workspace.name(), result);
         match &isolation.failure {
             None => {
-                tracing::info!(workspace = workspace.name(), level = %isolation.level, "commands are isolated")
+                tracing::info!(workspace = workspace.name(), isolation = %isolation.level, "commands are isolated")
             }
             Some((_, failure)) => tracing::error!(
                 workspace = workspace.name(),

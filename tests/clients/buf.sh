@@ -12,6 +12,7 @@ try_buf() {
     check "a command runs by reflection $version" 0 '"stdout": *"hello\\n"' \
       "${call[@]}" --reflect-protocol "$version" --data '{"command": "echo hello"}' "http://$address/jig.v1.ToolService/Run"
   done
-  check "buf prints the reason of an error" 40 'FILE_NOT_FOUND' \
+  # buf does not decode the details of an error, but it names their types.
+  check "an error has its code, message and details" 40 '"code": "not_found".*nothing.*"type": "google\.rpc\.ErrorInfo"' \
     "${call[@]}" --data '{"path": "nothing"}' "http://$address/jig.v1.ToolService/ReadFile"
 }

@@ -8,7 +8,7 @@ try_grpcurl() {
   local services=jig.v1.ToolService methods=jig.v1.ToolService.Run
 
   check "list names every service" 0 \
-    'grpc\.health\.v1\.Health.*jig\.v1\.ArtifactService.*jig\.v1\.DaemonService.*jig\.v1\.ToolService' \
+    'grpc\.health\.v1\.Health.*grpc\.reflection\.v1\.S.*grpc\.reflection\.v1alpha\.S.*jig\.v1\.ArtifactService.*jig\.v1\.DaemonService.*jig\.v1\.ToolService' \
     "${call[@]}" "$address" list
   check "list names the tools" 0 "ToolService\.ListFiles.*ToolService\.ReadFile.*ToolService\.Run" "${call[@]}" "$address" list "$services"
   check "describe shows comments and the options of tools" 0 '// Runs one command in a sandbox.*name: "run"' \
@@ -47,5 +47,5 @@ try_grpcurl() {
   check "a deadline ends the call" 68 'DeadlineExceeded' \
     grpcurl -plaintext -max-time 1 -d '{"command": "sleep 60"}' "$address" jig.v1.ToolService/Run
   check "all this works on the Unix socket" 0 '"stdout": "hello\\n"' \
-    "${call[@]}" -unix -d '{"command": "echo hello"}' "$socket" jig.v1.ToolService/Run
+    "${call[@]}" -d '{"command": "echo hello"}' "unix:$socket" jig.v1.ToolService/Run
 }
