@@ -43,6 +43,8 @@ pub(crate) enum Reason {
     ResourceExhausted,
     /// A disk is full.
     NoSpace,
+    /// A directory holds more than can be listed.
+    TooManyFiles,
     /// The isolation that the operator asks for cannot be given.
     SandboxUnavailable,
     /// Building a sandbox failed, or it was lost.
@@ -104,6 +106,7 @@ impl Reason {
             Self::Timeout => "TIMEOUT",
             Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
             Self::NoSpace => "NO_SPACE",
+            Self::TooManyFiles => "TOO_MANY_FILES",
             Self::SandboxUnavailable => "SANDBOX_UNAVAILABLE",
             Self::SandboxError => "SANDBOX_ERROR",
             Self::Draining => "DRAINING",

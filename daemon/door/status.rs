@@ -64,7 +64,9 @@ pub(crate) fn code(reason: Reason) -> Code {
         // Take more time, or ask for less.
         Reason::Timeout => Code::DeadlineExceeded,
         // Wait, then try again.
-        Reason::ResourceExhausted | Reason::NoSpace => Code::ResourceExhausted,
+        Reason::ResourceExhausted | Reason::NoSpace | Reason::TooManyFiles => {
+            Code::ResourceExhausted
+        }
         // Try elsewhere, or later.
         Reason::Draining => Code::Unavailable,
         // Tell the operator.

@@ -173,11 +173,6 @@ impl Session {
 // === impl Step ===
 
 impl Step {
-    /// Its number.
-    pub(crate) fn number(self) -> u64 {
-        self.0
-    }
-
     fn artifact_path(self, stream: StreamName) -> String {
         let stream = match stream {
             StreamName::Stdout => "stdout",
@@ -256,7 +251,7 @@ mod tests {
 
     use serde_json::{Map, Value};
 
-    use super::{Artifact, Session, SessionId, StreamName};
+    use super::{Artifact, Session, SessionId, Step, StreamName};
 
     fn fields(tool: &str) -> Map<String, Value> {
         [
@@ -291,8 +286,8 @@ mod tests {
     fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let session = Session::open(folder.path().to_owned()).unwrap();
-        assert_eq!(session.begin_step(fields("run")).unwrap().number(), 1);
-        assert_eq!(session.begin_step(fields("read_file")).unwrap().number(), 2);
+        assert_eq!(session.begin_step(fields("run")).unwrap(), Step(1));
+        assert_eq!(session.begin_step(fields("read_file")).unwrap(), Step(2));
         drop(session);
         let path = folder.path().join("events.jsonl");
         let whole = fs::read(&path).unwrap();
@@ -304,7 +299,7 @@ mod tests {
             .unwrap();
         let session = Session::open(folder.path().to_owned()).unwrap();
         assert_eq!(fs::read(&path).unwrap(), whole);
-        assert_eq!(session.begin_step(fields("run")).unwrap().number(), 3);
+        assert_eq!(session.begin_step(fields("run")).unwrap(), Step(3));
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
     }
 

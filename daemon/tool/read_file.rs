@@ -1,31 +1,20 @@
 //! `read_file`: a file of the workspace, whole or by lines.
 //!
-//! The file is read once, from start to end, whatever its size: its hash, its lines and whether it is text are of the whole file, and no more of it is
-//! kept than is answered. Only the last lines of a file that is too large to be kept are read a second time, once it is known where they begin.
+//! [`Excerpt`] reads; this file translates what is asked for and what is answered.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use memchr::memchr_iter;
-use sha2::{Digest as _, Sha256};
 
 use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, Reason, Violation},
-        workspace::{RegularFile, Stop, Workspace},
+        error::{Error, Violation},
+        workspace::{Excerpt, Stop, Wish, Workspace},
     },
 };
 
 /// Bytes to answer with when a request says nothing about it.
 const DEFAULT_BYTES: u32 = 3 << 20;
-/// Size up to which a file is read without a range of lines.
-const LARGEST_WHOLE: u64 = 256 << 20;
-/// Lines at the start, and at the end, of a file that has more than both together.
-const END_LINES: u64 = 5000;
-/// Bytes that are read at once, and between two looks at the time.
-const CHUNK: usize = 128 * 1024;
-/// Most bytes of a character that can be missing at the end of a chunk.
-const CARRY: usize = 3;
 
 /// The tool.
 #[derive(Debug)]
@@ -59,7 +48,6 @@ fn read_file(
     request: v1::ReadFileRequest,
     stop: &Stop,
 ) -> Result<v1::ReadFileResponse, Error> {
-    let lines = lines(&request)?;
     let as_text = match request
         .encoding
         .map_or(Ok(v1::Encoding::Unspecified), v1::Encoding::try_from)
@@ -72,44 +60,18 @@ fn read_file(
         }
     };
     let most = request.max_bytes.unwrap_or(DEFAULT_BYTES).max(1);
-    let most = usize::try_from(most).unwrap_or(usize::MAX);
-    let path = workspace.resolve(&request.path)?;
-    let file = workspace.open_file(&path)?;
-    let path = path.as_str();
-    if lines.is_none() && file.size() > LARGEST_WHOLE {
-        return Err(Error::new(
-            Reason::FileTooLarge,
-            format!(
-                "{path:?} has {} bytes, over 256 MiB: ask for a range of lines with start_line and end_line",
-                file.size()
-            ),
-        )
-        .with("path", path)
-        .with("size_bytes", file.size().to_string()));
-    }
-
-    let mut scan = Scan::new(lines, most, as_text);
-    if !scan.read(&file, stop)? {
-        return Err(Error::new(
-            Reason::BinaryFile,
-            format!("{path:?} holds bytes that are not UTF-8: ask for ENCODING_BASE64"),
-        )
-        .with("path", path));
-    }
-    let total = scan.total_lines();
-    let first = scan.first;
-    if first > total.max(1) {
-        return Err(Error::new(
-            Reason::LineRangeInvalid,
-            format!("start_line is {first}, but {path:?} has {total} lines: ask for one of those"),
-        )
-        .with("path", path)
-        .with("total_lines", total.to_string()));
-    }
-    let excerpt = scan.excerpt(&file)?;
-    let sha256 = scan.hash.finalize();
+    let wish = Wish {
+        lines: lines(&request)?,
+        most: usize::try_from(most).unwrap_or(usize::MAX),
+        as_text,
+    };
+    let file = workspace.open_file(&workspace.resolve(&request.path)?)?;
+    let excerpt = Excerpt::read(&file, wish, stop)?;
     Ok(v1::ReadFileResponse {
-        content: excerpt.content,
+        content: match as_text {
+            true => String::from_utf8(excerpt.content).map_err(Error::internal)?,
+            false => BASE64_STANDARD.encode(excerpt.content),
+        },
         encoding: match as_text {
             true => v1::Encoding::Utf8,
             false => v1::Encoding::Base64,
@@ -117,11 +79,11 @@ fn read_file(
         .into(),
         truncated: excerpt.truncated,
         omitted_lines: clamped(excerpt.omitted_lines),
-        total_lines: clamped(total),
+        total_lines: clamped(excerpt.total_lines),
         start_line: clamped(excerpt.start_line),
         end_line: clamped(excerpt.end_line),
-        size_bytes: scan.offset,
-        sha256: sha256.iter().map(|byte| format!("{byte:02x}")).collect(),
+        size_bytes: excerpt.size,
+        sha256: hexadecimal(&excerpt.sha256),
     })
 }
 
@@ -141,249 +103,13 @@ fn lines(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
     Ok(Some((first.into(), last)))
 }
 
-/// One pass over a file.
-#[derive(Debug)]
-struct Scan {
-    /// First line to keep, counted from 1.
-    first: u64,
-    /// Last line to keep.
-    last: u64,
-    /// Most bytes to keep.
-    most: usize,
-    as_text: bool,
-    /// The start of what was asked for.
-    kept: Vec<u8>,
-    /// Whether more was asked for than was kept.
-    cut: bool,
-    hash: Sha256,
-    /// Bytes so far.
-    offset: u64,
-    /// Line endings so far.
-    endings: u64,
-    ends_with_ending: bool,
-    /// Where the last lines start, when the whole file is read.
-    starts: Option<Starts>,
-}
-
-/// Where lines start: those that may be the last ones, and the one after the first ones.
-#[derive(Debug)]
-struct Starts {
-    /// Start of the line with each number, counted from 0, modulo the length. A line more than needed: the one that begins where the file ends is none.
-    recent: Vec<u64>,
-    /// Where the first lines end.
-    head: u64,
-}
-
-/// What is answered of a file.
-#[derive(Debug)]
-struct Excerpt {
-    content: String,
-    truncated: bool,
-    omitted_lines: u64,
-    start_line: u64,
-    end_line: u64,
-}
-
-impl Scan {
-    fn new(lines: Option<(u64, u64)>, most: usize, as_text: bool) -> Self {
-        let (first, last) = lines.unwrap_or((1, u64::MAX));
-        Self {
-            first,
-            last,
-            most,
-            as_text,
-            kept: Vec::new(),
-            cut: false,
-            hash: Sha256::new(),
-            offset: 0,
-            endings: 0,
-            ends_with_ending: true,
-            starts: lines.is_none().then(|| Starts {
-                recent: vec![0],
-                head: 0,
-            }),
-        }
-    }
-
-    /// Reads the file; false as soon as it turns out not to be the text that was asked for.
-    fn read(&mut self, file: &RegularFile, stop: &Stop) -> Result<bool, Error> {
-        // What is appended meanwhile is not read: a file could grow for ever. Some file systems give files no size; those end where they end.
-        let size = match file.size() {
-            0 => LARGEST_WHOLE,
-            size => size,
-        };
-        let chunk = usize::try_from(size).map_or(CHUNK, |size| size.min(CHUNK));
-        let mut buffer = vec![0; CARRY + chunk];
-        let mut carried = 0;
-        loop {
-            stop.check()?;
-            let left = usize::try_from(size - self.offset).unwrap_or(usize::MAX);
-            let room = &mut buffer[carried..][..chunk.min(left)];
-            let read = match room.len() {
-                0 => 0,
-                _ => file.read_at(room, self.offset)?,
-            };
-            if read == 0 {
-                return Ok(carried == 0);
-            }
-            let end = carried + read;
-            self.add(&buffer[carried..end]);
-            if self.as_text {
-                carried = match str::from_utf8(&buffer[..end]) {
-                    Ok(_) => 0,
-                    Err(error) if error.error_len().is_some() => return Ok(false),
-                    Err(error) => {
-                        let incomplete = error.valid_up_to()..end;
-                        let length = incomplete.len();
-                        buffer.copy_within(incomplete, 0);
-                        length
-                    }
-                };
-            }
-        }
-    }
-
-    fn add(&mut self, chunk: &[u8]) {
-        self.hash.update(chunk);
-        if self.starts.is_none() && self.endings >= self.last {
-            self.endings += memchr_iter(b'\n', chunk).count() as u64;
-        } else {
-            self.add_lines(chunk);
-        }
-        self.offset += chunk.len() as u64;
-        self.ends_with_ending = chunk.last() == Some(&b'\n');
-    }
-
-    fn add_lines(&mut self, chunk: &[u8]) {
-        let mut from = (self.endings + 1 >= self.first).then_some(0);
-        let mut to = chunk.len();
-        for ending in memchr_iter(b'\n', chunk) {
-            self.endings += 1;
-            if self.endings + 1 == self.first {
-                from = Some(ending + 1);
-            }
-            if self.endings == self.last {
-                to = ending + 1;
-            }
-            if let Some(starts) = &mut self.starts {
-                starts.add(self.endings, self.offset + ending as u64 + 1);
-            }
-        }
-        if let Some(from) = from {
-            let wanted = &chunk[from..to];
-            let fitting = wanted.len().min(self.most - self.kept.len());
-            self.kept.extend_from_slice(&wanted[..fitting]);
-            self.cut |= fitting < wanted.len();
-        }
-    }
-
-    fn total_lines(&self) -> u64 {
-        self.endings + u64::from(!self.ends_with_ending)
-    }
-
-    /// What to answer, once the whole file was read.
-    fn excerpt(&mut self, file: &RegularFile) -> Result<Excerpt, Error> {
-        let total = self.total_lines();
-        let mut kept = std::mem::take(&mut self.kept);
-        let mut omitted_lines = 0;
-        // Where the last lines begin in what is kept, and the number of the first of them.
-        let mut tail = None;
-        if let Some(starts) = &self.starts
-            && total > 2 * END_LINES
-        {
-            omitted_lines = total - 2 * END_LINES;
-            let tail_line = total - END_LINES;
-            let tail_start = starts.of(tail_line);
-            if let Ok(head) = usize::try_from(starts.head)
-                && head <= kept.len()
-            {
-                let room = self.most - head;
-                let wanted = usize::try_from(self.offset - tail_start).unwrap_or(usize::MAX);
-                let length = room.min(wanted);
-                let bytes = match usize::try_from(tail_start) {
-                    // It is there already.
-                    Ok(start) if start.saturating_add(length) <= kept.len() => {
-                        kept[start..start + length].to_vec()
-                    }
-                    _ => read_again(file, tail_start, length)?,
-                };
-                kept.truncate(head);
-                kept.extend_from_slice(&bytes);
-                tail = Some((head, tail_line + 1));
-            }
-        }
-        let mut truncated = self.cut || omitted_lines > 0;
-        if self.as_text {
-            // The file is text, so only the last character can be incomplete, unless others wrote to it meanwhile.
-            let valid = str::from_utf8(&kept).map_or_else(|error| error.valid_up_to(), str::len);
-            truncated |= valid < kept.len();
-            kept.truncate(valid);
-        }
-        let (start_line, end_line) = match (total, tail) {
-            (0, _) => (0, 0),
-            (_, Some((head, line))) if kept.len() > head => {
-                (1, line + lines_in(&kept[head..]).max(1) - 1)
-            }
-            _ => (self.first, self.first + lines_in(&kept).max(1) - 1),
-        };
-        Ok(Excerpt {
-            content: match self.as_text {
-                true => String::from_utf8(kept).map_err(Error::internal)?,
-                false => BASE64_STANDARD.encode(kept),
-            },
-            truncated,
-            omitted_lines,
-            start_line,
-            end_line,
-        })
-    }
-}
-
-impl Starts {
-    /// The line `number`, counted from 0, starts at `offset`.
-    fn add(&mut self, number: u64, offset: u64) {
-        if number == END_LINES {
-            self.head = offset;
-        }
-        if number <= END_LINES {
-            self.recent.push(offset);
-        } else {
-            let slot = self.slot(number);
-            self.recent[slot] = offset;
-        }
-    }
-
-    fn of(&self, number: u64) -> u64 {
-        self.recent[self.slot(number)]
-    }
-
-    fn slot(&self, number: u64) -> usize {
-        usize::try_from(number % (END_LINES + 1)).unwrap_or(0)
-    }
-}
-
-/// Reads `length` bytes from `offset` on, fewer where the file has become shorter.
-fn read_again(file: &RegularFile, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
-    let mut bytes = vec![0; length];
-    let mut filled = 0;
-    while filled < length {
-        match file.read_at(&mut bytes[filled..], offset + filled as u64)? {
-            0 => break,
-            read => filled += read,
-        }
-    }
-    bytes.truncate(filled);
-    Ok(bytes)
-}
-
-fn lines_in(bytes: &[u8]) -> u64 {
-    let unfinished = bytes.last().is_some_and(|byte| *byte != b'\n');
-    memchr_iter(b'\n', bytes).count() as u64 + u64::from(unfinished)
-}
-
 /// A number of lines for the wire. Only a file of more than 4 GiB of line endings alone reaches the limit.
 fn clamped(lines: u64) -> u32 {
     u32::try_from(lines).unwrap_or(u32::MAX)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -391,10 +117,12 @@ mod tests {
     use std::{fs, io::Write as _, os::unix::fs::symlink};
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use sha2::{Digest as _, Sha256};
     use tempfile::TempDir;
     use v1::Encoding::{Base64, Utf8};
 
     use super::*;
+    use crate::daemon::error::Reason;
 
     fn workspace() -> (TempDir, Workspace) {
         let directory = tempfile::tempdir().unwrap();
@@ -446,9 +174,9 @@ mod tests {
                 let response = read(content, |request| request.encoding = Some(encoding.into()));
                 let response = response.unwrap();
                 let expected = v1::ReadFileResponse {
-                    content: match encoding {
-                        Base64 => BASE64_STANDARD.encode(content),
-                        _ => content.to_owned(),
+                    content: match encoding == Base64 {
+                        true => BASE64_STANDARD.encode(content),
+                        false => content.to_owned(),
                     },
                     encoding: encoding.into(),
                     truncated: false,
@@ -469,10 +197,7 @@ mod tests {
     }
 
     fn hash(content: &str) -> String {
-        Sha256::digest(content)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        hexadecimal(&Sha256::digest(content))
     }
 
     #[test]
@@ -637,7 +362,7 @@ mod tests {
     fn what_is_not_text_is_refused_wherever_it_is() {
         let mut late = numbered(50_000).into_bytes();
         late.push(0xff);
-        let mut split = vec![b'a'; CHUNK - 1];
+        let mut split = vec![b'a'; 128 * 1024 - 1];
         split.extend([0xe2, 0x82]);
         for content in [
             &b"\xff"[..],

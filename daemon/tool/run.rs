@@ -23,7 +23,7 @@ use crate::{
             semconv::{self, process_error},
             spans::Span,
         },
-        workspace::path::RelativePath,
+        workspace::RelativePath,
     },
 };
 

@@ -102,14 +102,14 @@ impl Reader {
                 entry => entry?,
             };
             let name = entry.file_name().to_bytes();
-            let kind = match entry.file_type() {
-                // Some file systems do not say.
-                FileType::Unknown => match kind_of(directory, entry.file_name()) {
+            let mut kind = entry.file_type();
+            // Some file systems do not say.
+            if kind == FileType::Unknown {
+                kind = match kind_of(directory, entry.file_name()) {
                     Err(Errno::NOENT) => continue,
                     kind => kind?,
-                },
-                kind => kind,
-            };
+                };
+            }
             listing.add(name, kind);
             if listing.entries.len() > room.entries || listing.names.len() > room.bytes {
                 return Err(Trouble::Full);

@@ -47,6 +47,11 @@ impl RegularFile {
         })
     }
 
+    /// Where it is, for messages.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Size when it was opened.
     pub(crate) fn size(&self) -> u64 {
         self.size

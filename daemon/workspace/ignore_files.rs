@@ -25,12 +25,11 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Most bytes that one file may have. Generated ones have some ten thousand lines.
-const FILE_BYTES: usize = 1 << 20;
-/// Most bytes of the files that count for one directory: compiled, patterns take up some hundred times as much.
-const TOTAL_BYTES: usize = 2 << 20;
-/// Lines between two looks at the time.
-const LINES_PER_CHECK: usize = 256;
+/// Most bytes of the files that count for one directory, together. Compiled, patterns can take up 250 times as much; large projects have some ten
+/// kilobytes.
+const BYTES: usize = 256 << 10;
+/// Lines that are compiled at once, and between two looks at the time. All lines of a large file together would be too large for the matcher.
+const LINES_TOGETHER: usize = 256;
 
 /// The files on the way from the workspace to a directory.
 #[derive(Debug, Default)]
@@ -38,14 +37,17 @@ pub(super) struct IgnoreFiles {
     layers: Vec<Layer>,
 }
 
+/// Patterns of one file, in its order, [`LINES_TOGETHER`] compiled at once.
+type Patterns = Vec<Gitignore>;
+
 /// The files of one directory.
 #[derive(Debug)]
 struct Layer {
     /// Length of the directory's path with its final slash: patterns see what comes after it.
     prefix: usize,
-    ignore: Gitignore,
-    gitignore: Gitignore,
-    exclude: Gitignore,
+    ignore: Patterns,
+    gitignore: Patterns,
+    exclude: Patterns,
     is_repository: bool,
     bytes: usize,
 }
@@ -76,7 +78,7 @@ impl IgnoreFiles {
         let mut bytes = before;
         let mut read = |present: bool, names: &[&[u8]]| {
             if !present {
-                return Ok(Gitignore::empty());
+                return Ok(Patterns::new());
             }
             let shown =
                 || String::from_utf8_lossy(&[path, &names.join(&b'/')].concat()).into_owned();
@@ -87,12 +89,12 @@ impl IgnoreFiles {
                     return Err(super::failure::failure(errno, &shown(), wanted));
                 }
                 // What cannot be read says nothing.
-                Err(_) => return Ok(Gitignore::empty()),
+                Err(_) => return Ok(Patterns::new()),
             };
             bytes += content.len();
-            if content.len() > FILE_BYTES || bytes > TOTAL_BYTES {
+            if bytes > BYTES {
                 let message = format!(
-                    "{:?} is over 1 MiB, or over 2 MiB with the ignore files above it: list without `respect_ignore`",
+                    "{:?}, with the ignore files above it, is over 256 KiB: list without `respect_ignore`",
                     shown()
                 );
                 return Err(Error::new(Reason::ResourceExhausted, message).with("path", shown()));
@@ -131,12 +133,16 @@ impl IgnoreFiles {
     }
 }
 
-fn decision(patterns: &Gitignore, path: &Path, is_directory: bool) -> Option<bool> {
-    match patterns.matched(path, is_directory) {
-        Match::None => None,
-        Match::Ignore(_) => Some(true),
-        Match::Whitelist(_) => Some(false),
-    }
+/// What the last pattern that matches says.
+fn decision(patterns: &Patterns, path: &Path, is_directory: bool) -> Option<bool> {
+    patterns
+        .iter()
+        .rev()
+        .find_map(|together| match together.matched(path, is_directory) {
+            Match::None => None,
+            Match::Ignore(_) => Some(true),
+            Match::Whitelist(_) => Some(false),
+        })
 }
 
 /// The start of a file, one byte more than it may have.
@@ -149,7 +155,7 @@ fn content(directory: BorrowedFd<'_>, names: &[&[u8]]) -> Result<Vec<u8>, Errno>
     let place = place.ok_or(Errno::NOENT)?;
     let (file, stat) = reopen(place.as_fd())?.map_err(|_kind| Errno::NOENT)?;
     let size = usize::try_from(stat.st_size).unwrap_or(0);
-    let mut content = vec![0; size.min(FILE_BYTES) + 1];
+    let mut content = vec![0; size.min(BYTES) + 1];
     let mut length = 0;
     while length < content.len() {
         let offset = length as u64;
@@ -162,22 +168,32 @@ fn content(directory: BorrowedFd<'_>, names: &[&[u8]]) -> Result<Vec<u8>, Errno>
     Ok(content)
 }
 
-fn compile(content: &[u8], stop: &Stop) -> Result<Gitignore, Error> {
+fn compile(content: &[u8], stop: &Stop) -> Result<Patterns, Error> {
     let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
-    let mut builder = GitignoreBuilder::new("");
-    for (number, line) in content.split(|byte| *byte == b'\n').enumerate() {
-        if number % LINES_PER_CHECK == 0 {
-            stop.check()?;
+    let mut lines = content.split(|byte| *byte == b'\n').peekable();
+    let mut patterns = Patterns::new();
+    while lines.peek().is_some() {
+        stop.check()?;
+        let mut builder = GitignoreBuilder::new("");
+        for line in lines.by_ref().take(LINES_TOGETHER) {
+            let line = line.strip_suffix(b"\r").unwrap_or(line);
+            // A line that is no pattern says nothing, as in git.
+            if let Ok(line) = str::from_utf8(line) {
+                let _understood = builder.add_line(None, line);
+            }
         }
-        let line = line.strip_suffix(b"\r").unwrap_or(line);
-        // A line that is no pattern says nothing, as in git.
-        if let Ok(line) = str::from_utf8(line) {
-            let _understood = builder.add_line(None, line);
+        let together = builder.build().map_err(|error| {
+            Error::new(
+                Reason::ResourceExhausted,
+                "the patterns of an ignore file are too large: list without `respect_ignore`",
+            )
+            .caused_by(error)
+        })?;
+        if !together.is_empty() {
+            patterns.push(together);
         }
     }
-    Ok(builder
-        .build()
-        .unwrap_or_else(|_too_large| Gitignore::empty()))
+    Ok(patterns)
 }
 
 #[cfg(test)]
@@ -350,7 +366,7 @@ mod tests {
         fs::write(directory.path().join(".ignore"), b"\xff\nx").unwrap();
         assert!(enter().unwrap().leave_out(b"x", false));
 
-        let large = "#".repeat(FILE_BYTES + 1);
+        let large = "#".repeat(BYTES + 1);
         fs::write(directory.path().join(".ignore"), &large).unwrap();
         assert_eq!(enter().unwrap_err().reason, Reason::ResourceExhausted);
         fs::write(directory.path().join(".ignore"), &large[1..]).unwrap();

@@ -10,6 +10,8 @@
 //! | [`beneath`] | opening beneath a directory |
 //! | [`file`](mod@file) | regular files, and nothing that only looks like one |
 //! | [`directory`] | the entries of one directory, in order |
+//! | [`scan`] | lines of a file, and what is known of the whole of it |
+//! | [`glob`] | which paths a request wants |
 //! | [`ignore_files`] | what `.gitignore`, `.ignore` and `.git/info/exclude` leave out |
 //! | [`walk`] | the files below a directory, in order |
 //! | [`failure`] | the kernel's errors in the terms of the contract |
@@ -19,21 +21,25 @@ mod beneath;
 mod directory;
 mod failure;
 mod file;
+mod glob;
 mod ignore_files;
-pub(crate) mod path;
+mod path;
+mod scan;
 mod stop;
 mod walk;
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
 };
 
 use beneath::Root;
 use failure::{Wanted, failure};
 pub(crate) use file::RegularFile;
+pub(crate) use glob::globs;
 pub(crate) use path::RelativePath;
+pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use stop::Stop;
 pub(crate) use walk::{Selection, Walk};
 
@@ -100,13 +106,6 @@ impl Workspace {
             .open_path(path.as_bytes())
             .map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
         RegularFile::open(&found, path.as_str())
-    }
-
-    /// Opens a directory for reading.
-    pub(crate) fn open_directory(&self, path: &RelativePath) -> Result<OwnedFd, Error> {
-        self.root
-            .open_directory(path.as_bytes())
-            .map_err(|errno| failure(errno, path.as_str(), Wanted::Directory))
     }
 
     /// Starts a walk over the files below a directory, from behind `after`, a path relative to that directory.
@@ -197,7 +196,11 @@ mod tests {
             let errors = [
                 workspace.open_file(&path("secret")).unwrap_err(),
                 workspace.open_file(&path("closed/file")).unwrap_err(),
-                workspace.open_directory(&path("closed")).unwrap_err(),
+                workspace
+                    .root
+                    .open_directory(b"closed")
+                    .map_err(|errno| failure(errno, "closed", Wanted::Directory))
+                    .unwrap_err(),
                 workspace
                     .walk(&path("closed"), selection(), None, &stop)
                     .unwrap_err(),

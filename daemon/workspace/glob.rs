@@ -1,0 +1,89 @@
+//! Globs that say which paths a request wants.
+
+use ignore::overrides::{Override, OverrideBuilder};
+
+use crate::daemon::error::{Error, Reason};
+
+/// Understands globs as ripgrep's `--glob` does: of those that match, the last one decides; empty ones say nothing.
+pub(crate) fn globs<'a>(globs: impl IntoIterator<Item = &'a str>) -> Result<Override, Error> {
+    let mut builder = OverrideBuilder::new("");
+    for glob in globs.into_iter().filter(|glob| !glob.is_empty()) {
+        builder.add(&as_line(glob)).map_err(|error| {
+            let problem = if let ignore::Error::Glob { err, .. } = &error {
+                err.clone()
+            } else {
+                error.to_string()
+            };
+            invalid_glob(glob, &problem)
+        })?;
+    }
+    builder.build().map_err(|error| {
+        Error::new(
+            Reason::InvalidGlob,
+            format!("the globs together are too large: {error}"),
+        )
+    })
+}
+
+fn invalid_glob(glob: &str, problem: &str) -> Error {
+    Error::new(
+        Reason::InvalidGlob,
+        format!("{glob:?} is not a glob: {problem}"),
+    )
+    .with("glob", glob)
+}
+
+/// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a comment and white space at the end would not count.
+fn as_line(glob: &str) -> String {
+    if glob.starts_with('#') {
+        return as_line(&format!("\\{glob}"));
+    }
+    match glob.char_indices().next_back() {
+        Some((end, last)) if last.is_whitespace() => {
+            let before = &glob[..end];
+            let backslashes = before.len() - before.trim_end_matches('\\').len();
+            // One that escapes the white space has nothing to do any more.
+            let before = &before[..end - backslashes % 2];
+            format!("{before}{{{last}}}")
+        }
+        _ => glob.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_glob_is_no_line_of_a_file() {
+        for (glob, matching, other) in [
+            ("#a", "#a", "a"),
+            ("!#a", "a", "#a"),
+            ("a ", "a ", "a"),
+            ("a\\ ", "a ", "a"),
+            ("a\\\\\t", "a\\\t", "a\\"),
+            ("a\u{3000}", "a\u{3000}", "a"),
+            (" ", " ", ""),
+            ("#", "#", "x"),
+            ("a\nb", "a\nb", "a"),
+        ] {
+            let globs = globs([glob]).unwrap();
+            assert!(!globs.matched(matching, false).is_ignore(), "{glob:?}");
+            assert!(globs.matched(other, false).is_ignore(), "{glob:?}");
+        }
+        assert!(globs([""]).unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_last_matching_glob_decides() {
+        let globs = globs(["*.rs", "!a*", "ab.rs"]).unwrap();
+        for (path, wanted) in [
+            ("b.rs", true),
+            ("a.rs", false),
+            ("ab.rs", true),
+            ("c", false),
+        ] {
+            assert_eq!(!globs.matched(path, false).is_ignore(), wanted, "{path}");
+        }
+    }
+}
