@@ -1,5 +1,10 @@
 //! Defaults and limits of fields, as their options declare them.
 
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "kinds of values that have no rule, in enums of another crate"
+)]
+
 use prost::Message;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescriptor,

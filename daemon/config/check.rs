@@ -64,13 +64,13 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
     let minimum_level = parse(minimum_level.as_deref(), Level::L3, &mut problems, |text| {
-        text.parse().and_then(|level| match level {
-            Level::L0 => Err(
-                "--minimum-level L0 would run commands without isolation, which jigd never does"
-                    .to_owned(),
-            ),
-            level => Ok(level),
-        })
+        let level: Level = text.parse()?;
+        if level == Level::L0 {
+            return Err(format!(
+                "--minimum-level {text} would run commands without isolation, which jigd never does"
+            ));
+        }
+        Ok(level)
     });
     if let Some(mode) = args
         .network

@@ -24,7 +24,6 @@ pub(crate) struct Arrival {
 pub(crate) struct Deadline(pub(crate) Instant);
 
 /// Reads the call's context from a request.
-#[expect(clippy::result_large_err, reason = "tonic's own error type")]
 pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     let arrival = request.extensions().get::<Arrival>().cloned();
     let Some(Arrival {

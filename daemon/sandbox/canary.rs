@@ -145,7 +145,10 @@ pub(crate) fn failed_checks(failed: u64) -> impl Iterator<Item = &'static str> {
 const _: () = assert!(CHECKS.len() <= 64, "the answer has 64 bits");
 
 fn cannot_make(family: i32) -> bool {
-    let family = AddressFamily::from_raw(family as RawAddressFamily);
+    let Ok(family) = RawAddressFamily::try_from(family) else {
+        return false;
+    };
+    let family = AddressFamily::from_raw(family);
     matches!(
         socket_with(family, SocketType::RAW, SocketFlags::CLOEXEC, None),
         Err(Errno::AFNOSUPPORT)

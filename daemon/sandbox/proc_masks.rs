@@ -76,3 +76,20 @@ pub(super) const MASKS: &[Mask] = &[
     directory(c"/proc/fs", "file systems of the whole machine"),
     directory(c"/proc/pressure", "load of the whole machine"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::MASKS;
+
+    #[test]
+    fn every_mask_has_a_reason_and_lies_in_proc() {
+        for mask in MASKS {
+            assert!(!mask.reason.is_empty(), "{:?}", mask.path);
+            assert!(
+                mask.path.to_bytes().starts_with(b"/proc/"),
+                "{:?}",
+                mask.path
+            );
+        }
+    }
+}

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::fs::Mode;
+use rustix::{fs::Mode, io::Errno};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::{Semaphore, mpsc},
@@ -227,15 +227,15 @@ fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
 }
 
 fn explain(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::AddrInUse if error.get_ref().is_none() => {
+    match Errno::from_io_error(error) {
+        Some(Errno::ADDRINUSE) => {
             "something else listens there: stop it, or choose another port (0 picks a free one)"
                 .to_owned()
         }
-        io::ErrorKind::PermissionDenied => {
+        Some(Errno::ACCESS | Errno::PERM) => {
             "this user may not listen there: choose another path, or a port above 1023".to_owned()
         }
-        io::ErrorKind::NotFound => "the directory of the socket does not exist: make it".to_owned(),
+        Some(Errno::NOENT) => "the directory of the socket does not exist: make it".to_owned(),
         _ => error.to_string(),
     }
 }

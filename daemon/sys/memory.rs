@@ -75,7 +75,9 @@ impl<S: Sync + 'static> Berth<S> {
         }?;
         for guard in [0, GUARD_BYTES + STACK_BYTES] {
             // SAFETY: the page lies in the mapping just made, which nothing uses yet.
-            unsafe { mprotect(base.byte_add(guard), GUARD_BYTES, MprotectFlags::empty()) }?;
+            let page = unsafe { base.byte_add(guard) };
+            // SAFETY: as above; nothing is there to be lost.
+            unsafe { mprotect(page, GUARD_BYTES, MprotectFlags::empty()) }?;
         }
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
         Ok(Self {

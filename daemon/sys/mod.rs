@@ -9,6 +9,12 @@
     unsafe_code,
     reason = "the one place for it; everything else in the package denies it"
 )]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "the kernel takes registers: what a number means is said by the call, not by its type"
+)]
 
 pub(crate) mod bpf;
 pub(crate) mod exec;

@@ -379,3 +379,22 @@ pub(super) const ALLOWED: &[Group] = &[
         calls: &[libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_getrandom],
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::{ALLOWED, LAST_KNOWN};
+
+    #[test]
+    fn every_call_is_allowed_for_one_reason() {
+        let mut seen = HashSet::new();
+        for group in ALLOWED {
+            assert!(!group.reason.is_empty());
+            for call in group.calls {
+                assert!((0..=LAST_KNOWN).contains(call), "{call}");
+                assert!(seen.insert(*call), "{call} is allowed twice");
+            }
+        }
+    }
+}
