@@ -1,1 +1,40 @@
-fn main() {}
+//! The command `jig`. Thin: reads the arguments, decides what to do, does it, and turns the result into an exit code. Each subcommand is one file of
+//! `command/` or a folder; what talks to the daemon is the library.
+
+mod arguments;
+mod bench;
+mod command;
+mod connection;
+mod exit;
+mod failure;
+mod json;
+mod output;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use arguments::{Arguments, Command};
+
+fn main() -> ExitCode {
+    // Before all else: a process that was started as the keeper of sandboxes must not have parsed anything, nor have threads.
+    #[cfg(feature = "daemon")]
+    jig::daemon::become_keeper_if_asked();
+
+    let mut arguments: Vec<OsString> = std::env::args_os().collect();
+    // Before clap, which would take the flags of the daemon that have the names of ours.
+    if arguments.get(1).is_some_and(|first| first == "serve") {
+        return command::serve::serve(arguments.split_off(2));
+    }
+    match Arguments::from_words(&arguments) {
+        Ok(Arguments { global, command }) => match command {
+            Command::Run(args) => command::run::run(&global, args),
+            Command::Read(args) => command::read::read(&global, args),
+            Command::Ls(args) => command::ls::ls(&global, args),
+            Command::Info => command::info::info(&global),
+            Command::Health(args) => command::health::health(&global, args),
+            Command::Artifact(args) => command::artifact::artifact(&global, args),
+            Command::Serve(_) => command::serve::misplaced(),
+            Command::Bench(args) => bench::bench(&global, args),
+        },
+        Err(unparsed) => unparsed.report(),
+    }
+}

@@ -1,1 +1,34 @@
-//! client
+//! The Rust client of the daemon: connects, adds the context of calls (key, workspace, session, deadline, trace) to each of them, and turns statuses
+//! into errors that name their reason. What the command `jig` does with it is in `main.rs` and not part of the library.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use jig::{api::v1::RunRequest, client::{Client, Options}};
+//!
+//! let client = Client::connect("127.0.0.1:50051", Options::default()).await?;
+//! let response = client
+//!     .run(RunRequest { command: Some("make test".into()), ..Default::default() })
+//!     .await?;
+//! println!("{}", response.stdout);
+//! # Ok(())
+//! # }
+//! ```
+
+mod address;
+mod call;
+mod connect;
+mod deadline;
+mod error;
+mod health;
+mod stream;
+#[cfg(feature = "daemon")]
+#[cfg(test)]
+mod wire_tests;
+
+pub use address::{Address, InvalidAddress};
+pub use call::Client;
+pub use connect::{ConnectError, Options};
+pub use error::{CallError, FieldViolation};
+pub use health::ServingStatus;
+pub use stream::{ArtifactParts, CopyError, FilePages};
+pub use tonic::Code;

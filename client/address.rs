@@ -1,0 +1,140 @@
+//! Where a daemon listens, as people write it.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use tonic::codegen::http::Uri;
+
+/// Where a daemon listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// Host and port, `127.0.0.1:50051`.
+    Tcp(String),
+    /// Path of a Unix socket.
+    Unix(PathBuf),
+}
+
+/// An address that cannot be understood. Display says which forms can.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{address}` is not an address: {problem}")]
+pub struct InvalidAddress {
+    address: String,
+    problem: &'static str,
+}
+
+impl Address {
+    /// As tonic wants it.
+    pub(super) fn to_endpoint(&self) -> String {
+        match self {
+            Self::Tcp(authority) => format!("http://{authority}"),
+            Self::Unix(path) => format!("unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = InvalidAddress;
+
+    fn from_str(address: &str) -> Result<Self, InvalidAddress> {
+        let invalid = |problem| InvalidAddress {
+            address: address.to_owned(),
+            problem,
+        };
+        if let Some(rest) = address.strip_prefix("unix:") {
+            // `unix://host/path` names another machine's socket, which there is no way to reach.
+            let path = match rest.strip_prefix("//") {
+                Some(path) if path.starts_with('/') => path,
+                Some(_) => return Err(invalid("write `unix:/path` or `unix:///path`")),
+                None => rest,
+            };
+            if path.is_empty() {
+                return Err(invalid("a path must follow `unix:`"));
+            }
+            return Ok(Self::Unix(path.into()));
+        }
+        if address.starts_with('/') || address.starts_with("./") {
+            return Err(invalid("write `unix:` before the path of a socket"));
+        }
+        let authority = match address.split_once("://") {
+            None => address,
+            Some(("http", rest)) => rest.strip_suffix('/').unwrap_or(rest),
+            Some(("https", _)) => {
+                return Err(invalid(
+                    "this client does not speak TLS; let a proxy on this machine do it",
+                ));
+            }
+            Some(_) => return Err(invalid(FORMS)),
+        };
+        let uri: Uri = format!("http://{authority}")
+            .parse()
+            .map_err(|_| invalid(FORMS))?;
+        if uri.authority().is_none_or(|found| found != authority) {
+            return Err(invalid(FORMS));
+        }
+        if authority.contains('@') {
+            return Err(invalid("give the key by `JIG_KEY`, not in the address"));
+        }
+        if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none_or(|port| port == 0) {
+            return Err(invalid(FORMS));
+        }
+        Ok(Self::Tcp(authority.to_owned()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(authority) => f.write_str(authority),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+const FORMS: &str = "write `host:port`, `http://host:port` or `unix:/path`";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_that_are_understood() {
+        for (text, expected) in [
+            ("127.0.0.1:50051", "127.0.0.1:50051"),
+            ("localhost:1", "localhost:1"),
+            ("[::1]:50051", "[::1]:50051"),
+            ("http://host.example:80", "host.example:80"),
+            ("http://host:80/", "host:80"),
+            ("unix:/run/jig.sock", "unix:/run/jig.sock"),
+            ("unix:///run/jig.sock", "unix:/run/jig.sock"),
+            ("unix:here.sock", "unix:here.sock"),
+        ] {
+            let address: Address = text.parse().unwrap();
+            assert_eq!(address.to_string(), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn forms_that_are_not() {
+        for text in [
+            "",
+            "50051",
+            ":50051",
+            "host",
+            "host:",
+            "host:0",
+            "host:99999",
+            "host:80/path",
+            "http://host:80/path",
+            "http://",
+            "user@host:80",
+            "https://host:443",
+            "ftp://host:21",
+            "unix:",
+            "unix://",
+            "unix://host/path",
+            "/run/jig.sock",
+            "a b:80",
+        ] {
+            assert!(text.parse::<Address>().is_err(), "{text}");
+        }
+    }
+}

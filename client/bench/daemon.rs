@@ -1,0 +1,174 @@
+//! A daemon in a process of its own, for as long as a bench runs.
+
+#[cfg(feature = "daemon")]
+pub(super) use started::Daemon;
+
+/// Without the daemon in this binary there is none to start.
+#[cfg(not(feature = "daemon"))]
+#[derive(Debug)]
+pub(super) enum Daemon {}
+
+#[cfg(not(feature = "daemon"))]
+impl Daemon {
+    pub(super) fn start() -> Result<Self, crate::failure::Failure> {
+        Err(crate::failure::Failure::Usage(
+            "this jig was built without the daemon: name one with --address or JIG_ADDRESS"
+                .to_owned(),
+        ))
+    }
+
+    pub(super) fn address(&self) -> &str {
+        match *self {}
+    }
+}
+
+#[cfg(feature = "daemon")]
+mod started {
+    use std::{
+        fs::{self, File},
+        io::{self, BufRead as _, BufReader, Read},
+        path::Path,
+        process::{Child, Command, Stdio},
+        sync::mpsc,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use rustix::process::{Pid, Signal, kill_process};
+    use tempfile::TempDir;
+
+    use crate::failure::Failure;
+
+    /// The design allows 100 ms; a machine that needs this long is not worth measuring.
+    const START_TIMEOUT: Duration = Duration::from_secs(30);
+    /// Longer than it takes to drain a daemon that has nothing to do.
+    const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+    /// How often is looked whether it has ended.
+    const STOP_INTERVAL: Duration = Duration::from_millis(5);
+
+    /// A daemon that ends when this is dropped.
+    #[derive(Debug)]
+    pub(in super::super) struct Daemon {
+        child: Child,
+        address: String,
+        // After the process, which uses it.
+        _directory: TempDir,
+    }
+
+    impl Daemon {
+        /// Starts this binary as a daemon on a Unix socket and waits until it answers calls.
+        pub(in super::super) fn start() -> Result<Self, Failure> {
+            let directory = tempfile::Builder::new()
+                .prefix("jig-bench-")
+                .tempdir()
+                .map_err(system)?;
+            let path = directory.path();
+            fs::create_dir(path.join("ws")).map_err(system)?;
+            let log = path.join("log");
+            let child = command(path, File::create(&log).map_err(system)?)
+                .spawn()
+                .map_err(system)?;
+            let mut daemon = Self {
+                child,
+                address: String::new(),
+                _directory: directory,
+            };
+            match daemon.listening() {
+                Some(address) => daemon.address = address,
+                None => {
+                    let log = fs::read_to_string(log).unwrap_or_default();
+                    return Err(Failure::System(format!(
+                        "the daemon did not start; its log: {}",
+                        log.trim()
+                    )));
+                }
+            }
+            Ok(daemon)
+        }
+
+        /// Where it listens.
+        pub(in super::super) fn address(&self) -> &str {
+            &self.address
+        }
+
+        fn listening(&mut self) -> Option<String> {
+            let stdout = self.child.stdout.take()?;
+            let (sender, receiver) = mpsc::sync_channel(1);
+            // On a thread, as nothing ends a read from a pipe on which nothing comes.
+            thread::spawn(move || report_address(stdout, &sender));
+            receiver.recv_timeout(START_TIMEOUT).ok()
+        }
+
+        fn stop(&mut self) -> io::Result<()> {
+            kill_process(Pid::from_child(&self.child), Signal::TERM)?;
+            let until = Instant::now() + STOP_TIMEOUT;
+            while Instant::now() < until {
+                if self.child.try_wait()?.is_some() {
+                    return Ok(());
+                }
+                thread::sleep(STOP_INTERVAL);
+            }
+            self.child.kill()?;
+            self.child.wait()?;
+            Ok(())
+        }
+    }
+
+    impl Drop for Daemon {
+        fn drop(&mut self) {
+            if let Err(error) = self.stop() {
+                crate::output::note(&format!("the bench's daemon may still run: {error}"));
+            }
+        }
+    }
+
+    fn command(path: &Path, log: File) -> Command {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the daemon that is measured must not share a process with its clients"
+        )]
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("serve");
+        command.arg("--listen");
+        command.arg(format!("unix:{}", path.join("sock").display()));
+        command.arg("--state-dir").arg(path.join("state"));
+        command.arg("--workspace").arg(path.join("ws"));
+        command.stdin(Stdio::null());
+        command.stdout(Stdio::piped());
+        command.stderr(log);
+        // What is set for the caller's own daemon is not meant for this one.
+        for (name, _) in std::env::vars_os() {
+            if name.to_str().is_some_and(|name| name.starts_with("JIG_")) {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+
+    /// Sends the first address that the daemon says it listens on, and reads on so that the daemon never writes into a closed pipe.
+    fn report_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
+        let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+        let address = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));
+        if address.is_some_and(|address| sender.send(address).is_ok()) {
+            lines.for_each(drop);
+        }
+    }
+
+    fn system(error: impl std::fmt::Display) -> Failure {
+        Failure::System(format!("cannot start a daemon: {error}"))
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn the_address_is_found() {
+            let (sender, receiver) = mpsc::sync_channel(1);
+            report_address(&b"hello\nlistening on unix:/s\nmore\n"[..], &sender);
+            assert_eq!(receiver.try_recv().unwrap(), "unix:/s");
+            report_address(&b"hello\n"[..], &sender);
+            assert!(receiver.try_recv().is_err());
+        }
+    }
+}

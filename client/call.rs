@@ -1,0 +1,191 @@
+//! The client: one method for each RPC.
+
+use std::{future::Future, io::Write};
+
+use tonic::{Request, Response, Status, transport::Channel};
+
+use super::{
+    address::Address,
+    connect::{self, ConnectError, Context, Options},
+    deadline::Deadline,
+    error::CallError,
+    health::{self, HealthCheckRequest, ServingStatus},
+    stream::{ArtifactParts, CopyError, FilePages},
+};
+use crate::api::v1::{
+    GetInfoRequest, GetInfoResponse, ListFilesRequest, ListFilesResponse, ReadArtifactRequest,
+    ReadFileRequest, ReadFileResponse, RunRequest, RunResponse,
+    artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
+    tool_service_client::ToolServiceClient,
+};
+
+/// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for inline, of which each byte may have become a U+FFFD of
+/// three bytes, and 4 MiB for all the rest.
+const LARGEST_ANSWER: usize = (2 * 10 * 3 + 4) << 20;
+
+/// A connection to a daemon. Clones share it, and all of them can call at the same time. Dropping the future of a call cancels the call.
+#[derive(Debug, Clone)]
+pub struct Client {
+    channel: Channel,
+    context: Context,
+}
+
+impl Client {
+    /// Connects to the daemon at `127.0.0.1:50051`, `http://host:port`, `unix:/path` or `unix:///path`.
+    ///
+    /// # Errors
+    ///
+    /// When the address or an option is not valid, or nobody answers there.
+    pub async fn connect(address: &str, options: Options) -> Result<Self, ConnectError> {
+        let address: Address = address.parse()?;
+        let context = Context::try_from(options)?;
+        let channel = connect::connect(&address, context.deadline).await?;
+        Ok(Self { channel, context })
+    }
+
+    /// Runs one command and waits until it and all that it started have ended. A command that ran is no error, whatever it did.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn run(&self, request: RunRequest) -> Result<RunResponse, CallError> {
+        let mut tools = self.tools();
+        self.unary(request, |request| async move { tools.run(request).await })
+            .await
+    }
+
+    /// Reads a file, whole or by lines.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn read_file(&self, request: ReadFileRequest) -> Result<ReadFileResponse, CallError> {
+        let mut tools = self.tools();
+        self.unary(
+            request,
+            |request| async move { tools.read_file(request).await },
+        )
+        .await
+    }
+
+    /// Lists one page of the files below a directory.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn list_files(
+        &self,
+        request: ListFilesRequest,
+    ) -> Result<ListFilesResponse, CallError> {
+        let mut tools = self.tools();
+        self.unary(
+            request,
+            |request| async move { tools.list_files(request).await },
+        )
+        .await
+    }
+
+    /// Lists all files below a directory, page by page. The deadline is that of each page.
+    #[must_use]
+    pub fn list_files_by_page(&self, request: ListFilesRequest) -> FilePages {
+        FilePages::new(self.clone(), request)
+    }
+
+    /// Reads an artifact, part by part.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn read_artifact(
+        &self,
+        request: ReadArtifactRequest,
+    ) -> Result<ArtifactParts, CallError> {
+        let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
+        let deadline = Deadline::after(self.context.deadline);
+        let next_offset = request.offset;
+        let parts = deadline
+            .keep(artifacts.read_artifact(self.with_context(request)))
+            .await?
+            .into_inner();
+        Ok(ArtifactParts::new(parts, deadline, next_offset))
+    }
+
+    /// Writes an artifact, or a part of it, somewhere. Returns how many bytes were written. `writer` may block the thread.
+    ///
+    /// # Errors
+    ///
+    /// When the call or the writer failed; what came before was written.
+    pub async fn copy_artifact(
+        &self,
+        request: ReadArtifactRequest,
+        mut writer: impl Write,
+    ) -> Result<u64, CopyError> {
+        let mut parts = self.read_artifact(request).await?;
+        let mut written = 0;
+        while let Some(part) = parts.next().await? {
+            writer.write_all(&part.data).map_err(CopyError::Write)?;
+            written += part.data.len() as u64;
+        }
+        writer.flush().map_err(CopyError::Write)?;
+        Ok(written)
+    }
+
+    /// Asks the daemon what it is and what it is doing.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn get_info(&self) -> Result<GetInfoResponse, CallError> {
+        let mut daemon = DaemonServiceClient::new(self.channel.clone())
+            .max_decoding_message_size(LARGEST_ANSWER);
+        self.unary(GetInfoRequest {}, |request| async move {
+            daemon.get_info(request).await
+        })
+        .await
+    }
+
+    /// Asks whether the daemon (`""`), or one of its services (`jig.v1.ToolService`), answers calls.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed; NOT_FOUND when there is no such service.
+    pub async fn check_health(
+        &self,
+        service: impl Into<String>,
+    ) -> Result<ServingStatus, CallError> {
+        let request = HealthCheckRequest {
+            service: service.into(),
+        };
+        let channel = self.channel.clone();
+        self.unary(request, |request| health::check(channel, request))
+            .await
+    }
+
+    async fn unary<Message, Answer, Sent>(
+        &self,
+        message: Message,
+        send: impl FnOnce(Request<Message>) -> Sent,
+    ) -> Result<Answer, CallError>
+    where
+        Sent: Future<Output = Result<Response<Answer>, Status>>,
+    {
+        let deadline = Deadline::after(self.context.deadline);
+        let answer = deadline.keep(send(self.with_context(message))).await?;
+        Ok(answer.into_inner())
+    }
+
+    fn tools(&self) -> ToolServiceClient<Channel> {
+        ToolServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    fn with_context<M>(&self, message: M) -> Request<M> {
+        let mut request = Request::new(message);
+        for (key, value) in self.context.metadata.iter() {
+            request.metadata_mut().insert(key.clone(), value.clone());
+        }
+        if let Some(deadline) = self.context.deadline {
+            request.set_timeout(deadline);
+        }
+        request
+    }
+}

@@ -1,0 +1,172 @@
+//! `jig info`: what the daemon is, for people.
+
+use std::{fmt::Write as _, process::ExitCode};
+
+use jig::api::v1::{GetInfoResponse, Isolation, RunLimits};
+
+use super::finish;
+use crate::{arguments::Global, connection, json, output};
+
+pub(crate) fn info(global: &Global) -> ExitCode {
+    let result = connection::call(global, async |client: jig::client::Client| {
+        Ok(client.get_info().await?)
+    })
+    .and_then(|response| {
+        if global.json {
+            output::json(&json::info(&response))
+        } else {
+            output::stdout(text(&response).as_bytes())
+        }
+    });
+    finish(result, global.json)
+}
+
+fn text(info: &GetInfoResponse) -> String {
+    let mut rows = vec![
+        ("version".to_owned(), info.version.clone()),
+        ("kernel".to_owned(), info.kernel.clone()),
+        ("process".to_owned(), info.pid.to_string()),
+        (
+            "started".to_owned(),
+            info.start_time
+                .map_or_else(|| "?".to_owned(), |time| time.to_string()),
+        ),
+        ("uptime".to_owned(), format!("{} s", info.uptime_ms / 1000)),
+    ];
+    rows.extend(info.isolation.iter().flat_map(isolation));
+    rows.extend(info.run_limits.as_ref().map(limits));
+    for workspace in &info.workspaces {
+        rows.push((
+            format!("workspace {}", workspace.name),
+            format!(
+                "at {}, user id {}, {}",
+                workspace.mount_path, workspace.uid, workspace.ownership
+            ),
+        ));
+    }
+    if let Some(counts) = info.counts {
+        rows.push((
+            "calls".to_owned(),
+            format!(
+                "{} finished, {} active",
+                counts.calls_finished, counts.calls_active
+            ),
+        ));
+        rows.push((
+            "sandboxes".to_owned(),
+            format!(
+                "{} in use, {} warm, {} set aside",
+                counts.runs_active, counts.sandboxes_warm, counts.sandboxes_quarantined
+            ),
+        ));
+    }
+    align(&rows)
+}
+
+fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
+    let ready = if isolation.ready {
+        "ready"
+    } else {
+        "NOT READY: no command is run"
+    };
+    let mut rows = vec![
+        (
+            "isolation".to_owned(),
+            format!(
+                "{} (at least {}), {ready}",
+                isolation.level, isolation.minimum_level
+            ),
+        ),
+        ("network".to_owned(), isolation.network.clone()),
+    ];
+    if let Some(failure) = &isolation.failure {
+        let what: Vec<&str> = [
+            &failure.stage,
+            &failure.errno,
+            &failure.message,
+            &failure.remedy,
+        ]
+        .into_iter()
+        .map(String::as_str)
+        .filter(|part| !part.is_empty())
+        .collect();
+        rows.push(("failure".to_owned(), what.join(": ")));
+    }
+    for layer in &isolation.layers {
+        let mut what = if layer.applied { "yes" } else { "no" }.to_owned();
+        for part in [&layer.detail, &layer.remedy] {
+            if !part.is_empty() {
+                what.push_str("; ");
+                what.push_str(part);
+            }
+        }
+        rows.push((format!("  {}", layer.name), what));
+    }
+    rows
+}
+
+fn limits(limits: &RunLimits) -> (String, String) {
+    (
+        "limits".to_owned(),
+        format!(
+            "{} s, {} processes, {} open files, files of {} MiB, temporary files of {} MiB, {} runs at a time",
+            limits.default_timeout_sec,
+            limits.processes,
+            limits.open_files,
+            limits.file_size_bytes >> 20,
+            limits.tmp_bytes >> 20,
+            limits.concurrent_runs,
+        ),
+    )
+}
+
+fn align(rows: &[(String, String)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.chars().count()).max();
+    let width = width.unwrap_or_default();
+    rows.iter().fold(String::new(), |mut text, (name, value)| {
+        // Writing to a String cannot fail.
+        writeln!(text, "{name:width$}  {value}").ok();
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use jig::api::v1::{IsolationLayer, SandboxFailure};
+
+    use super::*;
+
+    #[test]
+    fn a_daemon_that_is_not_ready_says_why() {
+        let info = GetInfoResponse {
+            version: "0.1.0".into(),
+            isolation: Some(Isolation {
+                level: "L0".into(),
+                minimum_level: "L3".into(),
+                layers: vec![IsolationLayer {
+                    name: "landlock".into(),
+                    remedy: "boot with lsm=landlock".into(),
+                    ..IsolationLayer::default()
+                }],
+                failure: Some(SandboxFailure {
+                    stage: "user_namespace".into(),
+                    errno: "EPERM".into(),
+                    remedy: "sysctl kernel.apparmor_restrict_unprivileged_userns=0".into(),
+                    ..SandboxFailure::default()
+                }),
+                ..Isolation::default()
+            }),
+            ..GetInfoResponse::default()
+        };
+        let text = text(&info);
+        assert!(text.contains("NOT READY"), "{text}");
+        assert!(text.contains("user_namespace: EPERM: sysctl"), "{text}");
+        assert!(text.contains("no; boot with"), "{text}");
+    }
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [("a".into(), "1".into()), ("long".into(), "2".into())];
+        assert_eq!(align(&rows), "a     1\nlong  2\n");
+    }
+}

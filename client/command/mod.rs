@@ -1,0 +1,33 @@
+//! The subcommands, one per file: its arguments, its request, and how its answer is printed.
+
+pub(crate) mod artifact;
+pub(crate) mod health;
+pub(crate) mod info;
+pub(crate) mod ls;
+pub(crate) mod read;
+pub(crate) mod run;
+pub(crate) mod serve;
+
+use std::process::ExitCode;
+
+use crate::{exit, failure::Failure};
+
+/// The exit code of a subcommand that has no special ones, after telling what went wrong.
+fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
+    let Err(failure) = result else {
+        return ExitCode::SUCCESS;
+    };
+    failure.report(as_json);
+    ExitCode::from(match failure {
+        Failure::Interrupted(code) => code,
+        Failure::Usage(_) => exit::USAGE,
+        Failure::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            exit::BROKEN_PIPE
+        }
+        Failure::Call(_)
+        | Failure::Connect(_)
+        | Failure::Embedded(_)
+        | Failure::System(_)
+        | Failure::Output(_) => exit::FAILURE,
+    })
+}

@@ -1,0 +1,296 @@
+//! `jig run`: one command in a sandbox, as if it had been run here.
+
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    io::{self, Read as _},
+    process::ExitCode,
+};
+
+use clap::Args;
+use jig::api::v1::{Outcome, RunRequest, RunResponse};
+
+use crate::{arguments::Global, connection, exit, failure::Failure, json, output};
+
+/// Most bytes of standard input that a request takes.
+const STDIN_LIMIT: usize = 8 << 20;
+
+/// Run a command in a sandbox of its own.
+///
+/// `jig run 'make && ./test'` and `jig run make test` give their words, joined by spaces, to a shell; `jig run -- make test` runs the program with
+/// its arguments as they are. Flags of jig stand before the command.
+///
+/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130 when it was cancelled, 125 when jig failed.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Directory to start in, relative to the workspace.
+    #[arg(long, value_name = "DIR")]
+    cwd: Option<String>,
+    /// Variable to add to the command's environment; repeatable.
+    #[arg(long, value_name = "K=V", value_parser = variable)]
+    env: Vec<(String, String)>,
+    /// Seconds that the command may run; 120 by default.
+    #[arg(long, value_name = "SEC")]
+    timeout: Option<u32>,
+    /// Most bytes of each stream to print; 102,400 by default, 10,485,760 at most.
+    #[arg(long, value_name = "BYTES")]
+    max_output: Option<u32>,
+    /// Read standard input to its end, up to 8 MiB, and give it to the command. Without it the command reads nothing.
+    #[arg(long)]
+    stdin: bool,
+    /// The command; after `--`, the program and its arguments.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
+    words: Vec<String>,
+    /// Whether `--` stands before the words.
+    #[arg(skip)]
+    is_argv: bool,
+}
+
+pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
+    let result = request(args).and_then(|request| {
+        let response = connection::call(global, async move |client: jig::client::Client| {
+            Ok(client.run(request).await?)
+        })?;
+        print(&response, global)?;
+        Ok(exit::of_run(&response))
+    });
+    ExitCode::from(match result {
+        Ok(code) => code,
+        Err(failure) => {
+            failure.report(global.json);
+            if let Failure::Interrupted(code) = failure {
+                code
+            } else {
+                exit::RUN_FAILED
+            }
+        }
+    })
+}
+
+impl RunArgs {
+    /// Notes whether `--` stands before the words, which clap does not tell: the words are the end of the line.
+    pub(crate) fn note_escape(&mut self, line: &[OsString]) {
+        self.is_argv = line
+            .len()
+            .checked_sub(self.words.len() + 1)
+            .is_some_and(|before| line[before] == "--");
+    }
+}
+
+fn request(args: RunArgs) -> Result<RunRequest, Failure> {
+    let stdin = if args.stdin {
+        read_stdin(io::stdin().lock())?
+    } else {
+        Vec::new()
+    };
+    let (command, argv) = if args.is_argv {
+        (None, args.words)
+    } else {
+        (Some(args.words.join(" ")), Vec::new())
+    };
+    Ok(RunRequest {
+        command,
+        argv,
+        cwd: args.cwd,
+        env: args.env.into_iter().collect::<HashMap<_, _>>(),
+        stdin: stdin.into(),
+        timeout_sec: args.timeout,
+        max_output_bytes: args.max_output,
+    })
+}
+
+fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    stdin
+        .take(STDIN_LIMIT as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| Failure::System(format!("cannot read standard input: {error}")))?;
+    if bytes.len() > STDIN_LIMIT {
+        return Err(Failure::Usage(
+            "standard input has more than 8 MiB; put it in a file of the workspace".to_owned(),
+        ));
+    }
+    Ok(bytes)
+}
+
+fn print(response: &RunResponse, global: &Global) -> Result<(), Failure> {
+    let printed = if global.json {
+        output::json(&json::run(response))
+    } else {
+        output::stdout(response.stdout.as_bytes())
+    };
+    match printed {
+        // The command's result does not depend on whether somebody reads on.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        other => other?,
+    }
+    if !global.json {
+        output::stderr(response.stderr.as_bytes());
+        for line in notes(response, global.address().is_some(), global.session()) {
+            output::note(&line);
+        }
+    }
+    Ok(())
+}
+
+/// What the output alone does not tell.
+fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<String> {
+    let mut notes = Vec::new();
+    for (name, is_truncated, bytes, path) in [
+        (
+            "standard output",
+            response.stdout_truncated,
+            response.stdout_bytes,
+            &response.stdout_path,
+        ),
+        (
+            "standard error",
+            response.stderr_truncated,
+            response.stderr_bytes,
+            &response.stderr_path,
+        ),
+    ] {
+        if !is_truncated {
+            continue;
+        }
+        let session = session.map_or_else(String::new, |name| format!(" --session {name}"));
+        notes.push(if is_kept {
+            format!("{bytes} bytes of {name} are in: jig artifact{session} {path}")
+        } else {
+            format!("{name} has {bytes} bytes; to see more of them raise --max-output")
+        });
+    }
+    if !response.artifact_error.is_empty() {
+        notes.push(format!(
+            "the whole output was not kept: {}",
+            response.artifact_error
+        ));
+    }
+    let limit = if response.limit.is_empty() {
+        String::new()
+    } else {
+        format!(" (limit: {})", response.limit)
+    };
+    match Outcome::try_from(response.outcome) {
+        Ok(Outcome::Exited) => {}
+        Ok(Outcome::Signaled) if limit.is_empty() => {}
+        Ok(Outcome::Signaled) => notes.push(format!("ended by {}{limit}", response.signal)),
+        Ok(Outcome::TimedOut) => notes.push("ended: its time was up".to_owned()),
+        Ok(Outcome::Cancelled) => notes.push("ended: cancelled".to_owned()),
+        Ok(outcome) => notes.push(format!("ended: {}{limit}", outcome.as_str_name())),
+        Err(_) => notes.push(format!("ended: outcome {}{limit}", response.outcome)),
+    }
+    if response.kill_pending {
+        notes.push("a process of it could not be killed yet".to_owned());
+    }
+    notes
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write NAME=VALUE".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn parse(line: &[&str]) -> RunRequest {
+        let words: Vec<OsString> = ["jig", "run"]
+            .iter()
+            .chain(line)
+            .map(OsString::from)
+            .collect();
+        let Command::Run(args) = Arguments::from_words(&words).unwrap().command else {
+            panic!("not run");
+        };
+        request(args).unwrap()
+    }
+
+    #[test]
+    fn words_are_a_command_and_after_dashes_a_program() {
+        for (line, command) in [
+            (&["ls -l | wc"][..], "ls -l | wc"),
+            (&["ls", "-l", "--json"], "ls -l --json"),
+            (&["echo", "--", "x"], "echo -- x"),
+            (&["--cwd", "a", "ls"], "ls"),
+        ] {
+            let request = parse(line);
+            assert_eq!(request.command.as_deref(), Some(command), "{line:?}");
+            assert!(request.argv.is_empty());
+        }
+        for (line, argv) in [
+            (&["--", "ls"][..], &["ls"][..]),
+            (&["--timeout", "3", "--", "ls", "-l"], &["ls", "-l"]),
+            (&["--", "echo", "--", "x"], &["echo", "--", "x"]),
+            (&["--", "--", "x"], &["--", "x"]),
+            (&["--", "a b"], &["a b"]),
+        ] {
+            let request = parse(line);
+            assert_eq!(request.argv, argv, "{line:?}");
+            assert_eq!(request.command, None);
+        }
+    }
+
+    #[test]
+    fn flags_reach_the_request() {
+        let request = parse(&[
+            "--env",
+            "A=1=2",
+            "--env",
+            "B=",
+            "--timeout",
+            "9",
+            "--max-output",
+            "0",
+            "true",
+        ]);
+        assert_eq!(request.env["A"], "1=2");
+        assert_eq!(request.env["B"], "");
+        assert_eq!(request.timeout_sec, Some(9));
+        assert_eq!(request.max_output_bytes, Some(0));
+        assert_eq!(request.cwd, None);
+    }
+
+    #[test]
+    fn variables() {
+        assert_eq!(variable("A=b"), Ok(("A".into(), "b".into())));
+        assert!(variable("A").is_err());
+        assert!(variable("=b").is_err());
+    }
+
+    #[test]
+    fn standard_input_is_read_up_to_its_limit() {
+        let most = vec![7; STDIN_LIMIT];
+        assert_eq!(read_stdin(&most[..]).unwrap().len(), STDIN_LIMIT);
+        assert!(read_stdin(io::repeat(7)).is_err());
+    }
+
+    #[test]
+    fn notes_tell_what_the_output_does_not() {
+        let response = RunResponse {
+            outcome: Outcome::OomKilled.into(),
+            stdout_truncated: true,
+            stdout_bytes: 5_000_000,
+            stdout_path: "logs/x.txt".into(),
+            limit: "memory".into(),
+            ..RunResponse::default()
+        };
+        assert_eq!(
+            notes(&response, true, Some("s")),
+            [
+                "5000000 bytes of standard output are in: jig artifact --session s logs/x.txt",
+                "ended: OUTCOME_OOM_KILLED (limit: memory)",
+            ]
+        );
+        assert!(notes(&response, false, None)[0].contains("--max-output"));
+        let quiet = RunResponse {
+            outcome: Outcome::Exited.into(),
+            ..RunResponse::default()
+        };
+        assert!(notes(&quiet, true, None).is_empty());
+    }
+}

@@ -1,0 +1,280 @@
+//! Connecting, and the context that each call carries.
+
+use std::{
+    error::Error as StdError, fmt, io, iter::successors, path::Path, sync::Arc, time::Duration,
+};
+
+use tonic::{
+    metadata::{AsciiMetadataKey, AsciiMetadataValue},
+    transport::{Channel, Endpoint},
+};
+
+use super::address::{Address, InvalidAddress};
+
+/// Longest wait for a connection: a machine that answers at all does so within a few round trips.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// While a call is open, a ping this often tells a daemon that is busy from one that is gone.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
+/// A ping unanswered for so long means that it is gone.
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is in a hurry.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What each call of a client carries. Everything is optional.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Key that says who calls.
+    pub key: Option<String>,
+    /// Which of the daemon's workspaces; without it, its first one.
+    pub workspace: Option<String>,
+    /// Conversation that the calls belong to; without it, `default`.
+    pub session: Option<String>,
+    /// Time that each call may take, from its start to its last message.
+    pub deadline: Option<Duration>,
+    /// Trace that the calls belong to, as a W3C `traceparent`.
+    pub traceparent: Option<String>,
+}
+
+/// Why there is no connection. Display says what to do.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The address cannot be understood.
+    #[error(transparent)]
+    Address(#[from] InvalidAddress),
+    /// An option has a value that cannot be sent.
+    #[error("the {option} cannot be sent: {problem}")]
+    Option {
+        /// Which option.
+        option: &'static str,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// Nothing listens there.
+    #[error(
+        "nothing listens at {address}; start a daemon there with `jig serve --listen {address}`"
+    )]
+    NothingListens {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The socket belongs to another user.
+    #[error(
+        "{address} may not be opened by this user; run as the daemon's user, or let the daemon listen on TCP with keys"
+    )]
+    PermissionDenied {
+        /// Where.
+        address: Address,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Nobody answered in time.
+    #[error("{address} does not answer; check the address and whether a firewall is in between")]
+    TimedOut {
+        /// Where.
+        address: Address,
+    },
+    /// Something else went wrong.
+    #[error("no connection to {address}: {problem}")]
+    Failed {
+        /// Where.
+        address: Address,
+        /// What, in the words of the innermost cause.
+        problem: String,
+    },
+}
+
+/// The metadata of each call, checked once.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Context {
+    pub(super) metadata: Arc<[(AsciiMetadataKey, AsciiMetadataValue)]>,
+    pub(super) deadline: Option<Duration>,
+}
+
+impl TryFrom<Options> for Context {
+    type Error = ConnectError;
+
+    fn try_from(options: Options) -> Result<Self, ConnectError> {
+        let mut metadata = Vec::new();
+        let mut add = |name: &'static str, option, text: Option<String>| {
+            let Some(text) = text else {
+                return Ok::<(), ConnectError>(());
+            };
+            let mut value =
+                AsciiMetadataValue::try_from(text).map_err(|_| ConnectError::Option {
+                    option,
+                    problem: "it must be printable ASCII",
+                })?;
+            // Keeps the key out of HPACK's tables and of what `Debug` prints.
+            value.set_sensitive(name == "authorization");
+            metadata.push((AsciiMetadataKey::from_static(name), value));
+            Ok(())
+        };
+        add(
+            "authorization",
+            "key",
+            options.key.map(|key| format!("Bearer {key}")),
+        )?;
+        add("jig-workspace", "workspace's name", options.workspace)?;
+        add("jig-session", "session's name", options.session)?;
+        add("traceparent", "traceparent", options.traceparent)?;
+        if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
+            return Err(ConnectError::Option {
+                option: "deadline",
+                problem: "it must be more than nothing",
+            });
+        }
+        Ok(Self {
+            metadata: metadata.into(),
+            deadline: options.deadline.map(|time| time.min(LONGEST_DEADLINE)),
+        })
+    }
+}
+
+/// Connects at once, so that a wrong address is told apart from a call that fails.
+pub(super) async fn connect(
+    address: &Address,
+    deadline: Option<Duration>,
+) -> Result<Channel, ConnectError> {
+    if let Address::Unix(path) = address {
+        check_length(address, path)?;
+    }
+    let timeout = deadline.map_or(CONNECT_TIMEOUT, |time| time.min(CONNECT_TIMEOUT));
+    let endpoint = Endpoint::from_shared(address.to_endpoint())
+        .map_err(|error| explain(address, &error))?
+        .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
+        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+    // Not the endpoint's own time-out, which covers the socket alone and not the handshake.
+    match tokio::time::timeout(timeout, endpoint.connect()).await {
+        Ok(connected) => connected.map_err(|error| explain(address, &error)),
+        Err(_) => Err(ConnectError::TimedOut {
+            address: address.clone(),
+        }),
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("key", &self.key.as_ref().map(|_| "…"))
+            .field("workspace", &self.workspace)
+            .field("session", &self.session)
+            .field("deadline", &self.deadline)
+            .field("traceparent", &self.traceparent)
+            .finish()
+    }
+}
+
+/// A socket's path that the kernel has no room for would otherwise be reported as "invalid argument".
+fn check_length(address: &Address, path: &Path) -> Result<(), ConnectError> {
+    /// `sun_path`, less its final NUL.
+    const LONGEST: usize = 107;
+    if path.as_os_str().len() <= LONGEST {
+        return Ok(());
+    }
+    Err(ConnectError::Failed {
+        address: address.clone(),
+        problem: format!("a socket's path has at most {LONGEST} bytes"),
+    })
+}
+
+fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError {
+    let address = address.clone();
+    let causes = || successors(Some(error), |&error| error.source());
+    let Some(cause) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) else {
+        return ConnectError::Failed {
+            address,
+            problem: causes()
+                .last()
+                .map_or_else(String::new, ToString::to_string),
+        };
+    };
+    // `io::Error` cannot be cloned; its code says the same.
+    let source = cause
+        .raw_os_error()
+        .map_or_else(|| cause.kind().into(), io::Error::from_raw_os_error);
+    #[expect(clippy::wildcard_enum_match_arm, reason = "ErrorKind is open")]
+    match cause.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            ConnectError::NothingListens { address, source }
+        }
+        io::ErrorKind::PermissionDenied => ConnectError::PermissionDenied { address, source },
+        io::ErrorKind::TimedOut => ConnectError::TimedOut { address },
+        _ => ConnectError::Failed {
+            address,
+            problem: cause.to_string(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn context_holds_what_was_given() {
+        let context = Context::try_from(Options {
+            key: Some("k".into()),
+            session: Some("s".into()),
+            deadline: Some(Duration::MAX),
+            ..Options::default()
+        })
+        .unwrap();
+        let metadata: Vec<_> = context
+            .metadata
+            .iter()
+            .map(|(key, value)| (key.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            metadata,
+            [("authorization", "Bearer k"), ("jig-session", "s")]
+        );
+        assert_eq!(context.deadline, Some(LONGEST_DEADLINE));
+    }
+
+    #[test]
+    fn the_key_is_not_shown() {
+        let options = Options {
+            key: Some("geheim".into()),
+            ..Options::default()
+        };
+        assert!(!format!("{options:?}").contains("geheim"));
+        assert!(!format!("{:?}", Context::try_from(options).unwrap()).contains("geheim"));
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused() {
+        for options in [
+            Options {
+                key: Some("a\nb".into()),
+                ..Options::default()
+            },
+            Options {
+                workspace: Some("\u{7f}".into()),
+                ..Options::default()
+            },
+            Options {
+                deadline: Some(Duration::ZERO),
+                ..Options::default()
+            },
+        ] {
+            assert!(Context::try_from(options).is_err());
+        }
+    }
+
+    #[tokio::test]
+    async fn nothing_listens() {
+        let error = connect(&"unix:/nowhere/jig.sock".parse().unwrap(), None)
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, ConnectError::NothingListens { .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("jig serve"), "{error}");
+    }
+}

@@ -1,0 +1,208 @@
+//! Why a call failed, read from its status and the details in it.
+
+use std::{collections::BTreeMap, error::Error as StdError, fmt, iter::successors, time::Duration};
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// Why a call failed.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct CallError {
+    /// Code of the status.
+    pub code: Code,
+    /// Reason as the contract names it, `FILE_NOT_FOUND`. None when the error did not come from the daemon itself.
+    pub reason: Option<String>,
+    /// What happened, and what to do about it.
+    pub message: String,
+    /// Fields of the request that break their rules.
+    pub violations: Vec<FieldViolation>,
+    /// The changing parts of the message, by name.
+    pub metadata: BTreeMap<String, String>,
+    /// How long to wait before trying again, where that helps.
+    pub retry_after: Option<Duration>,
+    /// The call, as the daemon's log names it.
+    pub call_id: Option<String>,
+}
+
+/// A field of a request that breaks its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FieldViolation {
+    /// Path of the field.
+    pub field: String,
+    /// What is wrong, and what would be right.
+    pub description: String,
+}
+
+impl CallError {
+    /// The reason, or the name of the code where there is none.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.reason.as_deref().unwrap_or(self.code_name())
+    }
+
+    /// Name of the code as gRPC spells it, `NOT_FOUND`.
+    #[must_use]
+    pub fn code_name(&self) -> &'static str {
+        match self.code {
+            Code::Ok => "OK",
+            Code::Cancelled => "CANCELLED",
+            Code::Unknown => "UNKNOWN",
+            Code::InvalidArgument => "INVALID_ARGUMENT",
+            Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Code::NotFound => "NOT_FOUND",
+            Code::AlreadyExists => "ALREADY_EXISTS",
+            Code::PermissionDenied => "PERMISSION_DENIED",
+            Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+            Code::FailedPrecondition => "FAILED_PRECONDITION",
+            Code::Aborted => "ABORTED",
+            Code::OutOfRange => "OUT_OF_RANGE",
+            Code::Unimplemented => "UNIMPLEMENTED",
+            Code::Internal => "INTERNAL",
+            Code::Unavailable => "UNAVAILABLE",
+            Code::DataLoss => "DATA_LOSS",
+            Code::Unauthenticated => "UNAUTHENTICATED",
+        }
+    }
+
+    /// The client's own deadline passed: the same code and reason as when the daemon notices first.
+    pub(super) fn deadline_exceeded(time: Duration) -> Self {
+        Self {
+            reason: Some("TIMEOUT".to_owned()),
+            ..Self::local(
+                Code::DeadlineExceeded,
+                format!("the deadline of {} s passed", time.as_secs_f64()),
+            )
+        }
+    }
+
+    /// An answer that breaks the contract, or no answer.
+    pub(super) fn local(code: Code, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason: None,
+            message: message.into(),
+            violations: Vec::new(),
+            metadata: BTreeMap::new(),
+            retry_after: None,
+            call_id: None,
+        }
+    }
+}
+
+impl fmt::Display for CallError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name(), self.message)
+    }
+}
+
+impl StdError for CallError {}
+
+impl From<Status> for CallError {
+    fn from(status: Status) -> Self {
+        if lost(&status) {
+            let cause = status
+                .source()
+                .and_then(|source| successors(Some(source), |&error| error.source()).last())
+                .map_or_else(|| status.message().to_owned(), ToString::to_string);
+            return Self::local(
+                Code::Unavailable,
+                format!("the connection to the daemon was lost: {cause}"),
+            );
+        }
+        let details = status.get_error_details();
+        let info = details.error_info();
+        Self {
+            code: status.code(),
+            reason: info.map(|info| info.reason.clone()),
+            message: status.message().to_owned(),
+            violations: details
+                .bad_request()
+                .into_iter()
+                .flat_map(|request| &request.field_violations)
+                .map(|violation| FieldViolation {
+                    field: violation.field.clone(),
+                    description: violation.description.clone(),
+                })
+                .collect(),
+            metadata: info
+                .into_iter()
+                .flat_map(|info| info.metadata.clone())
+                .collect(),
+            retry_after: details.retry_info().and_then(|info| info.retry_delay),
+            call_id: status
+                .metadata()
+                .get("jig-call-id")
+                .and_then(|id| id.to_str().ok())
+                .map(str::to_owned),
+        }
+    }
+}
+
+/// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where gRPC means UNAVAILABLE: the caller may try again.
+fn lost(status: &Status) -> bool {
+    status.code() == Code::Unknown
+        && (status.source().is_some() || status.message().starts_with("Service was not ready"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashMap, io, sync::Arc};
+
+    use tonic::metadata::MetadataMap;
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    #[test]
+    fn details_are_read() {
+        let mut details = ErrorDetails::with_error_info(
+            "INVALID_PARAMS",
+            "jig.v1",
+            HashMap::from([("path".to_owned(), "a/b".to_owned())]),
+        );
+        details.add_bad_request_violation("cwd", "must not be empty");
+        details.add_bad_request_violation("argv[3]", "must not hold NUL");
+        details.set_retry_info(Some(Duration::from_millis(250)));
+        let mut metadata = MetadataMap::new();
+        metadata.insert("jig-call-id", "01ABC".parse().unwrap());
+        let status = Status::with_error_details_and_metadata(
+            Code::InvalidArgument,
+            "two fields",
+            details,
+            metadata,
+        );
+
+        let error = CallError::from(status);
+        assert_eq!(error.to_string(), "INVALID_PARAMS: two fields");
+        assert_eq!(error.code_name(), "INVALID_ARGUMENT");
+        assert_eq!(error.metadata["path"], "a/b");
+        assert_eq!(error.retry_after, Some(Duration::from_millis(250)));
+        assert_eq!(error.call_id.as_deref(), Some("01ABC"));
+        let fields: Vec<_> = error.violations.iter().map(|v| v.field.as_str()).collect();
+        assert_eq!(fields, ["cwd", "argv[3]"]);
+    }
+
+    #[test]
+    fn a_status_without_details_keeps_its_code() {
+        let error = CallError::from(Status::unimplemented("no such method"));
+        assert_eq!(error.to_string(), "UNIMPLEMENTED: no such method");
+        assert_eq!(error.reason, None);
+    }
+
+    #[test]
+    fn details_that_are_no_details_are_ignored() {
+        let status = Status::with_details(Code::NotFound, "gone", vec![0xff, 0xff].into());
+        assert_eq!(CallError::from(status).to_string(), "NOT_FOUND: gone");
+    }
+
+    #[test]
+    fn a_lost_connection_is_unavailable() {
+        let mut status = Status::unknown("transport error");
+        status.set_source(Arc::new(io::Error::from(io::ErrorKind::BrokenPipe)));
+        let error = CallError::from(status);
+        assert_eq!(error.code, Code::Unavailable);
+        assert!(error.message.ends_with("broken pipe"), "{error}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Exit codes: those of the command that ran where there are any, and those of `jig` itself.
+
+use jig::api::v1::{Outcome, RunResponse};
+
+/// It went well.
+pub(crate) const SUCCESS: u8 = 0;
+/// The call failed.
+pub(crate) const FAILURE: u8 = 1;
+/// The arguments cannot be understood: sysexits' EX_USAGE, as the daemon's.
+pub(crate) const USAGE: u8 = 64;
+/// `jig run` itself failed, as `timeout`, `env` and `docker run` put it: the commands' own codes lie below.
+pub(crate) const RUN_FAILED: u8 = 125;
+/// The command was ended because its time was up, as `timeout` puts it.
+pub(crate) const TIMED_OUT: u8 = 124;
+/// As if SIGINT had ended it.
+pub(crate) const CANCELLED: u8 = 130;
+/// The reader of our output is gone: as if SIGPIPE had ended us.
+pub(crate) const BROKEN_PIPE: u8 = 141;
+/// `jig health`: the arguments cannot be understood. This and the three below are those of `grpc_health_probe`.
+pub(crate) const HEALTH_USAGE: u8 = 1;
+/// `jig health`: no connection.
+pub(crate) const HEALTH_CONNECT: u8 = 2;
+/// `jig health`: the call failed.
+pub(crate) const HEALTH_CALL: u8 = 3;
+/// `jig health`: not serving.
+pub(crate) const HEALTH_UNHEALTHY: u8 = 4;
+
+/// The exit code that says what became of a command.
+pub(crate) fn of_run(response: &RunResponse) -> u8 {
+    match Outcome::try_from(response.outcome) {
+        Ok(Outcome::Exited) => response
+            .exit_code
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(RUN_FAILED),
+        Ok(Outcome::Signaled) => signal_number(&response.signal)
+            .and_then(|number| number.checked_add(128))
+            .unwrap_or(RUN_FAILED),
+        Ok(Outcome::TimedOut) => TIMED_OUT,
+        Ok(Outcome::Cancelled) => CANCELLED,
+        Ok(
+            Outcome::Unspecified | Outcome::OomKilled | Outcome::OutputLimit | Outcome::DaemonLost,
+        )
+        | Err(_) => RUN_FAILED,
+    }
+}
+
+/// Number of a signal on Linux, from its name: `SIGKILL`, `SIGRTMIN+3`, `SIG42`.
+fn signal_number(name: &str) -> Option<u8> {
+    /// First real-time signal; the C library keeps 32 and 33 to itself.
+    const RTMIN: u8 = 34;
+    const RTMAX: u8 = 64;
+
+    let name = name.strip_prefix("SIG")?;
+    let number = if let Some(rest) = name.strip_prefix("RTMIN") {
+        RTMIN.checked_add(rest.strip_prefix('+').unwrap_or("0").parse().ok()?)
+    } else if let Some(rest) = name.strip_prefix("RTMAX") {
+        RTMAX.checked_sub(rest.strip_prefix('-').unwrap_or("0").parse().ok()?)
+    } else if let Ok(number) = name.parse() {
+        Some(number)
+    } else {
+        let place = SIGNALS.iter().position(|signal| *signal == name)?;
+        u8::try_from(place + 1).ok()
+    };
+    number.filter(|number| (1..=RTMAX).contains(number))
+}
+
+/// Names in the order of their numbers, from 1, as on x86, ARM and RISC-V.
+const SIGNALS: [&str; 31] = [
+    "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",
+    "PIPE", "ALRM", "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG",
+    "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS",
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response(outcome: Outcome, exit_code: Option<i32>, signal: &str) -> RunResponse {
+        RunResponse {
+            outcome: outcome.into(),
+            exit_code,
+            signal: signal.to_owned(),
+            ..RunResponse::default()
+        }
+    }
+
+    #[test]
+    fn exit_codes_of_runs() {
+        for (outcome, exit_code, signal, expected) in [
+            (Outcome::Exited, Some(0), "", 0),
+            (Outcome::Exited, Some(7), "", 7),
+            (Outcome::Exited, Some(255), "", 255),
+            (Outcome::Exited, Some(256), "", 125),
+            (Outcome::Exited, None, "", 125),
+            (Outcome::Signaled, None, "SIGKILL", 137),
+            (Outcome::Signaled, None, "SIGSEGV", 139),
+            (Outcome::Signaled, None, "", 125),
+            (Outcome::TimedOut, None, "SIGTERM", 124),
+            (Outcome::Cancelled, None, "SIGKILL", 130),
+            (Outcome::OomKilled, None, "SIGKILL", 125),
+            (Outcome::OutputLimit, None, "SIGKILL", 125),
+            (Outcome::DaemonLost, None, "", 125),
+            (Outcome::Unspecified, Some(0), "", 125),
+        ] {
+            let response = response(outcome, exit_code, signal);
+            assert_eq!(of_run(&response), expected, "{response:?}");
+        }
+    }
+
+    #[test]
+    fn signals() {
+        for (name, number) in [
+            ("SIGHUP", Some(1)),
+            ("SIGTERM", Some(15)),
+            ("SIGSYS", Some(31)),
+            ("SIGRTMIN", Some(34)),
+            ("SIGRTMIN+3", Some(37)),
+            ("SIGRTMAX", Some(64)),
+            ("SIGRTMAX-1", Some(63)),
+            ("SIG42", Some(42)),
+            ("SIG0", None),
+            ("SIG65", None),
+            ("SIGRTMIN+40", None),
+            ("KILL", None),
+            ("", None),
+        ] {
+            assert_eq!(signal_number(name), number, "{name}");
+        }
+    }
+}

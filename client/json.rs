@@ -1,0 +1,264 @@
+//! Answers and errors as JSON: names as in the protos, enums by name, zero values printed, an absent value as null, all integers as numbers (none of
+//! them comes near 2^53).
+
+use jig::{
+    api::v1::{
+        Encoding, GetInfoResponse, Isolation, ListFilesResponse, Outcome, ReadFileResponse,
+        RunLimits, RunResponse, Workspace,
+    },
+    client::ServingStatus,
+};
+use serde_json::{Map, Value, json};
+
+use crate::failure::Told;
+
+pub(crate) fn run(response: &RunResponse) -> Value {
+    let usage = response.usage.unwrap_or_default();
+    json!({
+        "outcome": name(Outcome::try_from(response.outcome).map(|outcome| outcome.as_str_name()), response.outcome),
+        "exit_code": response.exit_code,
+        "signal": response.signal,
+        "stdout": response.stdout,
+        "stderr": response.stderr,
+        "stdout_bytes": response.stdout_bytes,
+        "stderr_bytes": response.stderr_bytes,
+        "stdout_truncated": response.stdout_truncated,
+        "stderr_truncated": response.stderr_truncated,
+        "stdout_path": response.stdout_path,
+        "stderr_path": response.stderr_path,
+        "limit": response.limit,
+        "kill_pending": response.kill_pending,
+        "duration_ms": response.duration_ms,
+        "usage": {
+            "user_ms": usage.user_ms,
+            "system_ms": usage.system_ms,
+            "max_rss_bytes": usage.max_rss_bytes,
+        },
+        "isolation": response.isolation,
+        "artifact_error": response.artifact_error,
+    })
+}
+
+pub(crate) fn read_file(response: &ReadFileResponse) -> Value {
+    json!({
+        "content": response.content,
+        "encoding": name(Encoding::try_from(response.encoding).map(|encoding| encoding.as_str_name()), response.encoding),
+        "truncated": response.truncated,
+        "omitted_lines": response.omitted_lines,
+        "total_lines": response.total_lines,
+        "start_line": response.start_line,
+        "end_line": response.end_line,
+        "size_bytes": response.size_bytes,
+        "sha256": response.sha256,
+    })
+}
+
+pub(crate) fn list_files(response: &ListFilesResponse) -> Value {
+    json!({
+        "files": response.files,
+        "truncated": response.truncated,
+        "next_page_token": response.next_page_token,
+        "skipped_names": response.skipped_names,
+    })
+}
+
+pub(crate) fn info(response: &GetInfoResponse) -> Value {
+    let counts = response.counts.unwrap_or_default();
+    json!({
+        "version": response.version,
+        "kernel": response.kernel,
+        "pid": response.pid,
+        "start_time": response.start_time.map(|time| time.to_string()),
+        "uptime_ms": response.uptime_ms,
+        "isolation": response.isolation.as_ref().map(isolation),
+        "run_limits": response.run_limits.as_ref().map(run_limits),
+        "workspaces": response.workspaces.iter().map(workspace).collect::<Vec<_>>(),
+        "counts": {
+            "calls_finished": counts.calls_finished,
+            "calls_active": counts.calls_active,
+            "runs_active": counts.runs_active,
+            "sandboxes_warm": counts.sandboxes_warm,
+            "sandboxes_quarantined": counts.sandboxes_quarantined,
+        },
+    })
+}
+
+pub(crate) fn health(status: ServingStatus) -> Value {
+    json!({ "status": status.name() })
+}
+
+pub(crate) fn failure(told: &Told) -> Value {
+    let violations: Vec<Value> = told
+        .violations
+        .iter()
+        .map(|(field, description)| json!({ "field": field, "description": description }))
+        .collect();
+    let metadata: Map<String, Value> = told
+        .metadata
+        .iter()
+        .map(|(name, value)| (name.clone(), value.clone().into()))
+        .collect();
+    json!({
+        "error": {
+            "code": told.code,
+            "reason": told.reason,
+            "message": told.message,
+            "violations": violations,
+            "metadata": metadata,
+            "retry_after_sec": told.retry_after.map(|wait| wait.as_secs_f64()),
+            "call_id": told.call_id,
+        },
+    })
+}
+
+fn isolation(isolation: &Isolation) -> Value {
+    let layers: Vec<Value> = isolation
+        .layers
+        .iter()
+        .map(|layer| {
+            json!({
+                "name": layer.name,
+                "applied": layer.applied,
+                "detail": layer.detail,
+                "remedy": layer.remedy,
+            })
+        })
+        .collect();
+    json!({
+        "level": isolation.level,
+        "minimum_level": isolation.minimum_level,
+        "ready": isolation.ready,
+        "layers": layers,
+        "network": isolation.network,
+        "failure": isolation.failure.as_ref().map(|failure| json!({
+            "stage": failure.stage,
+            "errno": failure.errno,
+            "message": failure.message,
+            "remedy": failure.remedy,
+            "workspace": failure.workspace,
+        })),
+    })
+}
+
+fn run_limits(limits: &RunLimits) -> Value {
+    json!({
+        "default_timeout_sec": limits.default_timeout_sec,
+        "processes": limits.processes,
+        "open_files": limits.open_files,
+        "open_files_hard": limits.open_files_hard,
+        "file_size_bytes": limits.file_size_bytes,
+        "tmp_bytes": limits.tmp_bytes,
+        "tmp_inodes": limits.tmp_inodes,
+        "artifact_bytes": limits.artifact_bytes,
+        "concurrent_runs": limits.concurrent_runs,
+    })
+}
+
+fn workspace(workspace: &Workspace) -> Value {
+    json!({
+        "name": workspace.name,
+        "mount_path": workspace.mount_path,
+        "uid": workspace.uid,
+        "ownership": workspace.ownership,
+    })
+}
+
+/// The name of an enum's value, or its number when a newer daemon knows one that we do not.
+fn name<E>(known: Result<&'static str, E>, number: i32) -> Value {
+    known.map_or_else(|_| number.into(), Value::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zero_values_are_printed_and_absent_ones_are_null() {
+        let value = run(&RunResponse {
+            outcome: Outcome::TimedOut.into(),
+            ..RunResponse::default()
+        });
+        assert_eq!(value["outcome"], "OUTCOME_TIMED_OUT");
+        assert_eq!(value["exit_code"], Value::Null);
+        assert_eq!(value["stdout"], "");
+        assert_eq!(value["usage"]["max_rss_bytes"], 0);
+        assert_eq!(value["kill_pending"], false);
+    }
+
+    #[test]
+    fn values_of_enums_that_are_not_known_are_numbers() {
+        let value = run(&RunResponse {
+            outcome: 99,
+            exit_code: Some(0),
+            ..RunResponse::default()
+        });
+        assert_eq!(value["outcome"], 99);
+        assert_eq!(value["exit_code"], 0);
+    }
+
+    #[test]
+    fn errors() {
+        let mut told = Told::new("NOT_FOUND", "no such file");
+        told.reason = Some("FILE_NOT_FOUND".into());
+        told.metadata = vec![("path".into(), "a".into())];
+        told.violations = vec![("path".into(), "wrong".into())];
+        assert_eq!(
+            failure(&told),
+            json!({ "error": {
+                "code": "NOT_FOUND",
+                "reason": "FILE_NOT_FOUND",
+                "message": "no such file",
+                "violations": [{ "field": "path", "description": "wrong" }],
+                "metadata": { "path": "a" },
+                "retry_after_sec": null,
+                "call_id": null,
+            } })
+        );
+    }
+
+    /// Each field of the protos has its place. The names are taken from the descriptors, so that a new field is noticed here.
+    #[cfg(feature = "daemon")]
+    #[test]
+    fn all_fields_are_there() {
+        use jig::api::v1;
+
+        let pool = prost_reflect::DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+        let check = |message: &str, value: &Value| {
+            let descriptor = pool.get_message_by_name(message).unwrap();
+            let mut fields: Vec<String> =
+                descriptor.fields().map(|f| f.name().to_owned()).collect();
+            fields.sort();
+            let mut found: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
+            found.sort();
+            assert_eq!(found, fields, "{message}");
+        };
+        let run = run(&RunResponse::default());
+        check("jig.v1.RunResponse", &run);
+        check("jig.v1.ResourceUsage", &run["usage"]);
+        check(
+            "jig.v1.ReadFileResponse",
+            &read_file(&ReadFileResponse::default()),
+        );
+        check(
+            "jig.v1.ListFilesResponse",
+            &list_files(&ListFilesResponse::default()),
+        );
+        let info = info(&GetInfoResponse {
+            isolation: Some(Isolation {
+                layers: vec![v1::IsolationLayer::default()],
+                failure: Some(v1::SandboxFailure::default()),
+                ..Isolation::default()
+            }),
+            run_limits: Some(RunLimits::default()),
+            workspaces: vec![Workspace::default()],
+            ..GetInfoResponse::default()
+        });
+        check("jig.v1.GetInfoResponse", &info);
+        check("jig.v1.Isolation", &info["isolation"]);
+        check("jig.v1.IsolationLayer", &info["isolation"]["layers"][0]);
+        check("jig.v1.SandboxFailure", &info["isolation"]["failure"]);
+        check("jig.v1.RunLimits", &info["run_limits"]);
+        check("jig.v1.Workspace", &info["workspaces"][0]);
+        check("jig.v1.Counts", &info["counts"]);
+    }
+}
