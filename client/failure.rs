@@ -87,10 +87,10 @@ impl Failure {
                 };
                 Told::new(code, error.to_string())
             }
-            Self::Embedded(message) => Told {
-                reason: Some(SANDBOX_UNAVAILABLE.to_owned()),
-                ..Told::new("FAILED_PRECONDITION", without_reason(message))
-            },
+            Self::Embedded(message) => Told::new(
+                "FAILED_PRECONDITION",
+                format!("no daemon could be started for this call: {message}"),
+            ),
             Self::Usage(message) => Told::new("INVALID_ARGUMENT", message),
             Self::System(message) => Told::new("INTERNAL", message),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return None,
@@ -157,16 +157,6 @@ impl From<CopyError> for Failure {
     }
 }
 
-const SANDBOX_UNAVAILABLE: &str = "SANDBOX_UNAVAILABLE";
-
-/// The reason stands before the message anyway.
-fn without_reason(message: &str) -> &str {
-    message
-        .strip_prefix(SANDBOX_UNAVAILABLE)
-        .and_then(|rest| rest.strip_prefix(": "))
-        .unwrap_or(message)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,13 +183,11 @@ mod tests {
 
     #[test]
     fn our_own_daemon_that_does_not_start() {
-        for message in [
-            "no user namespaces",
-            "SANDBOX_UNAVAILABLE: no user namespaces",
-        ] {
-            let told = Failure::Embedded(message.into()).told().unwrap();
-            assert_eq!(told.lines(), ["SANDBOX_UNAVAILABLE: no user namespaces"]);
-        }
+        let told = Failure::Embedded("no disk".into()).told().unwrap();
+        assert_eq!(
+            told.lines(),
+            ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
+        );
     }
 
     #[test]
