@@ -12,7 +12,7 @@ use clap::Parser;
     after_help = "Exit codes: 0 ended as asked, 64 wrong flags, 78 configuration or sandbox, 1 anything else."
 )]
 pub(crate) struct Args {
-    /// Where to listen: 127.0.0.1:50051 (the default), [::1]:50051, unix:/path. Port 0 picks a free one. Can be given several times
+    /// Where to listen: 127.0.0.1:50051 (the default), `[::1]:50051`, unix:/path. Port 0 picks a free one. Can be given several times
     #[arg(long, value_name = "ADDR", env = "JIG_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
 

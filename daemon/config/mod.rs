@@ -1,6 +1,6 @@
 //! The configuration: file < environment < flags, checked once, passed down as types that cannot hold what is wrong.
 //!
-//! [`args`] and [`file`] hold what was written; [`Config`] holds what it means. Every problem is reported, not only the first.
+//! [`args`] and [`mod@file`] hold what was written; [`Config`] holds what it means. Every problem is reported, not only the first.
 
 pub(crate) mod args;
 mod check;

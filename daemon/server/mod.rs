@@ -3,7 +3,7 @@
 //! The layers, from the outside in:
 //!
 //! 1. [`trace`] gives the call its id and its span, and sees how it ends;
-//! 2. [`panic`] turns a panic into `INTERNAL`;
+//! 2. [`mod@panic`] turns a panic into `INTERNAL`;
 //! 3. [`deadline`] ends the call when its caller stops waiting.
 
 mod connection;

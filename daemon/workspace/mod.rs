@@ -14,7 +14,7 @@
 //! | [`glob`] | which paths a request wants |
 //! | [`ignore_files`] | what `.gitignore`, `.ignore` and `.git/info/exclude` leave out |
 //! | [`walk`] | the files below a directory, in order |
-//! | [`failure`] | the kernel's errors in the terms of the contract |
+//! | [`mod@failure`] | the kernel's errors in the terms of the contract |
 //! | [`stop`] | ending work whose time is up |
 
 mod beneath;

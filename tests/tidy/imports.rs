@@ -1,9 +1,9 @@
 //! Which file uses which: finds the modules from the crate roots on, as the compiler does, and reads every path in their code, in `use` items and out
-//! of them. What is compiled for tests only does not count, and neither do the `mod` items that make the tree.
+//! of them. The `mod` items that make the tree are no use of one file by another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::tokens::{Token, without_tests};
+use super::tokens::Token;
 
 /// Sources by their path in the repository.
 pub(super) type Sources = BTreeMap<String, String>;
@@ -30,6 +30,9 @@ pub(super) struct Modules {
     contents: BTreeMap<ModuleName, Contents>,
 }
 
+/// Gives the tokens of a source, with their lines.
+type Reader = fn(&str) -> Vec<(usize, Token)>;
+
 /// Crate root, and the path from it.
 type ModuleName = (String, Vec<String>);
 
@@ -54,11 +57,12 @@ struct Path {
 }
 
 impl Modules {
-    /// Finds the modules of the crates with these roots.
-    pub(super) fn find(sources: &Sources, roots: &[&str]) -> Self {
+    /// Finds the modules of the crates with these roots. `read` says what of a source counts.
+    pub(super) fn find(sources: &Sources, roots: &[&str], read: Reader) -> Self {
         let mut modules = Self::default();
         for root in roots {
-            modules.add(sources, (*root).to_owned(), (root.to_string(), Vec::new()));
+            let name = (root.to_string(), Vec::new());
+            modules.add(sources, read, (*root).to_owned(), name);
         }
         modules
     }
@@ -91,11 +95,11 @@ impl Modules {
         arrows
     }
 
-    fn add(&mut self, sources: &Sources, file: String, name: ModuleName) {
+    fn add(&mut self, sources: &Sources, read: Reader, file: String, name: ModuleName) {
         let text = sources
             .get(&file)
             .unwrap_or_else(|| panic!("module {} has no file {file}", name.1.join("::")));
-        let contents = Contents::read(&without_tests(text));
+        let contents = Contents::read(&read(text));
         let at_root = name.1.is_empty();
         let directory = match file.rsplit_once('/') {
             Some((directory, base)) if at_root || base == "mod.rs" => format!("{directory}/"),
@@ -112,7 +116,7 @@ impl Modules {
             };
             let mut path = name.1.clone();
             path.push(child.clone());
-            self.add(sources, file, (name.0.clone(), path));
+            self.add(sources, read, file, (name.0.clone(), path));
         }
         for inner in &contents.inline {
             let path = name.1.iter().chain(inner).cloned().collect();
@@ -354,7 +358,7 @@ fn way_back<'a>(start: &'a str, next: &BTreeMap<&'a str, Vec<&'a str>>) -> Optio
 }
 
 mod tests {
-    use super::*;
+    use super::{super::tokens::without_tests, *};
 
     fn sources(files: &[(&str, &str)]) -> Sources {
         files
@@ -405,7 +409,7 @@ mod tests {
     }
 
     fn found() -> Vec<(String, usize, String)> {
-        Modules::find(&tree(), &["lib.rs", "main.rs"])
+        Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
             .arrows("lib.rs", "jig")
             .into_iter()
             .map(|arrow| (arrow.from, arrow.line, arrow.module))
@@ -435,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_circle_between_two_files_is_found() {
-        let uses = Modules::find(&tree(), &["lib.rs", "main.rs"])
+        let uses = Modules::find(&tree(), &["lib.rs", "main.rs"], without_tests)
             .arrows("lib.rs", "jig")
             .into_iter()
             .map(|arrow| (arrow.from, arrow.to))
