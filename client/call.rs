@@ -10,7 +10,7 @@ use super::{
     deadline::Deadline,
     error::CallError,
     health::{self, HealthCheckRequest, ServingStatus},
-    stream::{ArtifactParts, CopyError, FilePages},
+    stream::{ArtifactParts, CopyError},
 };
 use crate::api::v1::{
     GetInfoRequest, GetInfoResponse, ListFilesRequest, ListFilesResponse, ReadArtifactRequest,
@@ -83,12 +83,6 @@ impl Client {
             |request| async move { tools.list_files(request).await },
         )
         .await
-    }
-
-    /// Lists all files below a directory, page by page. The deadline is that of each page.
-    #[must_use]
-    pub fn list_files_by_page(&self, request: ListFilesRequest) -> FilePages {
-        FilePages::new(self.clone(), request)
     }
 
     /// Reads an artifact, part by part.

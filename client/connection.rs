@@ -8,7 +8,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{arguments::Global, exit, failure::Failure};
+use crate::{exit, failure::Failure, global::Global};
 
 /// Calls the daemon at the address, or where none is given, one that holds the current directory and lives as long as the call.
 pub(crate) fn call<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>

@@ -1,4 +1,4 @@
-//! Answers and errors as JSON: names as in the protos, enums by name, zero values printed, an absent value as null, all integers as numbers (none of
+//! Answers as JSON: names as in the protos, enums by name, zero values printed, an absent value as null, all integers as numbers (none of
 //! them comes near 2^53).
 
 use jig::{
@@ -8,9 +8,7 @@ use jig::{
     },
     client::ServingStatus,
 };
-use serde_json::{Map, Value, json};
-
-use crate::failure::Told;
+use serde_json::{Value, json};
 
 pub(crate) fn run(response: &RunResponse) -> Value {
     let usage = response.usage.unwrap_or_default();
@@ -85,30 +83,6 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
 
 pub(crate) fn health(status: ServingStatus) -> Value {
     json!({ "status": status.name() })
-}
-
-pub(crate) fn failure(told: &Told) -> Value {
-    let violations: Vec<Value> = told
-        .violations
-        .iter()
-        .map(|(field, description)| json!({ "field": field, "description": description }))
-        .collect();
-    let metadata: Map<String, Value> = told
-        .metadata
-        .iter()
-        .map(|(name, value)| (name.clone(), value.clone().into()))
-        .collect();
-    json!({
-        "error": {
-            "code": told.code,
-            "reason": told.reason,
-            "message": told.message,
-            "violations": violations,
-            "metadata": metadata,
-            "retry_after_sec": told.retry_after.map(|wait| wait.as_secs_f64()),
-            "call_id": told.call_id,
-        },
-    })
 }
 
 fn isolation(isolation: &Isolation) -> Value {
@@ -194,26 +168,6 @@ mod tests {
         });
         assert_eq!(value["outcome"], 99);
         assert_eq!(value["exit_code"], 0);
-    }
-
-    #[test]
-    fn errors() {
-        let mut told = Told::new("NOT_FOUND", "no such file");
-        told.reason = Some("FILE_NOT_FOUND".into());
-        told.metadata = vec![("path".into(), "a".into())];
-        told.violations = vec![("path".into(), "wrong".into())];
-        assert_eq!(
-            failure(&told),
-            json!({ "error": {
-                "code": "NOT_FOUND",
-                "reason": "FILE_NOT_FOUND",
-                "message": "no such file",
-                "violations": [{ "field": "path", "description": "wrong" }],
-                "metadata": { "path": "a" },
-                "retry_after_sec": null,
-                "call_id": null,
-            } })
-        );
     }
 
     /// Each field of the protos has its place. The names are taken from the descriptors, so that a new field is noticed here.

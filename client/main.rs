@@ -7,8 +7,10 @@ mod command;
 mod connection;
 mod exit;
 mod failure;
+mod global;
 mod json;
 mod output;
+mod told;
 
 use std::{ffi::OsString, process::ExitCode};
 

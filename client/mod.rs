@@ -20,6 +20,7 @@ mod connect;
 mod deadline;
 mod error;
 mod health;
+mod pages;
 mod stream;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
@@ -30,5 +31,6 @@ pub use call::Client;
 pub use connect::{ConnectError, Options};
 pub use error::{CallError, FieldViolation};
 pub use health::ServingStatus;
-pub use stream::{ArtifactParts, CopyError, FilePages};
+pub use pages::FilePages;
+pub use stream::{ArtifactParts, CopyError};
 pub use tonic::Code;

@@ -1,19 +1,11 @@
-//! Answers that come in several parts: pages of file names, parts of an artifact.
+//! An answer that comes in several parts.
 
 use std::io;
 
 use tonic::{Code, Streaming};
 
-use super::{call::Client, deadline::Deadline, error::CallError};
-use crate::api::v1::{ListFilesRequest, ListFilesResponse, ReadArtifactResponse};
-
-/// All pages of `ListFiles`, asked for one after the other.
-#[derive(Debug)]
-pub struct FilePages {
-    client: Client,
-    /// None once the last page has come.
-    next: Option<ListFilesRequest>,
-}
+use super::{deadline::Deadline, error::CallError};
+use crate::api::v1::ReadArtifactResponse;
 
 /// The parts of an artifact, in order and without gaps.
 #[derive(Debug)]
@@ -33,33 +25,6 @@ pub enum CopyError {
     /// What was read could not be written.
     #[error("the artifact cannot be written")]
     Write(#[source] io::Error),
-}
-
-impl FilePages {
-    pub(super) fn new(client: Client, first: ListFilesRequest) -> Self {
-        Self {
-            client,
-            next: Some(first),
-        }
-    }
-
-    /// The next page; none after the last. After an error the same page can be asked for again.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn next(&mut self) -> Result<Option<ListFilesResponse>, CallError> {
-        let Some(request) = &self.next else {
-            return Ok(None);
-        };
-        let page = self.client.list_files(request.clone()).await?;
-        if page.next_page_token.is_empty() {
-            self.next = None;
-        } else if let Some(request) = &mut self.next {
-            request.page_token = Some(page.next_page_token.clone());
-        }
-        Ok(Some(page))
-    }
 }
 
 impl ArtifactParts {

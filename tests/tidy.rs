@@ -365,7 +365,12 @@ fn is_shebang_of_a_shell(line: &str) -> bool {
 /// Lines up to the tests beside the code, which stand last.
 fn lines_of_code(file: &str, text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
-    let tests = lines.iter().position(|line| *line == "#[cfg(test)]");
+    let tests = lines.windows(2).position(|pair| {
+        let [attribute, item] = pair else {
+            return false;
+        };
+        *attribute == "#[cfg(test)]" && item.starts_with("mod ") && item.ends_with('{')
+    });
     let Some(tests) = tests else {
         return lines.len();
     };

@@ -12,7 +12,7 @@ use std::{num::NonZeroUsize, process::ExitCode};
 
 use clap::{Args, Subcommand};
 
-use crate::{arguments::Global, connection, exit, failure::Failure, output};
+use crate::{connection, exit, failure::Failure, global::Global, output};
 use measure::Scale;
 
 /// Measure this machine.

@@ -6,7 +6,7 @@ use clap::Args;
 use jig::{api::v1::ReadArtifactRequest, client::Client};
 
 use super::finish;
-use crate::{arguments::Global, connection, failure::Failure};
+use crate::{connection, failure::Failure, global::Global};
 
 /// Print the whole output of a command, or a part of it.
 ///

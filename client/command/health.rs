@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use jig::client::ServingStatus;
 
-use crate::{arguments::Global, connection, exit, failure::Failure, json, output};
+use crate::{connection, exit, failure::Failure, global::Global, json, output};
 
 /// Ask whether the daemon answers calls.
 ///

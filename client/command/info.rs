@@ -5,7 +5,7 @@ use std::{fmt::Write as _, process::ExitCode};
 use jig::api::v1::{GetInfoResponse, Isolation, RunLimits};
 
 use super::finish;
-use crate::{arguments::Global, connection, json, output};
+use crate::{connection, global::Global, json, output};
 
 pub(crate) fn info(global: &Global) -> ExitCode {
     let result = connection::call(global, async |client: jig::client::Client| {

@@ -9,7 +9,7 @@ use jig::{
 };
 
 use super::finish;
-use crate::{arguments::Global, connection, failure::Failure, json, output};
+use crate::{connection, failure::Failure, global::Global, json, output};
 
 /// Files in each answer when all are asked for: the most that there can be.
 const PAGE: u32 = 10_000;

@@ -6,7 +6,7 @@ use clap::Args;
 use jig::api::v1::{Encoding, ReadFileRequest, ReadFileResponse};
 
 use super::finish;
-use crate::{arguments::Global, connection, failure::Failure, json, output};
+use crate::{connection, failure::Failure, global::Global, json, output};
 
 /// Print a file of the workspace.
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use jig::api::v1::{Outcome, RunRequest, RunResponse};
 
-use crate::{arguments::Global, connection, exit, failure::Failure, json, output};
+use crate::{connection, exit, failure::Failure, global::Global, json, output};
 
 /// Most bytes of standard input that a request takes.
 const STDIN_LIMIT: usize = 8 << 20;

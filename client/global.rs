@@ -1,0 +1,104 @@
+//! The flags that every subcommand has, and what calls carry because of them.
+
+use std::time::Duration;
+
+use clap::{Args, builder::FalseyValueParser};
+
+/// Flags that each subcommand has.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Global {
+    /// Where the daemon listens: `host:port`, `http://host:port` or `unix:/path`.
+    #[arg(long, global = true, env = "JIG_ADDRESS", value_name = "ADDR")]
+    address: Option<String>,
+    /// Key that says who calls. Other users can see arguments: better to set the variable.
+    #[arg(long, global = true, env = "JIG_KEY", hide_env_values = true)]
+    key: Option<String>,
+    /// Which of the daemon's workspaces; its first one by default.
+    #[arg(long, global = true, env = "JIG_WORKSPACE", value_name = "NAME")]
+    workspace: Option<String>,
+    /// Conversation that the call belongs to: its steps and artifacts are kept together.
+    #[arg(long, global = true, env = "JIG_SESSION", value_name = "NAME")]
+    session: Option<String>,
+    /// Seconds that the call may take; fractions are allowed.
+    #[arg(long, global = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
+    deadline: Option<Duration>,
+    /// Print the answer, or the error, as one JSON object.
+    #[arg(long, global = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
+    pub(crate) json: bool,
+}
+
+impl Global {
+    /// The daemon to call. None: one of our own.
+    pub(crate) fn address(&self) -> Option<&str> {
+        given(self.address.as_ref())
+    }
+
+    /// The session, where one was named.
+    pub(crate) fn session(&self) -> Option<&str> {
+        given(self.session.as_ref())
+    }
+
+    /// What the calls carry.
+    pub(crate) fn options(&self) -> jig::client::Options {
+        let owned = |option: Option<&String>| given(option).map(str::to_owned);
+        jig::client::Options {
+            key: owned(self.key.as_ref()),
+            workspace: owned(self.workspace.as_ref()),
+            session: owned(self.session.as_ref()),
+            deadline: self.deadline,
+            // One that is malformed starts a new trace, as W3C Trace Context asks for.
+            traceparent: std::env::var("TRACEPARENT")
+                .ok()
+                .filter(|text| is_traceparent(text)),
+        }
+    }
+}
+
+/// An empty variable is one that was not set.
+fn given(option: Option<&String>) -> Option<&str> {
+    option.map(String::as_str).filter(|text| !text.is_empty())
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "a number of seconds is needed, as `30` or `0.5`".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if !time.is_zero() => Ok(time),
+        _ => Err("it must be more than 0 seconds".to_owned()),
+    }
+}
+
+fn is_traceparent(text: &str) -> bool {
+    let mut fields = text.split('-');
+    let mut is_hex = |length| {
+        fields.next().is_some_and(|field: &str| {
+            field.len() == length && field.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+    };
+    is_hex(2) && is_hex(32) && is_hex(16) && is_hex(2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "soon", ""] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn traceparents() {
+        assert!(is_traceparent(
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        ));
+        for text in ["", "00-0af7-b7ad-01", "x"] {
+            assert!(!is_traceparent(text), "{text}");
+        }
+    }
+}

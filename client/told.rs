@@ -1,0 +1,203 @@
+//! How a failure is told: text on standard error, or one JSON object on standard output.
+
+use std::{io, time::Duration};
+
+use jig::client::ConnectError;
+use serde_json::{Map, Value, json};
+
+use crate::{failure::Failure, output};
+
+/// A failure in the terms in which errors are told.
+#[derive(Debug, Clone, PartialEq)]
+struct Told {
+    code: String,
+    reason: Option<String>,
+    message: String,
+    /// Fields and what is wrong with each.
+    violations: Vec<(String, String)>,
+    metadata: Vec<(String, String)>,
+    retry_after: Option<Duration>,
+    call_id: Option<String>,
+}
+
+impl Failure {
+    /// Tells what went wrong, except where nobody is there to read it or wants to know.
+    pub(crate) fn report(&self, as_json: bool) {
+        let Some(told) = self.told() else { return };
+        if as_json {
+            // Should that fail too, the exit code is all that is left.
+            output::json(&told.json()).ok();
+        } else {
+            for line in told.lines() {
+                output::note(&line);
+            }
+        }
+    }
+
+    /// None for a reader who is gone, and for whoever pressed Ctrl-C.
+    fn told(&self) -> Option<Told> {
+        let told = match self {
+            Self::Call(error) => Told {
+                code: error.code_name().to_owned(),
+                reason: error.reason.clone(),
+                message: error.message.clone(),
+                violations: error
+                    .violations
+                    .iter()
+                    .map(|violation| (violation.field.clone(), violation.description.clone()))
+                    .collect(),
+                metadata: error
+                    .metadata
+                    .iter()
+                    .map(|(name, value)| (name.clone(), value.clone()))
+                    .collect(),
+                retry_after: error.retry_after,
+                call_id: error.call_id.clone(),
+            },
+            Self::Connect(error) => {
+                let code = match error {
+                    ConnectError::Address(_) | ConnectError::Option { .. } => "INVALID_ARGUMENT",
+                    ConnectError::PermissionDenied { .. } => "PERMISSION_DENIED",
+                    ConnectError::NothingListens { .. }
+                    | ConnectError::TimedOut { .. }
+                    | ConnectError::Failed { .. }
+                    | _ => "UNAVAILABLE",
+                };
+                Told::new(code, error.to_string())
+            }
+            Self::Embedded(message) => Told::new(
+                "FAILED_PRECONDITION",
+                format!("no daemon could be started for this call: {message}"),
+            ),
+            Self::Usage(message) => Told::new("INVALID_ARGUMENT", message),
+            Self::System(message) => Told::new("INTERNAL", message),
+            Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return None,
+            Self::Output(error) => {
+                Told::new("INTERNAL", format!("cannot write standard output: {error}"))
+            }
+            Self::Interrupted(_) => return None,
+        };
+        Some(told)
+    }
+}
+
+impl Told {
+    fn new(code: &str, message: impl Into<String>) -> Self {
+        Self {
+            code: code.to_owned(),
+            reason: None,
+            message: message.into(),
+            violations: Vec::new(),
+            metadata: Vec::new(),
+            retry_after: None,
+            call_id: None,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let name = self.reason.as_ref().unwrap_or(&self.code);
+        let mut lines = vec![format!("{name}: {}", self.message)];
+        for (field, description) in &self.violations {
+            lines.push(format!("  {field}: {description}"));
+        }
+        if let Some(wait) = self.retry_after {
+            lines.push(format!("  try again in {} s", wait.as_secs_f64()));
+        }
+        // The daemon's log has more about these.
+        if self.code == "INTERNAL"
+            && let Some(id) = &self.call_id
+        {
+            lines.push(format!("  call {id}"));
+        }
+        lines
+    }
+
+    fn json(&self) -> Value {
+        let violations: Vec<Value> = self
+            .violations
+            .iter()
+            .map(|(field, description)| json!({ "field": field, "description": description }))
+            .collect();
+        let metadata: Map<String, Value> = self
+            .metadata
+            .iter()
+            .map(|(name, value)| (name.clone(), value.clone().into()))
+            .collect();
+        json!({
+            "error": {
+                "code": self.code,
+                "reason": self.reason,
+                "message": self.message,
+                "violations": violations,
+                "metadata": metadata,
+                "retry_after_sec": self.retry_after.map(|wait| wait.as_secs_f64()),
+                "call_id": self.call_id,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors() {
+        let mut told = Told::new("NOT_FOUND", "no such file");
+        told.reason = Some("FILE_NOT_FOUND".into());
+        told.metadata = vec![("path".into(), "a".into())];
+        told.violations = vec![("path".into(), "wrong".into())];
+        assert_eq!(
+            told.json(),
+            json!({ "error": {
+                "code": "NOT_FOUND",
+                "reason": "FILE_NOT_FOUND",
+                "message": "no such file",
+                "violations": [{ "field": "path", "description": "wrong" }],
+                "metadata": { "path": "a" },
+                "retry_after_sec": null,
+                "call_id": null,
+            } })
+        );
+    }
+
+    #[test]
+    fn lines_name_the_reason_and_each_field() {
+        let told = Told {
+            reason: Some("INVALID_PARAMS".into()),
+            violations: vec![("cwd".into(), "must not be empty".into())],
+            retry_after: Some(Duration::from_millis(1500)),
+            call_id: Some("01ABC".into()),
+            ..Told::new("INVALID_ARGUMENT", "a field")
+        };
+        assert_eq!(
+            told.lines(),
+            [
+                "INVALID_PARAMS: a field",
+                "  cwd: must not be empty",
+                "  try again in 1.5 s"
+            ]
+        );
+        assert_eq!(Told::new("UNAVAILABLE", "m").lines(), ["UNAVAILABLE: m"]);
+    }
+
+    #[test]
+    fn our_own_daemon_that_does_not_start() {
+        let told = Failure::Embedded("no disk".into()).told().unwrap();
+        assert_eq!(
+            told.lines(),
+            ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
+        );
+    }
+
+    #[test]
+    fn a_reader_who_left_is_no_news() {
+        let gone = Failure::Output(io::ErrorKind::BrokenPipe.into());
+        assert_eq!(gone.told(), None);
+        assert!(
+            Failure::Output(io::ErrorKind::StorageFull.into())
+                .told()
+                .is_some()
+        );
+    }
+}
