@@ -1,10 +1,37 @@
-//! The integration tests: one binary.
+//! The integration tests: one binary. Each test of behaviour starts the real daemon in a directory of its own and talks to it as its users do.
+//!
+//! Those run as root, which sees every process and can start the daemon as anybody, and they need `gcc`, `curl`, `unshare` and `ip`. Nothing is skipped:
+//! a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC` says how long to wait for what must happen (20 s).
 
 #![allow(
     clippy::wildcard_enum_match_arm,
     reason = "tests name what they expect; everything else fails"
 )]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "tests start the daemon, the programs that attack it and their own tasks themselves"
+)]
 
+/// What a hostile command tries, by the numbers of the catalogue of attacks.
+mod attack;
+/// Requests that are refused before anything is started.
+mod bad_input;
+/// The rules that the contract keeps, and its compatibility.
 mod contract;
+/// As whom commands run, and to whom the files belong that they make.
+mod identity;
+/// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
+mod isolation;
+/// What ends a run from outside: deadlines, shutting down.
+mod lifecycle;
+/// The contract of `Run` for commands that mean no harm.
+mod run;
+/// Starting daemons, calling them, and looking at what they leave behind.
+mod support;
+/// What a collector is told.
+mod telemetry;
+/// The rules of this repository.
 mod tidy;
+/// A host that cannot isolate commands: none is run.
+mod unavailable;

@@ -41,7 +41,7 @@ impl TraceService for Collector {
             let spans = from.scope_spans.into_iter().flat_map(|scope| scope.spans);
             kept.extend(spans.map(|span| (resource.clone(), span)));
         }
-        Ok(Response::default())
+        Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
@@ -94,7 +94,9 @@ fn attribute(attributes: &[KeyValue], name: &str) -> Option<String> {
 }
 
 fn status(span: &Span) -> StatusCode {
-    span.status.as_ref().map_or(StatusCode::Unset, |status| status.code())
+    span.status
+        .as_ref()
+        .map_or(StatusCode::Unset, |status| status.code())
 }
 
 /// Calls `Run` as part of the trace `id`.
@@ -105,7 +107,9 @@ async fn run_in_trace(
 ) -> Result<jig::api::v1::RunResponse, Status> {
     let mut request = Request::new(request);
     let parent = format!("00-{id}-{CALLER}-01");
-    request.metadata_mut().insert("traceparent", parent.parse().unwrap());
+    request
+        .metadata_mut()
+        .insert("traceparent", parent.parse().unwrap());
     let answer = daemon.tools().run(request).await;
     answer.map(Response::into_inner)
 }
@@ -115,7 +119,10 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let (collector, endpoint) = Collector::start().await;
     let setup = Setup::new()
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
-        .environment("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test");
+        .environment(
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "deployment.environment.name=test",
+        );
     let mut daemon = setup.start().await;
     let id = |digit: &str| digit.repeat(32);
     let success = shell("echo $TRACEPARENT");
@@ -123,7 +130,10 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let traceparent = response.stdout.trim().to_owned();
     let exit_3 = argv(&["sh", "-c", "exit 3"]);
     assert_eq!(
-        run_in_trace(&daemon, &id("2"), exit_3).await.unwrap().exit_code,
+        run_in_trace(&daemon, &id("2"), exit_3)
+            .await
+            .unwrap()
+            .exit_code,
         Some(3)
     );
     let timeout = RunRequest {
@@ -179,7 +189,11 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
         (process, "process.working_directory", "/workspace"),
         (process, "jig.sandbox.level", "L3"),
     ] {
-        assert_eq!(attribute(&span.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(
+            attribute(&span.attributes, name).as_deref(),
+            Some(value),
+            "{name}"
+        );
     }
     assert!(attribute(&process.attributes, "process.pid").is_some());
     assert!(attribute(&tool.attributes, "gen_ai.tool.call.id").is_some());
@@ -189,8 +203,14 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
     assert_eq!(status(process), StatusCode::Error);
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("exit_nonzero"));
-    assert_eq!(attribute(&process.attributes, "process.exit.code").as_deref(), Some("3"));
+    assert_eq!(
+        attribute(&process.attributes, "error.type").as_deref(),
+        Some("exit_nonzero")
+    );
+    assert_eq!(
+        attribute(&process.attributes, "process.exit.code").as_deref(),
+        Some("3")
+    );
     assert_eq!(status(&spans["execute_tool run"]), StatusCode::Unset);
     assert_eq!(status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
 
@@ -198,21 +218,37 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let spans = collector.trace(&id("3"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("timeout"));
+    assert_eq!(
+        attribute(&process.attributes, "error.type").as_deref(),
+        Some("timeout")
+    );
     assert_eq!(attribute(&process.attributes, "process.exit.code"), None);
-    assert_eq!(attribute(&process.attributes, "jig.process.signal").as_deref(), Some("SIGTERM"));
+    assert_eq!(
+        attribute(&process.attributes, "jig.process.signal").as_deref(),
+        Some("SIGTERM")
+    );
     let tool = &spans["execute_tool run"];
     assert_eq!(status(tool), StatusCode::Error);
-    assert_eq!(attribute(&tool.attributes, "error.type").as_deref(), Some("timeout"));
+    assert_eq!(
+        attribute(&tool.attributes, "error.type").as_deref(),
+        Some("timeout")
+    );
     let rpc = &spans["jig.v1.ToolService/Run"];
     assert_eq!(status(rpc), StatusCode::Unset);
-    assert_eq!(attribute(&rpc.attributes, "rpc.status_code").as_deref(), Some("OK"));
+    assert_eq!(
+        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
+        Some("OK")
+    );
 
     // An invalid request is refused before there is a tool's span.
     let spans = collector.trace(&id("4"));
     assert_eq!(spans.len(), 1, "{spans:#?}");
     let rpc = &spans["jig.v1.ToolService/Run"];
-    assert_eq!(status(rpc), StatusCode::Unset, "a caller's mistake is no error of a server");
+    assert_eq!(
+        status(rpc),
+        StatusCode::Unset,
+        "a caller's mistake is no error of a server"
+    );
     assert_eq!(
         attribute(&rpc.attributes, "rpc.status_code").as_deref(),
         Some("INVALID_ARGUMENT")
@@ -222,7 +258,10 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     let spans = collector.trace(&id("5"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["no-such-program"];
-    assert_eq!(attribute(&process.attributes, "error.type").as_deref(), Some("spawn_failed"));
+    assert_eq!(
+        attribute(&process.attributes, "error.type").as_deref(),
+        Some("spawn_failed")
+    );
     assert_eq!(status(&spans["execute_tool run"]), StatusCode::Error);
 
     let kept = collector.0.lock().unwrap();
@@ -231,7 +270,11 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
         ("service.name", "jigd"),
         ("deployment.environment.name", "test"),
     ] {
-        assert_eq!(attribute(&resource.attributes, name).as_deref(), Some(value), "{name}");
+        assert_eq!(
+            attribute(&resource.attributes, name).as_deref(),
+            Some(value),
+            "{name}"
+        );
     }
 }
 
@@ -243,7 +286,11 @@ async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace
     assert_eq!(parts.len(), 4, "{output}");
     assert_eq!((parts[0], parts[1].len(), parts[2].len()), ("00", 32, 16));
     assert_ne!(parts[1], "0".repeat(32));
-    assert!(!daemon.log().to_lowercase().contains("otlp"), "{}", daemon.log());
+    assert!(
+        !daemon.log().to_lowercase().contains("otlp"),
+        "{}",
+        daemon.log()
+    );
 }
 
 #[tokio::test]
@@ -257,7 +304,10 @@ async fn a_collector_that_is_not_there_is_no_trouble() {
 
 #[tokio::test]
 async fn logs_are_json_with_the_trace_id_of_their_call() {
-    let daemon = Setup::new().arguments(&["--log-level", "debug"]).start().await;
+    let daemon = Setup::new()
+        .arguments(&["--log-level", "debug"])
+        .start()
+        .await;
     let id = "a".repeat(32);
     run_in_trace(&daemon, &id, shell("true")).await.unwrap();
     let lines = daemon.log();

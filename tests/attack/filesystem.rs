@@ -1,0 +1,413 @@
+//! Files that are not the command's: the host's, the daemon's, another run's, and its own with more rights than it has.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    process::Command,
+};
+
+use jig::api::v1::RunRequest;
+use sha2::{Digest as _, Sha256};
+
+use crate::support::{
+    Daemon, HostProgram, Refusal, Setup, argv, binary, check_answers, compile, shell,
+};
+
+#[tokio::test]
+async fn case_37_files_of_the_host_are_not_there_by_any_name() {
+    let daemon = Daemon::start().await;
+    let secret = daemon.beside("secret");
+    fs::write(&secret, "of the host").unwrap();
+    let outside = format!("../..{}", secret.display());
+    let absolute = secret.to_str().unwrap();
+    let links = ["self/root", "self/cwd/..", "1/root", "1/cwd", "2/root/.."];
+    let through_links = links.map(|link| {
+        let below = format!("/proc/{link}");
+        [below.clone() + "/etc/shadow", below + absolute]
+    });
+    let names = [
+        "../../../etc/shadow",
+        "/etc/shadow",
+        "/workspace/../etc/shadow",
+        "/workspace/../root",
+        "/root",
+        &outside,
+        absolute,
+    ];
+    let through_links = through_links.iter().flatten().map(String::as_str);
+    for path in names.into_iter().chain(through_links) {
+        let response = daemon.run(argv(&["cat", path])).await;
+        assert_eq!(response.exit_code, Some(1), "{path}: {response:?}");
+        assert_eq!(response.stdout, "", "{path}");
+    }
+    symlink("/etc/shadow", daemon.file("link")).unwrap();
+    symlink(&secret, daemon.file("other")).unwrap();
+    for path in ["link", "other"] {
+        let response = daemon.run(argv(&["cat", path])).await;
+        assert_eq!(response.stdout, "", "{path}: {response:?}");
+    }
+}
+
+#[tokio::test]
+async fn case_50_set_user_id_programs_and_file_capabilities_give_nothing() {
+    let daemon = Daemon::start().await;
+    let uid = daemon.info().await.workspaces.first().unwrap().uid;
+    let plain = compile(&daemon, "identity");
+    let copy = |name: &str, mode: u32| {
+        fs::copy(daemon.file("identity"), daemon.file(name)).unwrap();
+        fs::set_permissions(daemon.file(name), fs::Permissions::from_mode(mode)).unwrap();
+        format!("./{name}")
+    };
+    let set_uid = copy("set_uid", 0o6755);
+    let capable = copy("capable", 0o755);
+    let give = HostProgram::compile("give_capabilities");
+    let given = Command::new(&give.path)
+        .arg(daemon.file("capable"))
+        .status()
+        .unwrap();
+    assert!(given.success());
+    let expected =
+        format!("uid {uid} {uid} gid {uid} {uid} permitted 000000000 effective 000000000\n");
+    for program in [plain, set_uid, capable] {
+        let output = daemon.output(argv(&[&program])).await;
+        assert_eq!(output, expected, "{program}");
+    }
+}
+
+#[tokio::test]
+async fn case_50_no_file_with_a_set_id_bit_can_be_made() {
+    for setup in [Setup::new(), Setup::new().user(12345)] {
+        let daemon = setup.start().await;
+        let program = compile(&daemon, "set_id");
+        let response = daemon.run(argv(&[&program])).await;
+        check_answers(
+            &response,
+            &[
+                ("chmod u+s", "EPERM"),
+                ("chmod g+s", "EPERM"),
+                ("chmod u+s, more bits", "EPERM"),
+                ("fchmod", "EPERM"),
+                ("fchmodat", "EPERM"),
+                ("fchmodat2", "EPERM"),
+                ("fchmodat2 of a descriptor", "EPERM"),
+                ("open", "EPERM"),
+                ("openat", "EPERM"),
+                ("creat", "EPERM"),
+                ("nameless file", "EPERM"),
+                ("openat2", "ENOSYS"),
+                ("mknod", "EPERM"),
+                ("mknodat", "EPERM"),
+                ("mknod of a block device", "EPERM"),
+                ("mknod of a character device", "EPERM"),
+                ("capabilities of a file", "EPERM"),
+            ],
+        );
+        let response = daemon.run(shell("chmod u+s plain")).await;
+        assert_ne!(response.exit_code, Some(0), "{response:?}");
+        let response = daemon.run(shell("install -m 4755 plain installed")).await;
+        assert_ne!(response.exit_code, Some(0), "{response:?}");
+        for entry in fs::read_dir(daemon.workspace()).unwrap() {
+            let entry = entry.unwrap();
+            let mode = entry.metadata().unwrap().mode();
+            assert_eq!(mode & 0o6000, 0, "{:?} has mode {mode:o}", entry.path());
+        }
+    }
+}
+
+#[tokio::test]
+async fn case_50_a_set_id_program_of_the_host_that_is_changed_is_one_no_more() {
+    let daemon = Daemon::start().await;
+    let path = daemon.file("tool");
+    fs::write(&path, "trusted").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o6755)).unwrap();
+    daemon.output(shell("echo something else > tool")).await;
+    let metadata = path.metadata().unwrap();
+    assert_eq!(metadata.uid(), 0);
+    assert_eq!(
+        metadata.mode() & 0o7777,
+        0o755,
+        "a command has changed what root would execute"
+    );
+}
+
+#[tokio::test]
+async fn case_51_the_system_cannot_be_written() {
+    let daemon = Daemon::start().await;
+    // `-w` asks access(2), which knows read-only mounts; writing asks everything else.
+    let found = daemon
+        .output(shell(
+            "find / -path /proc -prune -o -path /workspace -prune -o -path /tmp -prune -o \
+             -path /home/agent -prune -o -path /dev/shm -prune -o -path '/usr/*/*/*' -prune -o \
+             ! -type l -writable -print; find /proc/sys -writable; find /proc -maxdepth 1 ! -type l -writable",
+        ))
+        .await;
+    let devices = [
+        "/dev/full",
+        "/dev/null",
+        "/dev/random",
+        "/dev/urandom",
+        "/dev/zero",
+    ];
+    let others: Vec<&str> = found
+        .lines()
+        // A mask is /dev/null by another name.
+        .filter(|path| !devices.contains(path) && !path.starts_with("/proc/"))
+        .collect();
+    assert!(others.is_empty(), "{others:?}");
+    // Some settings may be opened by everybody, and ask for a capability when something is written.
+    for path in found.lines().filter(|path| path.starts_with("/proc/sys/")) {
+        let response = daemon.run(shell(&format!("echo 1 > {path}"))).await;
+        assert_ne!(response.exit_code, Some(0), "{path} was written");
+    }
+    for path in [
+        "/file",
+        "/usr/file",
+        "/usr/bin/sh",
+        "/etc/passwd",
+        "/etc/file",
+        "/dev/file",
+        "/home/file",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/kernel/ns_last_pid",
+        "/proc/sys/net/ipv4/ip_forward",
+        "/proc/sys/user/max_user_namespaces",
+        "/proc/sys/vm/drop_caches",
+        "/proc/sysrq-trigger",
+        "/proc/1/oom_score_adj",
+        "/proc/1/comm",
+        "/proc/1/mem",
+        "/proc/self/uid_map",
+        "/proc/self/setgroups",
+        "/sys/kernel/uevent_helper",
+        "/sys/fs/cgroup/cgroup.procs",
+    ] {
+        let response = daemon.run(shell(&format!("echo 0 > {path}"))).await;
+        assert_ne!(response.exit_code, Some(0), "{path} was written");
+        let why = [
+            "Read-only file system",
+            "Permission denied",
+            "No such file",
+            "not permitted",
+            "nonexistent",
+            // What the shell says of any error of write(2).
+            "I/O error",
+        ];
+        let known = why.iter().any(|why| response.stderr.contains(why));
+        assert!(known, "{path}: {}", response.stderr);
+    }
+    // The kernel lets a process make itself more likely to be ended, never less.
+    let response = daemon
+        .run(shell("echo -1000 > /proc/self/oom_score_adj"))
+        .await;
+    assert_ne!(response.exit_code, Some(0));
+}
+
+#[tokio::test]
+async fn case_52_what_tells_about_the_machine_or_the_init_cannot_be_read() {
+    let daemon = Daemon::start().await;
+    for path in [
+        "/proc/kcore",
+        "/proc/keys",
+        "/proc/key-users",
+        "/proc/kmsg",
+        "/proc/kallsyms",
+        "/proc/interrupts",
+        "/proc/timer_list",
+        "/proc/sched_debug",
+        "/proc/slabinfo",
+        "/proc/iomem",
+        "/proc/1/environ",
+        "/proc/1/mem",
+        "/proc/1/maps",
+        "/proc/1/auxv",
+        "/proc/1/stack",
+        "/proc/1/syscall",
+        "/proc/1/io",
+    ] {
+        let output = daemon
+            .run(shell(&format!("head -c 100 {path}")))
+            .await
+            .stdout;
+        assert_eq!(output, "", "{path}");
+    }
+    for path in [
+        "/proc/1/fd",
+        "/proc/1/fdinfo",
+        "/proc/1/map_files",
+        "/proc/1/root",
+        "/proc/1/cwd",
+    ] {
+        let response = daemon.run(argv(&["ls", "-A", &format!("{path}/")])).await;
+        assert_ne!(response.exit_code, Some(0), "{path}: {response:?}");
+        assert_eq!(response.stdout, "", "{path}");
+    }
+    for name in ["exe", "root", "cwd", "ns/user", "ns/mnt"] {
+        let response = daemon
+            .run(argv(&["readlink", &format!("/proc/1/{name}")]))
+            .await;
+        assert_ne!(response.exit_code, Some(0), "{name}: {response:?}");
+    }
+    let lines = daemon
+        .output(shell("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
+        .await;
+    assert!(
+        !lines.contains("--state-dir") && !lines.contains("--workspace"),
+        "{lines}"
+    );
+}
+
+#[tokio::test]
+async fn case_53_the_daemons_binary_is_beyond_reach() {
+    let daemon = Daemon::start().await;
+    let before = Sha256::digest(fs::read(binary()).unwrap());
+    for command in [
+        "echo x > /proc/1/exe",
+        "cat /proc/1/exe",
+        "cp /bin/sh /proc/1/exe",
+        "echo x > /proc/self/exe",
+        "exec 9<> /proc/self/exe",
+        // CVE-2019-5736: a script whose interpreter is the process that starts it.
+        "printf '#!/proc/self/exe\\n' > s; chmod 755 s; ./s; cat /proc/1/exe > /dev/null",
+    ] {
+        let response = daemon.run(shell(command)).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+    }
+    assert_eq!(Sha256::digest(fs::read(binary()).unwrap()), before);
+    assert_eq!(daemon.output(shell("echo after")).await, "after\n");
+}
+
+#[tokio::test]
+async fn case_54_a_leaked_descriptor_is_no_way_out_for_the_working_directory() {
+    let daemon = Daemon::start().await;
+    let request = |cwd: &str| RunRequest {
+        cwd: Some(cwd.to_owned()),
+        ..argv(&["sh", "-c", "touch /workspace/ran; /bin/pwd; ls -A ."])
+    };
+    for number in 3..=64 {
+        daemon
+            .refuses(request(&format!("/proc/self/fd/{number}")), "PATH_ESCAPE")
+            .await;
+        let link = daemon.file("link");
+        symlink(format!("/proc/self/fd/{number}"), &link).unwrap();
+        let refused = daemon.try_run(request("link")).await;
+        let reason = Refusal::of(&refused.expect_err("no such descriptor is open")).reason;
+        let right = [
+            "DIRECTORY_NOT_FOUND",
+            "NOT_A_DIRECTORY",
+            "PERMISSION_DENIED",
+            "SYMLINK_BLOCKED",
+            "PATH_ESCAPE",
+        ];
+        assert!(right.contains(&reason.as_str()), "{number}: {reason}");
+        fs::remove_file(&link).unwrap();
+    }
+    assert!(!daemon.file("ran").exists());
+    // Links that lead somewhere lead there in the sandbox, if they are followed at all.
+    for target in [
+        "/proc/self/cwd/../..",
+        "/proc/self/root",
+        "/proc/1/cwd",
+        "/proc/1/root",
+        "/",
+        "../..",
+    ] {
+        let link = daemon.file("link");
+        symlink(target, &link).unwrap();
+        if let Ok(response) = daemon.try_run(request("link/etc")).await {
+            assert_eq!(response.exit_code, Some(0), "{target}: {response:?}");
+            assert!(
+                response.stdout.starts_with("/etc\n"),
+                "{target}: {}",
+                response.stdout
+            );
+            assert!(
+                !response.stdout.contains("shadow"),
+                "{target}: {}",
+                response.stdout
+            );
+        }
+        fs::remove_file(&link).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn case_55_no_descriptor_is_open_but_the_standard_ones() {
+    for setup in [Setup::new().tcp(), Setup::new().user(12345)] {
+        let daemon = setup.start().await;
+        let program = compile(&daemon, "descriptors");
+        let plain = daemon.output(argv(&[&program])).await;
+        let with_input = RunRequest {
+            stdin: "input".into(),
+            ..argv(&[&program])
+        };
+        // One that is too large for a message comes another way.
+        let large = RunRequest {
+            env: [("LARGE".to_owned(), "x".repeat(120_000))].into(),
+            ..argv(&[&program])
+        };
+        for output in [
+            plain,
+            daemon.output(with_input).await,
+            daemon.output(large).await,
+        ] {
+            let numbers: Vec<&str> = output
+                .lines()
+                .filter_map(|line| line.split(' ').next())
+                .collect();
+            assert_eq!(numbers, ["0", "1", "2"], "{output}");
+            let (Some(out), Some(err)) = (output.lines().nth(1), output.lines().nth(2)) else {
+                panic!("{output}");
+            };
+            assert!(
+                out.starts_with("1 pipe:") && err.starts_with("2 pipe:"),
+                "{output}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn case_63_nothing_of_one_run_is_there_in_the_next() {
+    let daemon = Daemon::start().await;
+    let program = compile(&daemon, "carry_over");
+    for _ in 0..4 {
+        let response = daemon.run(argv(&[&program, "leave"])).await;
+        check_answers(
+            &response,
+            &[
+                ("/tmp/left", "ok"),
+                ("/dev/shm/left", "ok"),
+                ("/home/agent/left", "ok"),
+                ("shared memory", "ok"),
+                ("semaphore", "ok"),
+                ("message queue", "ok"),
+                // Landlock counts the queues' file system among the files that were not granted.
+                ("POSIX message queue", "ok|EACCES"),
+                ("keyring", "EPERM"),
+                ("abstract socket", "ok"),
+            ],
+        );
+        // More runs than sandboxes are kept warm: one of them has the place of the one before.
+        for _ in 0..4 {
+            let response = daemon.run(argv(&[&program, "find"])).await;
+            check_answers(
+                &response,
+                &[
+                    ("/tmp/left", "ENOENT"),
+                    ("/dev/shm/left", "ENOENT"),
+                    ("/home/agent/left", "ENOENT"),
+                    ("shared memory", "ENOENT"),
+                    ("semaphore", "ENOENT"),
+                    ("message queue", "ENOENT"),
+                    ("POSIX message queue", "ENOENT"),
+                    ("keyring", "EPERM"),
+                    ("abstract socket", "ECONNREFUSED"),
+                    ("listener", "ECONNREFUSED"),
+                    ("port is free", "ok"),
+                    ("third process", "ESRCH"),
+                ],
+            );
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! Calls of the kernel that would open the sandbox: mounts, namespaces, other processes, capabilities, and all that a command has no use for.
+
+use jig::api::v1::{Outcome, RunResponse};
+
+use crate::support::{Daemon, Mark, argv, check_answers, compile, shell};
+
+/// Compiles a program and runs it.
+async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResponse {
+    let program = compile(daemon, name);
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(arguments.iter().copied())
+        .collect();
+    daemon.run(argv(&words)).await
+}
+
+#[tokio::test]
+async fn case_58_nothing_can_be_mounted_or_unmounted() {
+    let daemon = Daemon::start().await;
+    check_answers(
+        &run_program(&daemon, "mounts", &[]).await,
+        &[
+            ("bind", "EPERM"),
+            ("remount writable", "EPERM"),
+            ("tmpfs", "EPERM"),
+            ("proc", "EPERM"),
+            ("propagation", "EPERM"),
+            ("detach /proc", "EPERM"),
+            ("detach a mask", "EPERM"),
+            ("umount /workspace", "EPERM"),
+            ("pivot_root", "EPERM"),
+            ("chroot", "EPERM"),
+            ("fsopen", "ENOSYS"),
+            ("fsconfig", "ENOSYS"),
+            ("fsmount", "ENOSYS"),
+            ("fspick", "ENOSYS"),
+            ("open_tree", "ENOSYS"),
+            ("open_tree clone", "ENOSYS"),
+            ("open_tree_attr", "ENOSYS"),
+            ("move_mount", "ENOSYS"),
+            ("mount_setattr", "ENOSYS"),
+            ("swapon", "EPERM"),
+            ("quotactl", "EPERM"),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn case_59_no_namespace_can_be_made() {
+    let daemon = Daemon::start().await;
+    let mut expected = vec![
+        ("unshare user and mount".to_owned(), "EPERM"),
+        ("unshare time".to_owned(), "EPERM"),
+        // Refused too: few programs ask for it, and seccomp would have to look at its argument.
+        ("unshare files".to_owned(), "EPERM|ok"),
+        ("clone alone".to_owned(), "ok"),
+        ("clone3 user".to_owned(), "ENOSYS"),
+        ("clone3 alone".to_owned(), "ENOSYS"),
+    ];
+    for kind in [
+        "user",
+        "mount",
+        "process",
+        "network",
+        "ipc",
+        "cgroup",
+        "host name",
+    ] {
+        for call in ["unshare", "clone"] {
+            expected.push((format!("{call} {kind}"), "EPERM"));
+            // unshare(2) refuses bits that it does not know; the filter must not let them hide those that it does.
+            expected.push((format!("{call} {kind}, more bits"), "EPERM"));
+        }
+    }
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    check_answers(&run_program(&daemon, "namespaces", &[]).await, &expected);
+    for command in [
+        "unshare -Ur true",
+        "unshare -Urm umount /workspace",
+        "unshare -Urmpf --mount-proc true",
+    ] {
+        let response = daemon.run(shell(command)).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+        assert!(
+            response.stderr.contains("not permitted"),
+            "{command}: {response:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn case_60_no_namespace_can_be_entered() {
+    let daemon = Daemon::start().await;
+    let mut expected = vec![
+        ("pidfd of process 1".to_owned(), "ok|EPERM"),
+        ("enter the mount namespace of process 1".to_owned(), "EPERM"),
+        ("enter all of process 1".to_owned(), "EPERM"),
+        ("owner of the network namespace".to_owned(), "EPERM"),
+        ("parent of the user namespace".to_owned(), "EPERM"),
+        ("parent of the process namespace".to_owned(), "EPERM"),
+    ];
+    for kind in ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup", "time"] {
+        expected.push((format!("open {kind} of process 1"), "EACCES|EPERM"));
+        expected.push((format!("enter own {kind}"), "EPERM"));
+    }
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    check_answers(&run_program(&daemon, "join", &[]).await, &expected);
+    let response = daemon.run(shell("nsenter -t 1 -a true")).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+}
+
+#[tokio::test]
+async fn case_65_no_other_process_can_be_looked_into() {
+    let daemon = Daemon::start().await;
+    let other = Mark::new();
+    let running = daemon.begin(other.on(argv(&["sleep", "1000"])));
+    let sleeping = *other.appears(1).await.first().unwrap();
+    let (daemon_pid, sleeping) = (daemon.pid().to_string(), sleeping.to_string());
+    let mut expected = vec![("be traced".to_owned(), "EPERM")];
+    for whom in ["process 1", "a child"] {
+        for what in [
+            "attach to",
+            "seize",
+            "read memory of",
+            "write memory of",
+            "compare with",
+            "take a descriptor of",
+            "advise memory of",
+        ] {
+            expected.push((format!("{what} {whom}"), "EPERM"));
+        }
+    }
+    // Numbers of the host mean nothing in the run's own namespace, which has four processes.
+    for pid in [&daemon_pid, &sleeping] {
+        expected.push((format!("signal {pid}"), "ESRCH"));
+        expected.push((format!("pidfd of {pid}"), "ESRCH"));
+    }
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    let response = run_program(&daemon, "inspect", &[&daemon_pid, &sleeping]).await;
+    check_answers(&response, &expected);
+    running.abort();
+    other.vanishes().await;
+}
+
+#[tokio::test]
+async fn case_67_calls_that_only_an_attacker_needs_are_refused() {
+    let daemon = Daemon::start().await;
+    let not_permitted = [
+        "keyctl",
+        "add_key",
+        "request_key",
+        "bpf",
+        "userfaultfd",
+        "perf_event_open",
+        "open_by_handle_at",
+        "kexec_load",
+        "kexec_file_load",
+        "init_module",
+        "finit_module",
+        "delete_module",
+        "reboot",
+        "acct",
+        "syslog",
+        "iopl",
+        "ioperm",
+        "modify_ldt",
+        "vhangup",
+        "fanotify_init",
+        "settimeofday",
+        "clock_settime",
+        "sethostname",
+        "setdomainname",
+        "mbind",
+        "set_mempolicy",
+        "move_pages",
+        "migrate_pages",
+        "personality",
+    ];
+    let unknown = [
+        "io_uring_setup",
+        "io_uring_enter",
+        "io_uring_register",
+        "a call of the future",
+    ];
+    let expected: Vec<_> = not_permitted
+        .iter()
+        .map(|call| (*call, "EPERM"))
+        .chain(unknown.iter().map(|call| (*call, "ENOSYS")))
+        .collect();
+    check_answers(&run_program(&daemon, "refused", &[]).await, &expected);
+}
+
+#[tokio::test]
+async fn case_68_nothing_can_be_typed_into_a_terminal() {
+    let daemon = Daemon::start().await;
+    let mut expected = vec![
+        ("open /dev/tty".to_owned(), "ENOENT"),
+        ("open /dev/console".to_owned(), "ENOENT"),
+        ("open /dev/ptmx".to_owned(), "ENOENT"),
+        ("leader of a session".to_owned(), "ok"),
+    ];
+    for request in ["TIOCSTI", "TIOCLINUX"] {
+        for file in 0..3 {
+            expected.push((format!("{request} on {file}"), "EPERM"));
+            // CVE-2019-10063: the kernel looks at 32 bits, so must the filter.
+            expected.push((format!("{request} on {file}, more bits"), "EPERM"));
+        }
+    }
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    check_answers(&run_program(&daemon, "terminal", &[]).await, &expected);
+}
+
+#[tokio::test]
+async fn case_69_calls_of_other_architectures_do_not_pass_the_filter() {
+    let daemon = Daemon::start().await;
+    // A kernel without 32-bit calls answers with SIGSEGV before any filter is asked.
+    let expected: Vec<_> = [
+        "getpid",
+        "mount",
+        "ptrace",
+        "chmod u+s",
+        "unshare",
+        "socketcall",
+    ]
+    .iter()
+    .map(|call| (format!("32-bit {call}"), "SIGSYS|SIGSEGV"))
+    .chain(
+        ["getpid", "mount", "unshare", "socket", "ptrace"]
+            .iter()
+            .map(|call| (format!("x32 {call}"), "ENOSYS|SIGSYS")),
+    )
+    .collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    let response = run_program(&daemon, "foreign_calls", &[]).await;
+    check_answers(&response, &expected);
+    assert_eq!(response.outcome(), Outcome::Exited);
+}
+
+#[tokio::test]
+async fn case_72_there_is_no_capability_and_no_other_user() {
+    let daemon = Daemon::start().await;
+    check_answers(
+        &run_program(&daemon, "capabilities", &[]).await,
+        &[
+            ("capget", "ok"),
+            ("capabilities", "none"),
+            ("capset", "EPERM"),
+            ("raise ambient", "EPERM"),
+            ("set securebits", "EPERM"),
+            ("keep capabilities", "EPERM"),
+            ("take back no_new_privs", "EINVAL"),
+            // Root is nobody in the run's user namespace, which the kernel tells by EINVAL.
+            ("setuid", "EPERM|EINVAL"),
+            ("setreuid", "EPERM|EINVAL"),
+            ("setresuid", "EPERM|EINVAL"),
+            ("setgid", "EPERM|EINVAL"),
+            ("setresgid", "EPERM|EINVAL"),
+            ("setgroups", "EPERM|EINVAL"),
+            ("setgroups to none", "EPERM"),
+            ("chown", "EPERM|EINVAL"),
+        ],
+    );
+}

@@ -1,0 +1,199 @@
+//! Addresses that a command must not reach, and sockets that it must not have.
+
+use std::{
+    fs::File,
+    net::{TcpListener, TcpStream, UdpSocket},
+    os::{
+        fd::AsFd as _,
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr, UnixListener, UnixStream},
+    },
+    thread,
+    time::Instant,
+};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::support::{
+    Daemon, Mark, PROMPT, Setup, argv, check_answers, compile, eventually, shell,
+};
+
+/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has its network reaches them: the metadata service of
+/// clouds, a cluster's API server, a public name server.
+const HOST: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
+
+#[tokio::test]
+async fn case_75_what_the_daemon_reaches_a_command_does_not_and_is_told_at_once() {
+    let addresses: Vec<String> = HOST
+        .iter()
+        .map(|address| format!("{address}/{}", if address.contains(':') { 128 } else { 32 }))
+        .collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let daemon = Setup::new().network_with(&addresses).start().await;
+    // The daemon's neighbour in its network, to see that the addresses answer there.
+    let network = File::open(format!("/proc/{}/ns/net", daemon.pid())).unwrap();
+    let listeners: Vec<(TcpListener, UdpSocket)> = thread::spawn(move || {
+        move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+        HOST.iter()
+            .map(|address| {
+                let listener = TcpListener::bind((*address, 80)).unwrap();
+                TcpStream::connect((*address, 80)).expect("it is reached from there");
+                (listener, UdpSocket::bind((*address, 53)).unwrap())
+            })
+            .collect()
+    })
+    .join()
+    .unwrap();
+    let mut tries = Vec::new();
+    for address in HOST {
+        tries.extend([
+            ["tcp", address, "80"],
+            ["tcp", address, "443"],
+            ["udp", address, "53"],
+        ]);
+    }
+    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
+        .collect();
+    let program = compile(&daemon, "reach");
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(tries.iter().flatten().copied())
+        .collect();
+    let began = Instant::now();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+    // Name servers, and tools that would wait for an answer.
+    for command in [
+        "getent hosts example.com",
+        "getent ahosts metadata.google.internal",
+        "echo > /dev/tcp/8.8.8.8/80",
+        "echo > /dev/udp/8.8.8.8/53",
+    ] {
+        let response = daemon.run(argv(&["bash", "-c", command])).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+    }
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    for (listener, datagrams) in listeners {
+        datagrams.set_nonblocking(true).unwrap();
+        datagrams.recv(&mut [0; 8]).expect_err("nothing came");
+        // One connection waits: the one made above.
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().unwrap();
+        listener.accept().expect_err("nobody else came");
+    }
+}
+
+#[tokio::test]
+async fn case_76_neither_the_daemon_nor_its_neighbours_can_be_reached() {
+    let daemon = Setup::new().tcp().start().await;
+    let neighbour = TcpListener::bind("127.0.0.1:0").unwrap();
+    let neighbour_port = neighbour.local_addr().unwrap().port().to_string();
+    let name = format!("jig-test-{}", std::process::id());
+    let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
+    let _abstract_listener = UnixListener::bind_addr(&abstract_name).unwrap();
+    UnixStream::connect_addr(&abstract_name).unwrap();
+    let (port, socket) = (daemon.port().to_string(), daemon.socket());
+    let socket = socket.to_str().unwrap();
+    let tries = [
+        (["tcp", "127.0.0.1", &port], "ECONNREFUSED"),
+        (["tcp", "::1", &port], "ECONNREFUSED"),
+        (["tcp", "0.0.0.0", &port], "ECONNREFUSED"),
+        (["tcp", "::ffff:127.0.0.1", &port], "ECONNREFUSED"),
+        (["tcp", "127.0.0.1", &neighbour_port], "ECONNREFUSED"),
+        (["unix", socket, "-"], "ENOENT"),
+        (["unix", "/run/docker.sock", "-"], "ENOENT"),
+        (["unix", "/var/run/docker.sock", "-"], "ENOENT"),
+        (["unix", "/run/containerd/containerd.sock", "-"], "ENOENT"),
+        (["unix", "/run/dbus/system_bus_socket", "-"], "ENOENT"),
+        (["abstract", &name, "-"], "ECONNREFUSED|EPERM"),
+    ];
+    let expected: Vec<_> = tries
+        .iter()
+        .map(|(three, right)| (three.join(" "), *right))
+        .collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    let program = compile(&daemon, "reach");
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
+        .collect();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+}
+
+#[tokio::test]
+async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
+    let daemon = Daemon::start().await;
+    let program = compile(&daemon, "reach");
+    let listen = compile(&daemon, "listen");
+    let listening = Mark::new();
+    let listener = daemon.begin(listening.on(argv(&[&listen])));
+    eventually("the other run listens", async || {
+        daemon.file("listening").exists()
+    })
+    .await;
+    let response = daemon
+        .run(argv(&[
+            &program,
+            "tcp",
+            "127.0.0.1",
+            "8080",
+            "abstract",
+            "neighbour",
+            "-",
+        ]))
+        .await;
+    check_answers(
+        &response,
+        &[
+            ("tcp 127.0.0.1 8080", "ECONNREFUSED"),
+            ("abstract neighbour -", "ECONNREFUSED|EPERM"),
+        ],
+    );
+    listener.abort();
+    listening.vanishes().await;
+}
+
+#[tokio::test]
+async fn case_77_sockets_of_other_families_cannot_be_made() {
+    let daemon = Daemon::start().await;
+    let program = compile(&daemon, "families");
+    let response = daemon.run(argv(&[&program])).await;
+    let unsupported = [
+        "AF_VSOCK",
+        "AF_VSOCK, more bits",
+        "AF_ALG",
+        "AF_PACKET",
+        "AF_BLUETOOTH",
+        "AF_XDP",
+        "netlink audit",
+        "netlink netfilter",
+        "netlink sock_diag",
+        "netlink xfrm",
+        "netlink uevent",
+        "netlink generic",
+        "netlink crypto",
+    ];
+    let not_permitted = [
+        "raw ICMP",
+        "raw IP",
+        "raw ICMPv6",
+        "IPv6 flow label",
+        "mark",
+    ];
+    let mut expected = vec![
+        ("other families", "none"),
+        ("netlink route", "ok"),
+        ("ping", "EACCES|EPERM"),
+        ("io_uring, which makes sockets too", "ENOSYS"),
+    ];
+    expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
+    expected.extend(not_permitted.map(|what| (what, "EPERM")));
+    check_answers(&response, &expected);
+    let response = daemon.run(shell("ping -c 1 127.0.0.1")).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+}

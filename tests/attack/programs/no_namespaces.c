@@ -1,0 +1,48 @@
+// A host on which user.max_user_namespaces is 0: a user namespace with all users in it (for root; for another user, with itself), in which no other can
+// be made. no_namespaces PROGRAM ARGUMENT... Run by the test.
+#include "attack.h"
+
+static void put(const char *path, const char *text)
+{
+    int file = open(path, O_WRONLY | O_CLOEXEC);
+    if (file < 0 || write(file, text, strlen(text)) < 0)
+        die(path);
+    close(file);
+}
+
+int main(int count, char **arguments)
+{
+    char path[64], map[64];
+    int made[2];
+    uid_t user = geteuid();
+    pid_t self = getpid(), helper = 0;
+    if (count < 2 || pipe2(made, O_CLOEXEC))
+        return 64;
+    if (user == 0 && (helper = fork()) == 0) {
+        // Only who stands outside may map other users than itself.
+        if (read(made[0], map, 1) != 1)
+            _exit(1);
+        snprintf(path, sizeof path, "/proc/%d/uid_map", self);
+        put(path, "0 0 4294967295");
+        snprintf(path, sizeof path, "/proc/%d/gid_map", self);
+        put(path, "0 0 4294967295");
+        _exit(0);
+    }
+    // With the mounts too, as a container has them: else nothing could be mounted, whatever the limit.
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNS))
+        die("unshare");
+    if (helper) {
+        int status;
+        if (write(made[1], "x", 1) != 1 || waitpid(helper, &status, 0) < 0 || status)
+            die("maps");
+    } else {
+        snprintf(map, sizeof map, "%u %u 1", user, user);
+        put("/proc/self/setgroups", "deny");
+        put("/proc/self/uid_map", map);
+        put("/proc/self/gid_map", map);
+    }
+    put("/proc/sys/user/max_user_namespaces", "0");
+    execv(arguments[1], arguments + 1);
+    die(arguments[1]);
+    return 99;
+}

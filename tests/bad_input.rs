@@ -1,0 +1,280 @@
+//! Requests that are refused before anything is started. Each would leave a file behind if it were.
+
+use std::fs;
+
+use jig::api::v1::RunRequest;
+use tonic::Request;
+
+use crate::support::{Daemon, Refusal, argv, shell};
+
+/// A command that shows that it was run.
+const TRACE: &str = "touch /workspace/ran";
+
+fn line() -> RunRequest {
+    shell(TRACE)
+}
+
+fn words() -> RunRequest {
+    argv(&["touch", "/workspace/ran"])
+}
+
+fn with_env(name: &str, value: &str) -> RunRequest {
+    RunRequest {
+        env: [(name.to_owned(), value.to_owned())].into(),
+        ..line()
+    }
+}
+
+/// Each of these requests must be refused as breaking rules, naming one field that contains the text.
+async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
+    for (request, field) in requests {
+        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
+        let fields = refusal.fields();
+        assert!(
+            fields.iter().any(|found| found.contains(field)),
+            "{field}: {refusal:?}"
+        );
+        assert!(
+            refusal
+                .violations
+                .iter()
+                .all(|violation| !violation.description.is_empty()),
+            "{refusal:?}"
+        );
+    }
+    assert!(!daemon.file("ran").exists(), "something was started");
+}
+
+#[tokio::test]
+async fn exactly_one_of_command_and_argv_must_be_given() {
+    let daemon = Daemon::start().await;
+    let both = RunRequest {
+        argv: words().argv,
+        ..line()
+    };
+    let neither = RunRequest::default();
+    for request in [both, neither] {
+        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
+        assert!(!refusal.violations.is_empty(), "{refusal:?}");
+        assert!(
+            refusal.message.contains("command") && refusal.message.contains("argv"),
+            "{refusal:?}"
+        );
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn nul_characters_are_refused_wherever_they_are() {
+    let daemon = Daemon::start().await;
+    let requests = vec![
+        (shell(&format!("{TRACE}; : \0")), "command"),
+        (argv(&["sh", "-c", TRACE, "\0"]), "argv[3]"),
+        (
+            RunRequest {
+                cwd: Some("\0".to_owned()),
+                ..line()
+            },
+            "cwd",
+        ),
+        (with_env("A\0B", "value"), "env"),
+        (with_env("A", "val\0ue"), "env"),
+    ];
+    refused_for(&daemon, requests).await;
+}
+
+#[tokio::test]
+async fn names_of_variables_must_be_ones() {
+    let daemon = Daemon::start().await;
+    let requests = vec![
+        (with_env("", "value"), "env"),
+        (with_env("A=B", "value"), "env"),
+        (with_env("=", ""), "env"),
+    ];
+    refused_for(&daemon, requests).await;
+}
+
+#[tokio::test]
+async fn numbers_out_of_range_are_refused() {
+    let daemon = Daemon::start().await;
+    let timeout = |seconds| RunRequest {
+        timeout_sec: Some(seconds),
+        ..line()
+    };
+    let output = |bytes| RunRequest {
+        max_output_bytes: Some(bytes),
+        ..line()
+    };
+    let requests = vec![
+        (timeout(0), "timeout_sec"),
+        (timeout(86_401), "timeout_sec"),
+        (timeout(u32::MAX), "timeout_sec"),
+        (output((10 << 20) + 1), "max_output_bytes"),
+        (output(u32::MAX), "max_output_bytes"),
+    ];
+    refused_for(&daemon, requests).await;
+    daemon.output(timeout(86_400)).await;
+    daemon.output(output(10 << 20)).await;
+}
+
+#[tokio::test]
+async fn what_is_too_long_is_refused_and_never_cut() {
+    let daemon = Daemon::start().await;
+    let long = "x".repeat(131_072);
+    let huge = "x".repeat(2 << 20);
+    let requests = vec![
+        (shell(&format!("{TRACE}; : {long}")), "command"),
+        (argv(&["touch", "/workspace/ran", &long]), "argv[2]"),
+        (argv(&["touch", "/workspace/ran", &huge]), "argv[2]"),
+        (with_env("LONG", &long), "env"),
+        (
+            RunRequest {
+                cwd: Some("x".repeat(4097)),
+                ..line()
+            },
+            "cwd",
+        ),
+        (
+            RunRequest {
+                stdin: vec![b'x'; (8 << 20) + 1].into(),
+                ..line()
+            },
+            "stdin",
+        ),
+    ];
+    refused_for(&daemon, requests).await;
+    // Each word is short enough, and all of them are more than the kernel takes (2 MiB).
+    let mut many = vec!["touch", "/workspace/ran"];
+    let word = "x".repeat(100_000);
+    many.extend(std::iter::repeat_n(word.as_str(), 22));
+    daemon.refuses(argv(&many), "INVALID_PARAMS").await;
+    let too_many: Vec<&str> = ["touch", "/workspace/ran"]
+        .into_iter()
+        .chain(std::iter::repeat_n("x", 65_535))
+        .collect();
+    daemon.refuses(argv(&too_many), "INVALID_PARAMS").await;
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn all_fields_that_break_rules_are_told_at_once() {
+    let daemon = Daemon::start().await;
+    let request = RunRequest {
+        command: Some("touch /workspace/ran \0".to_owned()),
+        cwd: Some("a\0b".to_owned()),
+        env: [("A=B", "value"), ("", "value"), ("C", "\0")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        timeout_sec: Some(0),
+        max_output_bytes: Some(u32::MAX),
+        ..RunRequest::default()
+    };
+    let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
+    let fields = refusal.fields();
+    for field in ["command", "cwd", "timeout_sec", "max_output_bytes"] {
+        let count = fields.iter().filter(|found| **found == field).count();
+        assert_eq!(count, 1, "{field}: {refusal:?}");
+    }
+    let variables = fields
+        .iter()
+        .filter(|found| found.starts_with("env"))
+        .count();
+    assert_eq!(variables, 3, "{refusal:?}");
+    for violation in &refusal.violations {
+        assert!(refusal.message.contains(&violation.field), "{refusal:?}");
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn a_directory_outside_the_workspace_is_an_escape() {
+    let daemon = Daemon::start().await;
+    fs::create_dir(daemon.file("folder")).unwrap();
+    for cwd in [
+        "..",
+        "../..",
+        "folder/../..",
+        "folder/../../workspace",
+        "/",
+        "/etc",
+        "/tmp",
+        "/workspace/..",
+        "/workspace/../etc",
+        "/workspacex",
+        "/proc/self/cwd",
+        daemon.workspace().to_str().unwrap(),
+    ] {
+        let request = RunRequest {
+            cwd: Some(cwd.to_owned()),
+            ..words()
+        };
+        daemon.refuses(request, "PATH_ESCAPE").await;
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn a_directory_that_is_not_one_says_so() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("file"), "").unwrap();
+    for (cwd, reason) in [
+        ("missing", "DIRECTORY_NOT_FOUND"),
+        ("missing/below", "DIRECTORY_NOT_FOUND"),
+        ("file", "NOT_A_DIRECTORY"),
+    ] {
+        for request in [line(), words()] {
+            let request = RunRequest {
+                cwd: Some(cwd.to_owned()),
+                ..request
+            };
+            let refusal = daemon.refuses(request, reason).await;
+            assert!(refusal.message.contains(cwd), "{refusal:?}");
+        }
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn an_unknown_program_is_named() {
+    let daemon = Daemon::start().await;
+    let refusal = daemon
+        .refuses(argv(&["no-such-program", "argument"]), "COMMAND_NOT_FOUND")
+        .await;
+    assert!(refusal.message.contains("no-such-program"), "{refusal:?}");
+    let response = daemon.run(shell("no-such-program argument")).await;
+    assert_eq!(response.exit_code, Some(127), "{response:?}");
+}
+
+#[tokio::test]
+async fn an_unknown_workspace_is_refused() {
+    let daemon = Daemon::start().await;
+    let mut request = Request::new(line());
+    request
+        .metadata_mut()
+        .insert("jig-workspace", "nowhere".parse().unwrap());
+    let status = daemon.tools().run(request).await.unwrap_err();
+    assert_eq!(Refusal::of(&status).reason, "UNKNOWN_WORKSPACE");
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn a_refused_request_costs_no_sandbox() {
+    let daemon = Daemon::start().await;
+    for _ in 0..20 {
+        daemon
+            .refuses(RunRequest::default(), "INVALID_PARAMS")
+            .await;
+        daemon
+            .refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND")
+            .await;
+        let outside = RunRequest {
+            cwd: Some("..".to_owned()),
+            ..line()
+        };
+        daemon.refuses(outside, "PATH_ESCAPE").await;
+    }
+    let counts = daemon.info().await.counts.unwrap();
+    assert_eq!((counts.runs_active, counts.sandboxes_quarantined), (0, 0));
+    assert_eq!(daemon.output(shell("echo after")).await, "after\n");
+    assert!(!daemon.file("ran").exists());
+}

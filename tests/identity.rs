@@ -1,0 +1,154 @@
+//! As whom commands run, and to whom the files belong that they make: the workspace's owner, whoever that is, on disk; the sandbox's user, inside.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
+};
+
+use crate::support::{Daemon, Setup, shell};
+
+/// A user that is neither root nor the sandboxes' own.
+const SOMEBODY: u32 = 1234;
+/// An ordinary user who runs a daemon.
+const ORDINARY: u32 = 12345;
+
+/// Checks that commands, the tools and the host see one another's files, which belong to `owner` on disk. Answers as whom commands run and how the
+/// workspace was made theirs.
+async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
+    let output = daemon
+        .output(shell(
+            "echo made > made; mkdir -p folder/inner; echo inner > folder/inner/file; ln -s made link; \
+             mkfifo fifo; chmod 750 folder; cp made copy; mv copy moved; echo more >> moved; stat -c %U made",
+        ))
+        .await;
+    assert_eq!(output, "agent\n", "inside, the file is the command's own");
+    for name in [
+        "made",
+        "folder",
+        "folder/inner",
+        "folder/inner/file",
+        "link",
+        "fifo",
+        "moved",
+    ] {
+        let metadata = daemon.file(name).symlink_metadata().unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{name}");
+    }
+    assert_eq!(
+        daemon.file("folder").metadata().unwrap().mode() & 0o7777,
+        0o750
+    );
+    assert_eq!(
+        daemon.file("made").metadata().unwrap().mode() & 0o7777,
+        0o644
+    );
+    assert_eq!(daemon.read_file("made").await.unwrap(), "made\n");
+    assert_eq!(
+        daemon.read_file("/workspace/moved").await.unwrap(),
+        "made\nmore\n"
+    );
+    assert_eq!(
+        daemon.list_files().await,
+        ["folder/inner/file", "made", "moved"]
+    );
+    // The other way round.
+    let theirs = daemon.file("theirs");
+    fs::write(&theirs, "of the host\n").unwrap();
+    fs::set_permissions(&theirs, fs::Permissions::from_mode(0o600)).unwrap();
+    chown(&theirs, Some(owner), Some(owner)).unwrap();
+    let output = daemon
+        .output(shell(
+            "cat theirs; echo changed > theirs; stat -c %U theirs",
+        ))
+        .await;
+    assert_eq!(output, "of the host\nagent\n");
+    assert_eq!(fs::read_to_string(&theirs).unwrap(), "changed\n");
+    assert_eq!(theirs.metadata().unwrap().uid(), owner);
+    let uid: u32 = daemon.output(shell("id -u")).await.trim().parse().unwrap();
+    let workspace = daemon.info().await.workspaces.swap_remove(0);
+    assert_eq!(workspace.uid, uid);
+    assert_eq!(workspace.mount_path, "/workspace");
+    assert_ne!(uid, 0);
+    (uid, workspace.ownership)
+}
+
+#[tokio::test]
+async fn root_on_a_workspace_of_roots() {
+    let daemon = Daemon::start().await;
+    let (_, ownership) = shares_files(&daemon, 0).await;
+    assert_eq!(ownership, "idmapped");
+}
+
+#[tokio::test]
+async fn root_on_a_workspace_of_a_users() {
+    let daemon = Setup::new().workspace_owner(SOMEBODY).start().await;
+    shares_files(&daemon, SOMEBODY).await;
+}
+
+#[tokio::test]
+async fn an_ordinary_user_on_its_own_workspace() {
+    let daemon = Setup::new().user(ORDINARY).start().await;
+    let (uid, ownership) = shares_files(&daemon, ORDINARY).await;
+    assert_eq!((uid, ownership.as_str()), (ORDINARY, "own"));
+}
+
+#[tokio::test]
+async fn what_belongs_to_somebody_else_stays_theirs() {
+    for (setup, owner) in [
+        (Setup::new(), 0),
+        (Setup::new().workspace_owner(SOMEBODY), SOMEBODY),
+    ] {
+        let daemon = setup.start().await;
+        let stranger = if owner == 0 { SOMEBODY } else { 0 };
+        for (name, mode) in [("public", 0o644), ("private", 0o600)] {
+            let path = daemon.file(name);
+            fs::write(&path, "text\n").unwrap();
+            chown(&path, Some(stranger), Some(stranger)).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let response = daemon
+            .run(shell(
+                "cat public; cat private; echo x > public; chmod 777 private",
+            ))
+            .await;
+        assert_ne!(response.exit_code, Some(0));
+        assert_eq!(response.stdout, "text\n", "{response:?}");
+        assert_eq!(fs::read_to_string(daemon.file("public")).unwrap(), "text\n");
+        let mode = daemon.file("private").metadata().unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o600);
+    }
+}
+
+#[tokio::test]
+async fn no_command_makes_a_set_user_id_file_of_roots() {
+    let daemon = Daemon::start().await;
+    let response = daemon
+        .run(shell(
+            "cp /bin/true tool && chmod u+s tool; chmod 4755 tool; chmod g+s tool; exit 1",
+        ))
+        .await;
+    assert!(response.stderr.contains("not permitted"), "{response:?}");
+    let metadata = daemon.file("tool").metadata().unwrap();
+    assert_eq!(metadata.uid(), 0);
+    assert_eq!(metadata.mode() & 0o6000, 0);
+    // The sticky bit and all others are free.
+    daemon
+        .output(shell(
+            "mkdir shared; chmod 1777 shared; chmod 0 tool; chmod 755 tool",
+        ))
+        .await;
+}
+
+#[tokio::test]
+async fn the_daemons_user_may_be_anybody_and_its_state_is_its_own() {
+    let daemon = Setup::new().user(ORDINARY).start().await;
+    daemon.output(shell("true")).await;
+    let mode = |path: &std::path::Path| path.metadata().unwrap().mode() & 0o777;
+    assert_eq!(daemon.state().metadata().unwrap().uid(), ORDINARY);
+    assert_eq!(
+        mode(&daemon.state()) & 0o077,
+        0,
+        "nobody else reads what commands wrote"
+    );
+    assert_eq!(mode(&daemon.socket()), 0o600);
+}

@@ -1,0 +1,108 @@
+//! Requests, and what a refusal must carry.
+
+use std::collections::HashMap;
+
+use jig::api::v1::RunRequest;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetail, FieldViolation, StatusExt as _};
+
+/// Largest message that tests send or take, in bytes.
+pub(crate) const LARGEST_MESSAGE: usize = 64 << 20;
+
+/// What a refused call answers.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    /// The machine-readable reason.
+    pub(crate) reason: String,
+    /// What it tells people.
+    pub(crate) message: String,
+    /// The changing parts of the message.
+    pub(crate) metadata: HashMap<String, String>,
+    /// Fields that break their rules.
+    pub(crate) violations: Vec<FieldViolation>,
+}
+
+impl Refusal {
+    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain, with the code that belongs to its reason.
+    pub(crate) fn of(status: &Status) -> Self {
+        let details = status.get_error_details_vec();
+        let mut infos = details.iter().filter_map(|detail| match detail {
+            ErrorDetail::ErrorInfo(info) => Some(info),
+            _ => None,
+        });
+        let (Some(info), None) = (infos.next(), infos.next()) else {
+            panic!("exactly one ErrorInfo: {}", describe(status));
+        };
+        assert_eq!(info.domain, "jig.v1", "{}", describe(status));
+        assert_eq!(status.code(), code_of(&info.reason), "{}", describe(status));
+        assert!(!status.message().is_empty(), "{}", describe(status));
+        let violations = status
+            .get_details_bad_request()
+            .map(|bad| bad.field_violations);
+        Self {
+            reason: info.reason.clone(),
+            message: status.message().to_owned(),
+            metadata: info.metadata.clone(),
+            violations: violations.unwrap_or_default(),
+        }
+    }
+
+    /// The fields that break their rules, in order.
+    pub(crate) fn fields(&self) -> Vec<&str> {
+        let fields = self.violations.iter();
+        let mut fields: Vec<&str> = fields.map(|violation| violation.field.as_str()).collect();
+        fields.sort_unstable();
+        fields
+    }
+}
+
+/// A command line for the shell.
+pub(crate) fn shell(command: &str) -> RunRequest {
+    RunRequest {
+        command: Some(command.to_owned()),
+        ..RunRequest::default()
+    }
+}
+
+/// A program and its arguments.
+pub(crate) fn argv(words: &[&str]) -> RunRequest {
+    RunRequest {
+        argv: words.iter().map(|word| (*word).to_owned()).collect(),
+        ..RunRequest::default()
+    }
+}
+
+/// Everything about an error, for a failed test's message.
+pub(crate) fn describe(status: &Status) -> String {
+    format!(
+        "{:?}: {} {:?}",
+        status.code(),
+        status.message(),
+        status.get_error_details_vec()
+    )
+}
+
+/// The gRPC code that belongs to a reason, as the contract lists them.
+fn code_of(reason: &str) -> Code {
+    match reason {
+        "INVALID_PARAMS" | "INVALID_GLOB" => Code::InvalidArgument,
+        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" => Code::PermissionDenied,
+        "FILE_NOT_FOUND"
+        | "DIRECTORY_NOT_FOUND"
+        | "COMMAND_NOT_FOUND"
+        | "UNKNOWN_WORKSPACE"
+        | "ARTIFACT_NOT_FOUND" => Code::NotFound,
+        "NOT_A_FILE"
+        | "NOT_A_DIRECTORY"
+        | "BINARY_FILE"
+        | "FILE_TOO_LARGE"
+        | "LINE_RANGE_INVALID"
+        | "COMMAND_NOT_EXECUTABLE"
+        | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,
+        "TIMEOUT" => Code::DeadlineExceeded,
+        "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
+        "SANDBOX_ERROR" | "INTERNAL" => Code::Internal,
+        "DRAINING" => Code::Unavailable,
+        _ => panic!("{reason} is no reason of the contract"),
+    }
+}

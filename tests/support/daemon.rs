@@ -1,0 +1,315 @@
+//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped, and its log is shown when the test has failed.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, ChildStdin, ExitStatus},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
+
+use jig::api::v1::{
+    GetInfoRequest, GetInfoResponse, ListFilesRequest, ReadArtifactRequest, ReadFileRequest,
+    RunRequest, RunResponse, artifact_service_client::ArtifactServiceClient,
+    daemon_service_client::DaemonServiceClient, tool_service_client::ToolServiceClient,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinHandle;
+use tonic::{
+    Status,
+    transport::{Channel, Endpoint},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use super::{
+    call::{LARGEST_MESSAGE, Refusal, describe},
+    setup::{Place, Setup, kill},
+    wait::{eventually, promptly},
+};
+
+/// A running daemon.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    child: Child,
+    _input: ChildStdin,
+    addresses: Vec<String>,
+    channel: Channel,
+    log: Log,
+    place: Arc<Place>,
+    setup: Setup,
+}
+
+/// What a daemon has written to its standard error.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Daemon {
+    /// Starts a daemon as root, on a root-owned workspace.
+    pub(crate) async fn start() -> Self {
+        Setup::new().start().await
+    }
+
+    pub(super) fn new(
+        child: Child,
+        input: ChildStdin,
+        addresses: Vec<String>,
+        log: Log,
+        place: Arc<Place>,
+        setup: Setup,
+    ) -> Self {
+        let channel = lazy_channel(&format!("unix:{}", place.socket().display()));
+        Self {
+            child,
+            _input: input,
+            addresses,
+            channel,
+            log,
+            place,
+            setup,
+        }
+    }
+
+    // === Calls ===
+
+    /// A client of its tools.
+    pub(crate) fn tools(&self) -> ToolServiceClient<Channel> {
+        tools(self.channel.clone())
+    }
+
+    /// A client of its tools on a connection of its own.
+    pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
+        tools(lazy_channel(&format!(
+            "unix:{}",
+            self.place.socket().display()
+        )))
+    }
+
+    /// Runs a command, whatever becomes of the call.
+    pub(crate) async fn try_run(&self, request: RunRequest) -> Result<RunResponse, Status> {
+        let mut tools = self.tools();
+        tools.run(request).await.map(tonic::Response::into_inner)
+    }
+
+    /// Runs a command that can be run.
+    pub(crate) async fn run(&self, request: RunRequest) -> RunResponse {
+        match self.try_run(request).await {
+            Ok(response) => response,
+            Err(status) => panic!("the command was not run: {}", describe(&status)),
+        }
+    }
+
+    /// Runs a command that exits with 0, and answers what it wrote to its standard output.
+    pub(crate) async fn output(&self, request: RunRequest) -> String {
+        let response = self.run(request).await;
+        assert_eq!(response.exit_code, Some(0), "{response:?}");
+        response.stdout
+    }
+
+    /// Starts running a command, and lets the test go on.
+    pub(crate) fn begin(&self, request: RunRequest) -> JoinHandle<Result<RunResponse, Status>> {
+        let mut tools = self.tools();
+        tokio::spawn(async move { tools.run(request).await.map(tonic::Response::into_inner) })
+    }
+
+    /// Runs a command that must be refused, for this reason.
+    pub(crate) async fn refuses(&self, request: RunRequest, reason: &str) -> Refusal {
+        let shown = format!("{request:.300?}");
+        match self.try_run(request).await {
+            Ok(response) => panic!("{shown} was run: {response:?}"),
+            Err(status) => {
+                let refusal = Refusal::of(&status);
+                assert_eq!(refusal.reason, reason, "{shown}: {refusal:?}");
+                refusal
+            }
+        }
+    }
+
+    /// All bytes of an artifact of the default session, and the size that the daemon tells.
+    pub(crate) async fn artifact(&self, path: &str) -> (Vec<u8>, u64) {
+        let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
+        let request = ReadArtifactRequest {
+            path: path.to_owned(),
+            ..ReadArtifactRequest::default()
+        };
+        let mut parts = artifacts.read_artifact(request).await.unwrap().into_inner();
+        let (mut bytes, mut size) = (Vec::new(), None);
+        while let Some(part) = parts.message().await.unwrap() {
+            assert_eq!(part.offset, bytes.len() as u64, "parts follow one another");
+            bytes.extend_from_slice(&part.data);
+            size = Some(part.size_bytes);
+        }
+        (bytes, size.expect("at least one message is sent"))
+    }
+
+    /// Content of a file of the workspace, as the tool reads it.
+    pub(crate) async fn read_file(&self, path: &str) -> Result<String, Refusal> {
+        let request = ReadFileRequest {
+            path: path.to_owned(),
+            ..ReadFileRequest::default()
+        };
+        match self.tools().read_file(request).await {
+            Ok(response) => Ok(response.into_inner().content),
+            Err(status) => Err(Refusal::of(&status)),
+        }
+    }
+
+    /// Files of the workspace, as the tool lists them.
+    pub(crate) async fn list_files(&self) -> Vec<String> {
+        let response = self.tools().list_files(ListFilesRequest::default()).await;
+        response.unwrap().into_inner().files
+    }
+
+    /// What the daemon tells about itself.
+    pub(crate) async fn info(&self) -> GetInfoResponse {
+        let mut client = DaemonServiceClient::new(self.channel.clone());
+        let answer = client.get_info(GetInfoRequest {}).await;
+        answer.unwrap().into_inner()
+    }
+
+    /// Health of its tools.
+    pub(crate) async fn health(&self) -> ServingStatus {
+        let answer = self.health_client().check(tool_health()).await;
+        answer.unwrap().into_inner().status()
+    }
+
+    /// Health of its tools, now and whenever it changes.
+    pub(crate) async fn watch_health(
+        &self,
+    ) -> tonic::Streaming<tonic_health::pb::HealthCheckResponse> {
+        let answer = self.health_client().watch(tool_health()).await;
+        answer.unwrap().into_inner()
+    }
+
+    fn health_client(&self) -> HealthClient<Channel> {
+        HealthClient::new(self.channel.clone())
+    }
+
+    // === What it is ===
+
+    /// Its workspace, on the host.
+    pub(crate) fn workspace(&self) -> PathBuf {
+        self.place.workspace()
+    }
+
+    /// A path in its workspace, on the host.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.workspace().join(name)
+    }
+
+    /// Its state directory.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.place.state()
+    }
+
+    /// Its Unix socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.place.socket()
+    }
+
+    /// A path beside its workspace, for what the test needs.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.place.path(name)
+    }
+
+    /// The port of 127.0.0.1 that it listens on.
+    pub(crate) fn port(&self) -> u16 {
+        let port = self
+            .addresses
+            .iter()
+            .find_map(|address| address.strip_prefix("127.0.0.1:"));
+        port.expect("it was set up to").parse().unwrap()
+    }
+
+    /// Its process id.
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    /// Bytes of memory that it occupies.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .unwrap();
+        let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
+        kibibytes * 1024
+    }
+
+    /// What it has logged.
+    pub(crate) fn log(&self) -> String {
+        self.log.text()
+    }
+
+    // === Its end ===
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
+    }
+
+    /// Waits until it has ended.
+    pub(crate) async fn exit(&mut self) -> ExitStatus {
+        let mut status = None;
+        let child = &mut self.child;
+        eventually("the daemon ends", async || {
+            status = child.try_wait().unwrap();
+            status.is_some()
+        })
+        .await;
+        status.unwrap()
+    }
+
+    /// Kills it, if it still runs, and starts it again on the same workspace and state.
+    pub(crate) async fn restart(mut self) -> Self {
+        kill(&mut self.child);
+        let (setup, place) = (self.setup.clone(), Arc::clone(&self.place));
+        promptly("starting again", setup.start_at(place)).await
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        kill(&mut self.child);
+        if thread::panicking() {
+            eprintln!("--- log of the daemon ---\n{}---", self.log.text());
+        }
+    }
+}
+
+impl Log {
+    /// Adds a line.
+    pub(super) fn add(&self, line: &[u8]) {
+        let mut log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        log.extend_from_slice(line);
+        log.push(b'\n');
+    }
+
+    /// All that was written.
+    pub(super) fn text(&self) -> String {
+        let log = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&log).into_owned()
+    }
+}
+
+/// A client of a daemon's tools that takes large answers.
+pub(crate) fn tools(channel: Channel) -> ToolServiceClient<Channel> {
+    ToolServiceClient::new(channel)
+        .max_decoding_message_size(LARGEST_MESSAGE)
+        .max_encoding_message_size(LARGEST_MESSAGE)
+}
+
+/// A channel that connects when it is first used.
+pub(crate) fn lazy_channel(address: &str) -> Channel {
+    Endpoint::from_shared(address.to_owned())
+        .unwrap()
+        .connect_lazy()
+}
+
+fn tool_health() -> HealthCheckRequest {
+    HealthCheckRequest {
+        service: "jig.v1.ToolService".to_owned(),
+    }
+}

@@ -1,0 +1,17 @@
+//! Starting daemons, calling them, and looking at what they leave behind.
+
+mod call;
+mod daemon;
+mod processes;
+mod program;
+mod proxy;
+mod setup;
+mod wait;
+
+pub(crate) use call::{Refusal, argv, shell};
+pub(crate) use daemon::{Daemon, tools};
+pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
+pub(crate) use program::{HostProgram, check_answers, compile};
+pub(crate) use proxy::Proxy;
+pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, jigd};
+pub(crate) use wait::{PROMPT, eventually, promptly, while_waiting};

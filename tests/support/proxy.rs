@@ -1,0 +1,62 @@
+//! A connection that can be lost: a socket that passes everything on to a daemon until it is cut, as a network is, without a word to either end.
+
+use std::{
+    io,
+    net::Shutdown,
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    thread,
+};
+
+use tonic::transport::Channel;
+
+use super::{Daemon, daemon::lazy_channel};
+
+/// Passes connections on to a daemon.
+#[derive(Debug)]
+pub(crate) struct Proxy {
+    path: PathBuf,
+    streams: Arc<Mutex<Vec<UnixStream>>>,
+}
+
+impl Proxy {
+    /// Starts passing connections on to `daemon`.
+    pub(crate) fn to(daemon: &Daemon) -> Self {
+        let path = daemon.beside("proxy.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let streams = Arc::new(Mutex::new(Vec::new()));
+        let (socket, kept) = (daemon.socket(), Arc::clone(&streams));
+        // It ends with the test's process: there are few.
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = UnixStream::connect(&socket) else {
+                    break;
+                };
+                let mut kept = kept.lock().unwrap();
+                kept.push(client.try_clone().unwrap());
+                kept.push(server.try_clone().unwrap());
+                pass_on(client.try_clone().unwrap(), server.try_clone().unwrap());
+                pass_on(server, client);
+            }
+        });
+        Self { path, streams }
+    }
+
+    /// A channel through it.
+    pub(crate) fn channel(&self) -> Channel {
+        lazy_channel(&format!("unix:{}", self.path.display()))
+    }
+
+    /// Cuts every connection.
+    pub(crate) fn cut(&self) {
+        for stream in self.streams.lock().unwrap().drain(..) {
+            // One that is closed already is cut.
+            let _closed = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn pass_on(mut from: UnixStream, mut to: UnixStream) {
+    thread::spawn(move || io::copy(&mut from, &mut to));
+}

@@ -1,0 +1,286 @@
+//! How a daemon is started: as whom, with which arguments, in which surroundings.
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::{BufRead as _, BufReader, Read, Write as _},
+    os::unix::{
+        fs::{PermissionsExt as _, chown},
+        process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::Arc,
+    thread,
+};
+
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+
+use super::{
+    daemon::{Daemon, Log},
+    wait::{Turn, patience},
+};
+
+/// The daemon's binary.
+const JIGD: &str = env!("CARGO_BIN_EXE_jigd");
+/// A secret in the environment of every daemon.
+pub(crate) const SECRET: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
+/// What every daemon has on its standard input.
+pub(crate) const DAEMON_INPUT: &str = "the daemon's own input\n";
+
+/// How a daemon is to be started.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Setup {
+    arguments: Vec<OsString>,
+    environment: Vec<(String, String)>,
+    wrapper: Vec<OsString>,
+    user: Option<u32>,
+    workspace_owner: Option<u32>,
+    tcp: bool,
+    alone: bool,
+}
+
+/// Where a daemon lives: its directory, and its test's right to the machine.
+#[derive(Debug)]
+pub(crate) struct Place {
+    folder: TempDir,
+    _turn: Turn,
+}
+
+impl Setup {
+    /// A daemon that runs as root, on a root-owned workspace, listening on a Unix socket.
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds arguments.
+    pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
+    /// Adds a variable to its environment.
+    pub(crate) fn environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Starts it as an ordinary user, to whom the workspace belongs then.
+    pub(crate) fn user(mut self, user: u32) -> Self {
+        self.user = Some(user);
+        self
+    }
+
+    /// Gives the workspace to somebody.
+    pub(crate) fn workspace_owner(mut self, owner: u32) -> Self {
+        self.workspace_owner = Some(owner);
+        self
+    }
+
+    /// Has a program start it, which must execute its arguments in the process that it is.
+    pub(crate) fn under<S: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = S>) -> Self {
+        self.wrapper = wrapper.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Starts it in a network namespace of its own, whose loopback interface has the addresses too.
+    pub(crate) fn network_with(self, addresses: &[&str]) -> Self {
+        let mut script = "ip link set lo up".to_owned();
+        for address in addresses {
+            script.push_str(&format!(" && ip address add {address} dev lo"));
+        }
+        script.push_str(" && exec \"$0\" \"$@\"");
+        self.under(["unshare", "--net", "sh", "-c", &script])
+    }
+
+    /// Has it listen on a free port of 127.0.0.1 too.
+    pub(crate) fn tcp(mut self) -> Self {
+        self.tcp = true;
+        self
+    }
+
+    /// Runs the test while no other runs: it loads the machine.
+    pub(crate) fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// Starts the daemon and waits until it answers calls.
+    pub(crate) async fn start(self) -> Daemon {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "these tests must run as root"
+        );
+        let place = Arc::new(Place {
+            _turn: Turn::wait_for(self.alone).await,
+            folder: tempfile::Builder::new()
+                .prefix("jig-test-")
+                .permissions(fs::Permissions::from_mode(0o755))
+                .tempdir()
+                .unwrap(),
+        });
+        fs::create_dir(place.workspace()).unwrap();
+        let owner = self.workspace_owner.or(self.user);
+        chown(place.workspace(), owner, owner).unwrap();
+        chown(place.folder.path(), self.user, self.user).unwrap();
+        if self.user.is_some() {
+            // The directory of the build may be closed to others.
+            fs::copy(JIGD, place.own_binary()).unwrap();
+        }
+        self.start_at(place).await
+    }
+
+    /// Starts the daemon in a place where there was one before.
+    pub(super) async fn start_at(self, place: Arc<Place>) -> Daemon {
+        let mut child = self.command(&place).spawn().unwrap();
+        // It stays open, so that a command that got it would wait for more.
+        let mut input = child.stdin.take().unwrap();
+        // One that ends at once says why on its standard error.
+        let _ended = input.write_all(DAEMON_INPUT.as_bytes());
+        let log = Log::default();
+        collect(child.stderr.take().unwrap(), log.clone());
+        let lines = lines_of(child.stdout.take().unwrap());
+        let expected = if self.tcp { 2 } else { 1 };
+        match addresses(lines, expected).await {
+            Ok(addresses) => Daemon::new(child, input, addresses, log, place, self),
+            Err(why) => {
+                kill(&mut child);
+                panic!("the daemon did not start: {why}\n{}", log.text());
+            }
+        }
+    }
+
+    /// A flag with its value, unless the test gives another.
+    fn default_argument(&self, flag: &'static str, value: &'static str) -> Vec<&'static str> {
+        if self.arguments.iter().any(|argument| argument == flag) {
+            Vec::new()
+        } else {
+            vec![flag, value]
+        }
+    }
+
+    fn command(&self, place: &Place) -> Command {
+        let binary = match self.user {
+            None => PathBuf::from(JIGD),
+            Some(_) => place.own_binary(),
+        };
+        let mut words = self.wrapper.clone();
+        words.push(binary.into());
+        let mut command = Command::new(words.remove(0));
+        command
+            .args(words)
+            .arg("--listen")
+            .arg(format!("unix:{}", place.socket().display()))
+            .arg("--workspace")
+            .arg(place.workspace())
+            .arg("--state-dir")
+            .arg(place.state())
+            .args(self.default_argument("--log", "json"))
+            .args(self.default_argument("--drain-timeout", "2s"))
+            .args(
+                self.tcp
+                    .then_some(["--listen", "127.0.0.1:0"])
+                    .iter()
+                    .flatten(),
+            )
+            .args(&self.arguments)
+            .current_dir("/")
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("RUST_BACKTRACE", "1")
+            .env(SECRET.0, SECRET.1)
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+}
+
+impl Place {
+    /// The workspace.
+    pub(super) fn workspace(&self) -> PathBuf {
+        self.folder.path().join("workspace")
+    }
+
+    /// The state directory.
+    pub(super) fn state(&self) -> PathBuf {
+        self.folder.path().join("state")
+    }
+
+    /// The Unix socket.
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.path().join("jigd.sock")
+    }
+
+    /// A path for what a test needs beside the daemon.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn own_binary(&self) -> PathBuf {
+        self.folder.path().join("jigd")
+    }
+}
+
+/// Runs `jigd` with arguments that make it end by itself.
+pub(crate) fn jigd(arguments: &[&str]) -> Output {
+    Command::new(JIGD)
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Path of the daemon's binary.
+pub(crate) fn binary() -> &'static Path {
+    Path::new(JIGD)
+}
+
+/// Ends a daemon that is not wanted any more, and takes it from the process table.
+pub(super) fn kill(child: &mut Child) {
+    let _dead_already = child.kill();
+    let _reaped = child.wait();
+}
+
+async fn addresses(
+    mut lines: mpsc::Receiver<String>,
+    expected: usize,
+) -> Result<Vec<String>, String> {
+    let mut addresses = Vec::new();
+    while addresses.len() < expected {
+        let line = tokio::time::timeout(patience(), lines.recv())
+            .await
+            .map_err(|_| format!("no word within {:?}", patience()))?
+            .ok_or("it ended")?;
+        match line.strip_prefix("listening on ") {
+            Some(address) => addresses.push(address.to_owned()),
+            None => return Err(format!("unexpected line: {line}")),
+        }
+    }
+    Ok(addresses)
+}
+
+fn lines_of(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel(16);
+    thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            // A test that has its addresses listens no more, and the daemon must not notice.
+            let _unheard = sender.blocking_send(line);
+        }
+    });
+    receiver
+}
+
+fn collect(stream: impl Read + Send + 'static, log: Log) {
+    thread::spawn(move || {
+        for line in BufReader::new(stream).split(b'\n').map_while(Result::ok) {
+            log.add(&line);
+        }
+    });
+}

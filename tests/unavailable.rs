@@ -1,0 +1,159 @@
+//! A host that cannot isolate commands: none is run, and everybody is told why and what to change.
+
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{Daemon, HostProgram, Setup, argv, binary, jigd, shell};
+
+/// A wrapper that makes the host one with `user.max_user_namespaces=0`.
+fn no_namespaces() -> HostProgram {
+    HostProgram::compile("no_namespaces")
+}
+
+/// Checks that a daemon runs nothing, and says at which step it cannot isolate, with which error of the kernel, and what to change.
+async fn runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
+    assert_eq!(daemon.health().await, ServingStatus::NotServing);
+    for request in [shell("touch ran"), argv(&["touch", "ran"])] {
+        let refusal = daemon.refuses(request, "SANDBOX_UNAVAILABLE").await;
+        let of = |name: &str| {
+            let value = refusal.metadata.get(name).map_or("", String::as_str);
+            assert!(!value.is_empty(), "{name}: {refusal:?}");
+            assert!(refusal.message.contains(value), "{name}: {refusal:?}");
+            value.to_owned()
+        };
+        assert!(!of("stage").is_empty());
+        assert!(errnos.contains(&of("errno").as_str()), "{refusal:?}");
+        assert!(
+            of("remedy").contains(remedy),
+            "what is wrong is named: {refusal:?}"
+        );
+    }
+    assert!(
+        !daemon.file("ran").exists(),
+        "a command was run without a sandbox"
+    );
+    let info = daemon.info().await;
+    let isolation = info.isolation.unwrap();
+    assert!(!isolation.ready);
+    assert_eq!(isolation.level, "L0");
+    let failure = isolation.failure.unwrap();
+    assert!(errnos.contains(&failure.errno.as_str()), "{failure:?}");
+    assert!(!failure.stage.is_empty(), "{failure:?}");
+    assert!(failure.remedy.contains(remedy), "{failure:?}");
+    let missing: Vec<_> = isolation
+        .layers
+        .iter()
+        .filter(|layer| !layer.applied)
+        .collect();
+    assert!(!missing.is_empty());
+    for layer in missing {
+        assert!(
+            !layer.detail.is_empty() && !layer.remedy.is_empty(),
+            "{layer:?}"
+        );
+    }
+    assert_eq!(info.counts.unwrap().sandboxes_warm, 0);
+}
+
+#[tokio::test]
+async fn without_user_namespaces_nothing_is_run() {
+    let wrapper = no_namespaces();
+    let daemon = Setup::new().under([&wrapper.path]).start().await;
+    runs_nothing(&daemon, &["ENOSPC"], "user.max_user_namespaces").await;
+}
+
+#[tokio::test]
+async fn without_user_namespaces_an_ordinary_user_runs_nothing_either() {
+    let wrapper = no_namespaces();
+    let daemon = Setup::new()
+        .user(12345)
+        .under([&wrapper.path])
+        .start()
+        .await;
+    runs_nothing(&daemon, &["ENOSPC"], "user.max_user_namespaces").await;
+}
+
+#[tokio::test]
+async fn under_a_seccomp_profile_that_refuses_namespaces_nothing_is_run() {
+    let profile = HostProgram::compile("without_namespaces");
+    for setup in [Setup::new(), Setup::new().user(12345)] {
+        let daemon = setup.under([&profile.path]).start().await;
+        runs_nothing(&daemon, &["EPERM", "ENOSYS"], "user namespaces").await;
+    }
+}
+
+#[tokio::test]
+async fn root_that_cannot_become_anybody_else_runs_nothing() {
+    // Root of a user namespace with one user in it: whoever is to run the commands is not there.
+    let wrapper = ["unshare", "--user", "--mount", "--map-root-user"];
+    let daemon = Setup::new().under(wrapper).start().await;
+    runs_nothing(&daemon, &["EPERM", "EINVAL"], "user").await;
+}
+
+#[tokio::test]
+async fn a_lower_minimum_is_no_way_to_run_without_a_sandbox() {
+    let wrapper = no_namespaces();
+    for level in ["L1", "L2"] {
+        let setup = Setup::new().under([&wrapper.path]);
+        let daemon = setup.arguments(&["--minimum-level", level]).start().await;
+        daemon
+            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+            .await;
+        assert!(!daemon.file("ran").exists(), "{level}");
+        assert_eq!(daemon.health().await, ServingStatus::NotServing, "{level}");
+    }
+    let refused = jigd(&["--minimum-level", "L0", "--workspace", "/tmp"]);
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
+    assert!(refused.stdout.is_empty(), "it does not start: {refused:?}");
+}
+
+#[tokio::test]
+async fn other_tools_than_run_need_no_sandbox() {
+    let wrapper = no_namespaces();
+    let daemon = Setup::new().under([&wrapper.path]).start().await;
+    std::fs::write(daemon.file("file"), "text\n").unwrap();
+    assert_eq!(daemon.read_file("file").await.unwrap(), "text\n");
+    assert_eq!(daemon.list_files().await, ["file"]);
+}
+
+#[tokio::test]
+async fn a_check_tells_whether_commands_could_be_run() {
+    let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+    let workspace = folder.path().join("workspace");
+    let state = folder.path().join("state");
+    std::fs::create_dir(&workspace).unwrap();
+    let arguments = [
+        "--check",
+        "--workspace",
+        workspace.to_str().unwrap(),
+        "--state-dir",
+        state.to_str().unwrap(),
+    ];
+    let good = jigd(&arguments);
+    assert_eq!(good.status.code(), Some(0), "{good:?}");
+    let wrapper = no_namespaces();
+    let bad = std::process::Command::new(&wrapper.path)
+        .arg(binary())
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert_eq!(bad.status.code(), Some(78), "{bad:?}");
+    let told = format!(
+        "{}{}",
+        String::from_utf8_lossy(&bad.stdout),
+        String::from_utf8_lossy(&bad.stderr)
+    );
+    assert!(
+        told.contains("ENOSPC") && told.contains("user namespaces"),
+        "{told}"
+    );
+    assert_eq!(jigd(&["--no-such-flag"]).status.code(), Some(64));
+    let missing = folder.path().join("missing");
+    let absent = jigd(&["--check", "--workspace", missing.to_str().unwrap()]);
+    assert_eq!(absent.status.code(), Some(78), "{absent:?}");
+    let version = jigd(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert!(
+        String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")),
+        "{version:?}"
+    );
+}
