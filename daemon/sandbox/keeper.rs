@@ -180,9 +180,16 @@ impl Keeper {
                 .unwrap_or_else(none));
         };
         let (keeper, socket) = pair().map_err(at(Stage::Launcher, "socket"))?;
-        let (process, pidfd) = match fork(&self.proof, LAUNCHER_NAMESPACES)
-            .map_err(at(Stage::UserNamespace, "clone"))?
-        {
+        // While a process is not dumpable, its files in /proc belong to root, and only root could write the launcher's maps. The launcher inherits this
+        // from here.
+        let dumpable =
+            |behavior| set_dumpable_behavior(behavior).map_err(at(Stage::Launcher, "dumpable"));
+        dumpable(DumpableBehavior::Dumpable)?;
+        let forked = fork(&self.proof, LAUNCHER_NAMESPACES);
+        if !matches!(forked, Ok(Fork::Child)) {
+            dumpable(DumpableBehavior::NotDumpable)?;
+        }
+        let (process, pidfd) = match forked.map_err(at(Stage::UserNamespace, "clone"))? {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
                 drop(keeper);
@@ -190,6 +197,9 @@ impl Keeper {
                 match receive::<()>(&socket) {
                     Ok(Some(_)) => {}
                     _ => exit_now(0),
+                }
+                if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
+                    exit_now(1);
                 }
                 match keep_only(socket.into_raw_fd()) {
                     Ok(socket) => launcher::run(socket, &self.plan, first, &self.proof.in_copy()),
