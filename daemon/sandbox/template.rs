@@ -120,7 +120,10 @@ fn build(
         .map_err(at(Stage::TemplateNamespaces, "death signal"))?;
     signal::reset_all().map_err(at(Stage::TemplateNamespaces, "signals"))?;
     umask(Mode::from_raw_mode(0o022));
-    // The kernel ends runs before it ends anything else when memory runs out. Raising the score needs no right.
+    // The kernel ends runs before it ends anything else when memory runs out. Raising the score needs no right, but while a process is not dumpable its
+    // files in /proc belong to root. `confine` ends that.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)
+        .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
     root::build(workspace, identity, trees)?;
     sethostname(b"jig").map_err(at(Stage::HostName, ""))?;
