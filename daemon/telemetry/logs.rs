@@ -49,6 +49,7 @@ pub(crate) fn start(format: Format, level: Level) {
             .with(
                 text::layer()
                     .with_writer(io::stderr)
+                    .with_ansi(io::stderr().is_terminal())
                     .with_target(false)
                     .with_filter(filter),
             )
