@@ -57,9 +57,17 @@ impl Channel {
     ) -> Result<(Identity, OwnedFd), Failure> {
         let bytes = serde_json::to_vec(message)
             .map_err(|error| Failure::other(stage, error.to_string()))?;
-        self.send(&bytes, &[])
-            .map_err(|errno| Failure::kernel(stage, errno, "asking"))?;
-        let (identity, fds) = self.answer(stage).await?;
+        let (identity, fds) = match self.send(&bytes, &[]) {
+            Ok(()) => self.answer(stage).await?,
+            Err(errno) => {
+                // One that has failed says why before it ends: that is still to be read when it cannot be asked any more.
+                let failure = Failure::kernel(stage, errno, "asking");
+                return Err(match self.answer(stage).await {
+                    Err(why) if failure.is_disconnection() && !why.is_disconnection() => why,
+                    _ => failure,
+                });
+            }
+        };
         let socket = fds
             .into_iter()
             .next()

@@ -51,7 +51,7 @@ pub(super) fn user_namespace(
 ) -> Result<OwnedFd, Failure> {
     let (keeper, waiting) = pair().map_err(at(Stage::MapOwner, "socket"))?;
     let (child, pidfd) =
-        match fork(proof, libc::CLONE_NEWUSER).map_err(at(Stage::MapOwner, "clone"))? {
+        match fork(proof, libc::CLONE_NEWUSER).map_err(at(Stage::UserNamespace, "clone"))? {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
                 drop(keeper);

@@ -100,7 +100,7 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
             .contains(needed);
     if privileged {
         // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
-        set_thread_groups(&[]).map_err(at(stage, "groups"))?;
+        set_thread_groups(&[]).map_err(at(Stage::SetUser, "groups"))?;
     }
     Ok(Keeper {
         plan,
