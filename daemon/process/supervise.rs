@@ -1,11 +1,12 @@
 //! One task owns one command from the moment it asks for a sandbox until nothing of it is left.
 
 use std::{
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use rustix::fs::{Gid, Uid, fchown};
 use tokio::time::{sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
@@ -125,6 +126,7 @@ pub(crate) async fn run(
             () = stop.abandon.cancelled() => return Err(RunError::Cancelled),
         };
         let dispatched = Instant::now();
+        give_pipes(pool, [&stdout_end, &stderr_end]);
         match warm.dispatch(&command, &streams) {
             Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the command, so another can be asked.
@@ -167,6 +169,21 @@ pub(crate) async fn run(
         stderr,
         duration: duration.max(dispatched.elapsed()),
     })
+}
+
+/// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`) otherwise: that asks whose they are, also of who has them open.
+fn give_pipes(pool: &Pool, pipes: [&OwnedFd; 2]) {
+    let Some(identity) = pool.identity() else {
+        return;
+    };
+    for pipe in pipes {
+        // They are the daemon's own user's already where it may not give them away.
+        let _own = fchown(
+            pipe,
+            Some(Uid::from_raw(identity.uid)),
+            Some(Gid::from_raw(identity.gid)),
+        );
+    }
 }
 
 /// A command that runs, and what is watched meanwhile.

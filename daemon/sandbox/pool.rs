@@ -210,6 +210,11 @@ impl Pool {
             .ok_or_else(|| Failure::other(Stage::Launcher, "no template has said as whom it runs"))
     }
 
+    /// As whom the sandboxes run, once one was made.
+    pub(crate) fn identity(&self) -> Option<Identity> {
+        self.state().identity
+    }
+
     /// Takes a sandbox, waiting while all are in use. Fails when building one fails.
     pub(crate) async fn take(self: &Arc<Self>) -> Result<Warm, Failure> {
         let receiver = {
