@@ -172,7 +172,7 @@ impl Sandboxes {
             .sum()
     }
 
-    /// Sandboxes that were set aside.
+    /// Sandboxes that are set aside.
     pub(crate) fn quarantined(&self) -> u32 {
         self.pools
             .iter()
@@ -294,17 +294,30 @@ impl Pool {
             }
             match fate {
                 Ok(SlotFate::Free) => {}
-                Ok(SlotFate::Quarantined) => {
-                    self.quarantined.fetch_add(1, Ordering::Relaxed);
-                    tracing::error!(
-                        workspace = self.workspace,
-                        "a sandbox could not be killed and is set aside"
-                    );
+                Ok(SlotFate::Quarantined(sandbox)) => {
+                    self.set_aside(sandbox);
                     return Ok(());
                 }
                 Err(_) => return Ok(()),
             }
         }
+    }
+
+    /// Counts a sandbox that could not be killed, until it is gone.
+    fn set_aside(self: &Arc<Self>, sandbox: Option<AsyncFd<OwnedFd>>) {
+        let workspace = self.workspace;
+        self.quarantined.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(workspace, "a sandbox could not be killed and is set aside");
+        let Some(sandbox) = sandbox else {
+            return;
+        };
+        let pool = Arc::clone(self);
+        task::spawn("sandbox set aside", async move {
+            if sandbox.readable().await.is_ok() {
+                pool.quarantined.fetch_sub(1, Ordering::Relaxed);
+                tracing::info!(workspace, "a sandbox that was set aside is gone");
+            }
+        });
     }
 
     /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.

@@ -11,7 +11,7 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     process::Pid,
 };
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{io::unix::AsyncFd, sync::oneshot, time::timeout};
 
 use super::{
     canary,
@@ -31,12 +31,12 @@ const KILL_PATIENCE: Duration = Duration::from_secs(5);
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What becomes of a sandbox's slot.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum SlotFate {
     /// Everything in the sandbox is gone: the slot can make another.
     Free,
-    /// Something in it could not be killed: the slot must not be used again.
-    Quarantined,
+    /// Something in it could not be killed: the slot must not be used again. What is watched, where it can be, is ready once it is gone all the same.
+    Quarantined(Option<AsyncFd<OwnedFd>>),
 }
 
 /// A sandbox that waits for its request.
@@ -230,14 +230,14 @@ impl Drop for Running {
 async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>) -> bool {
     let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);
     let Ok(pidfd) = watch(pidfd) else {
-        let _dropped = fate.send(SlotFate::Quarantined);
+        let _dropped = fate.send(SlotFate::Quarantined(None));
         return false;
     };
     let gone = timeout(KILL_PATIENCE, pidfd.readable()).await.is_ok();
     let _dropped = fate.send(if gone {
         SlotFate::Free
     } else {
-        SlotFate::Quarantined
+        SlotFate::Quarantined(Some(pidfd))
     });
     gone
 }
