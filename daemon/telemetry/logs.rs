@@ -78,16 +78,17 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut line = Fields(Map::new());
-        let time = humantime(SystemTime::now());
-        line.0.insert("timestamp".to_owned(), time.into());
-        line.0
-            .insert("level".to_owned(), event.metadata().level().as_str().into());
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(fields) = span.extensions().get::<Fields>() {
                 line.0.extend(fields.0.clone());
             }
         }
         event.record(&mut line);
+        // Last, so that no field of these names takes their place.
+        let time = humantime(SystemTime::now());
+        line.0.insert("timestamp".to_owned(), time.into());
+        line.0
+            .insert("level".to_owned(), event.metadata().level().as_str().into());
         // A log that cannot be written has nowhere to be told.
         let _unwritten = serde_json::to_vec(&line.0).map(|mut bytes| {
             bytes.push(b'\n');
