@@ -1,4 +1,5 @@
-//! Compiles `proto/` into `$OUT_DIR`: the Rust types, and the descriptors with all comments and options. Uses protox, so no `protoc` is needed.
+//! Compiles `proto/` into `$OUT_DIR`: the Rust types, and the descriptors with all comments and
+//! options. Uses protox, so no `protoc` is needed.
 
 use std::{env, error::Error, fs, path::PathBuf};
 

@@ -28,34 +28,35 @@
 //! ```
 //!
 //! Imports run one way, downwards: `server → door → call → tool → {workspace, process} → sandbox →
-//! sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are used
-//! from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and fails on an
-//! arrow back up or a circle.
+//! sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
+//! used from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and
+//! fails on an arrow back up or a circle.
 //!
 //! # Life of a call
 //!
 //! 1. `server` accepts the connection. Its layers give the call an id and a span, catch panics, and
 //!    keep the caller's deadline.
 //! 2. `door` takes the call's context from metadata and hands the typed request to the pipeline.
-//! 3. `call` checks every field against the rules in the descriptors, and what cannot be seen from one
-//!    field alone with the tool: all violations are told at once, and nothing was started.
+//! 3. `call` checks every field against the rules in the descriptors, and what cannot be seen from
+//!    one field alone with the tool: all violations are told at once, and nothing was started.
 //! 4. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
 //!    end; a caller that goes away ends its wait, and the task is told to stop.
 //! 5. The session records that the call starts. The tool's span begins.
-//! 6. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the command
-//!    in, reads what it writes, and waits until the sandbox says that the command has ended and
-//!    everything that it left behind is gone.
+//! 6. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the
+//!    command in, reads what it writes, and waits until the sandbox says that the command has ended
+//!    and everything that it left behind is gone.
 //! 7. The session records how the call ended; the permit is given back; the caller is answered.
 //!
 //! # Always true
 //!
-//! * **A command that ran is a result, never an error.** Errors are about what the daemon could not do.
+//! * **A command that ran is a result, never an error.** Errors are about what the daemon could not
+//!   do.
 //! * **No request can weaken isolation**, and there is no second, weaker way: a step of building a
 //!   sandbox that fails is reported by name, and the command is not run.
 //! * **The daemon never forks.** Sandboxes are made by processes that were started before it had
 //!   threads; it talks to each sandbox through a socket and a pidfd.
-//! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's pidfd
-//!   does; who else holds the pipe does not matter.
+//! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's
+//!   pidfd does; who else holds the pipe does not matter.
 //! * **Nothing polls.** What is waited for is an event; the only timers are limits.
 //! * **Everything is bounded**, by a constant or a setting with a name; what is dropped is counted.
 //! * **A tool is described once**, in its proto. Names, limits and defaults are read from there.

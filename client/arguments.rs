@@ -8,7 +8,8 @@ use crate::{bench::BenchArgs, command, exit, global::Global};
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
-/// Without --address, `run`, `read`, `ls` and `info` start a daemon for that one call, which holds the current directory.
+/// Without --address, `run`, `read`, `ls` and `info` start a daemon for that one call, which holds
+/// the current directory.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
 pub(crate) struct Arguments {
@@ -64,7 +65,8 @@ impl Arguments {
 }
 
 impl Unparsed {
-    /// Says what is wrong. The exit code depends on what was to be done: a command's own exit codes must not be mixed up with ours.
+    /// Says what is wrong. The exit code depends on what was to be done: a command's own exit codes
+    /// must not be mixed up with ours.
     pub(crate) fn report(self) -> ExitCode {
         // There is nothing left to tell it to when the terminal is gone.
         self.error.print().ok();

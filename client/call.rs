@@ -19,11 +19,12 @@ use crate::api::v1::{
     tool_service_client::ToolServiceClient,
 };
 
-/// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for inline, of which each byte may have become a U+FFFD of
-/// three bytes, and 4 MiB for all the rest.
+/// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
+/// inline, of which each byte may have become a U+FFFD of three bytes, and 4 MiB for all the rest.
 const LARGEST_ANSWER: usize = (2 * 10 * 3 + 4) << 20;
 
-/// A connection to a daemon. Clones share it, and all of them can call at the same time. Dropping the future of a call cancels the call.
+/// A connection to a daemon. Clones share it, and all of them can call at the same time. Dropping
+/// the future of a call cancels the call.
 #[derive(Debug, Clone)]
 pub struct Client {
     channel: Channel,
@@ -31,7 +32,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the daemon at `127.0.0.1:50051`, `http://host:port`, `unix:/path` or `unix:///path`.
+    /// Connects to the daemon at `127.0.0.1:50051`, `http://host:port`, `unix:/path` or
+    /// `unix:///path`.
     ///
     /// # Errors
     ///
@@ -43,7 +45,8 @@ impl Client {
         Ok(Self { channel, context })
     }
 
-    /// Runs one command and waits until it and all that it started have ended. A command that ran is no error, whatever it did.
+    /// Runs one command and waits until it and all that it started have ended. A command that ran
+    /// is no error, whatever it did.
     ///
     /// # Errors
     ///
@@ -104,7 +107,8 @@ impl Client {
         Ok(ArtifactParts::new(parts, deadline, next_offset))
     }
 
-    /// Writes an artifact, or a part of it, somewhere. Returns how many bytes were written. `writer` may block the thread.
+    /// Writes an artifact, or a part of it, somewhere. Returns how many bytes were written.
+    /// `writer` may block the thread.
     ///
     /// # Errors
     ///
@@ -138,7 +142,8 @@ impl Client {
         .await
     }
 
-    /// Asks whether the daemon (`""`), or one of its services (`jig.v1.ToolService`), answers calls.
+    /// Asks whether the daemon (`""`), or one of its services (`jig.v1.ToolService`), answers
+    /// calls.
     ///
     /// # Errors
     ///

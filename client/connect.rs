@@ -17,7 +17,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// A ping unanswered for so long means that it is gone.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is in a hurry.
+/// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is
+/// in a hurry.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What each call of a client carries. Everything is optional.
@@ -169,7 +170,8 @@ impl fmt::Debug for Options {
     }
 }
 
-/// A socket's path that the kernel has no room for would otherwise be reported as "invalid argument".
+/// A socket's path that the kernel has no room for would otherwise be reported as "invalid
+/// argument".
 fn check_length(address: &Address, path: &Path) -> Result<(), ConnectError> {
     /// `sun_path`, less its final NUL.
     const LONGEST: usize = 107;

@@ -1,4 +1,5 @@
-//! Whom to call: the daemon at the address, or one of our own for this one call; and until when: a signal cancels the call.
+//! Whom to call: the daemon at the address, or one of our own for this one call; and until when: a
+//! signal cancels the call.
 
 use std::future::Future;
 
@@ -10,7 +11,8 @@ use tokio::{
 
 use crate::{exit, failure::Failure, global::Global};
 
-/// Calls the daemon at the address, or where none is given, one that holds the current directory and lives as long as the call.
+/// Calls the daemon at the address, or where none is given, one that holds the current directory
+/// and lives as long as the call.
 pub(crate) fn call<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
 where
     T: Send + 'static,
@@ -23,7 +25,8 @@ where
     }
 }
 
-/// Calls the daemon at the address, which must be given. Signals end the process as they always do: for whoever blocks on writing what comes.
+/// Calls the daemon at the address, which must be given. Signals end the process as they always do:
+/// for whoever blocks on writing what comes.
 pub(crate) fn call_at<T, Call, Calling>(
     address: &str,
     global: &Global,

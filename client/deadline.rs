@@ -1,7 +1,8 @@
 //! Deadlines of calls, kept by the client itself.
 //!
-//! tonic sends `grpc-timeout` and keeps it too, but reports it as CANCELLED, and only until the headers of the answer have come: a stream would run
-//! on. So the same time is kept here, around it, until the last message.
+//! tonic sends `grpc-timeout` and keeps it too, but reports it as CANCELLED, and only until the
+//! headers of the answer have come: a stream would run on. So the same time is kept here, around
+//! it, until the last message.
 
 use std::{future::Future, time::Duration};
 

@@ -11,7 +11,8 @@ use tonic_types::StatusExt as _;
 pub struct CallError {
     /// Code of the status.
     pub code: Code,
-    /// Reason as the contract names it, `FILE_NOT_FOUND`. None when the error did not come from the daemon itself.
+    /// Reason as the contract names it, `FILE_NOT_FOUND`. None when the error did not come from the
+    /// daemon itself.
     pub reason: Option<String>,
     /// What happened, and what to do about it.
     pub message: String,
@@ -140,7 +141,8 @@ impl From<Status> for CallError {
     }
 }
 
-/// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where gRPC means UNAVAILABLE: the caller may try again.
+/// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where
+/// gRPC means UNAVAILABLE: the caller may try again.
 fn lost(status: &Status) -> bool {
     status.code() == Code::Unknown
         && (status.source().is_some() || status.message().starts_with("Service was not ready"))

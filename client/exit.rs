@@ -8,7 +8,8 @@ pub(crate) const SUCCESS: u8 = 0;
 pub(crate) const FAILURE: u8 = 1;
 /// The arguments cannot be understood: sysexits' EX_USAGE, as the daemon's.
 pub(crate) const USAGE: u8 = 64;
-/// `jig run` itself failed, as `timeout`, `env` and `docker run` put it: the commands' own codes lie below.
+/// `jig run` itself failed, as `timeout`, `env` and `docker run` put it: the commands' own codes
+/// lie below.
 pub(crate) const RUN_FAILED: u8 = 125;
 /// The command was ended because its time was up, as `timeout` puts it.
 pub(crate) const TIMED_OUT: u8 = 124;
@@ -16,7 +17,8 @@ pub(crate) const TIMED_OUT: u8 = 124;
 pub(crate) const CANCELLED: u8 = 130;
 /// The reader of our output is gone: as if SIGPIPE had ended us.
 pub(crate) const BROKEN_PIPE: u8 = 141;
-/// `jig health`: the arguments cannot be understood. This and the three below are those of `grpc_health_probe`.
+/// `jig health`: the arguments cannot be understood. This and the three below are those of
+/// `grpc_health_probe`.
 pub(crate) const HEALTH_USAGE: u8 = 1;
 /// `jig health`: no connection.
 pub(crate) const HEALTH_CONNECT: u8 = 2;

@@ -1,7 +1,8 @@
 //! `grpc.health.v1.Health/Check`.
 //!
-//! The two messages are written out here because tonic-health, whose client this would be, comes with its server and is a dependency of the daemon
-//! alone: twenty lines against a crate for every user of the client.
+//! The two messages are written out here because tonic-health, whose client this would be, comes
+//! with its server and is a dependency of the daemon alone: twenty lines against a crate for every
+//! user of the client.
 
 use tonic::{
     Code, Request, Response, Status, client::Grpc, codegen::http::uri::PathAndQuery,

@@ -1,5 +1,5 @@
-//! Answers as JSON: names as in the protos, enums by name, zero values printed, an absent value as null, all integers as numbers (none of
-//! them comes near 2^53).
+//! Answers as JSON: names as in the protos, enums by name, zero values printed, an absent value as
+//! null, all integers as numbers (none of them comes near 2^53).
 
 use jig::{
     api::v1::{
@@ -170,7 +170,8 @@ mod tests {
         assert_eq!(value["exit_code"], 0);
     }
 
-    /// Each field of the protos has its place. The names are taken from the descriptors, so that a new field is noticed here.
+    /// Each field of the protos has its place. The names are taken from the descriptors, so that a
+    /// new field is noticed here.
     #[cfg(feature = "daemon")]
     #[test]
     fn all_fields_are_there() {

@@ -1,5 +1,6 @@
-//! The command `jig`. Thin: reads the arguments, decides what to do, does it, and turns the result into an exit code. Each subcommand is one file of
-//! `command/` or a folder; what talks to the daemon is the library.
+//! The command `jig`. Thin: reads the arguments, decides what to do, does it, and turns the result
+//! into an exit code. Each subcommand is one file of `command/` or a folder; what talks to the
+//! daemon is the library.
 
 mod arguments;
 mod bench;
@@ -17,7 +18,8 @@ use std::{ffi::OsString, process::ExitCode};
 use arguments::{Arguments, Command};
 
 fn main() -> ExitCode {
-    // Before all else: a process that was started as the keeper of sandboxes must not have parsed anything, nor have threads.
+    // Before all else: a process that was started as the keeper of sandboxes must not have parsed
+    // anything, nor have threads.
     #[cfg(feature = "daemon")]
     jig::daemon::become_keeper_if_asked();
 

@@ -1,5 +1,6 @@
-//! The Rust client of the daemon: connects, adds the context of calls (key, workspace, session, deadline, trace) to each of them, and turns statuses
-//! into errors that name their reason. What the command `jig` does with it is in `main.rs` and not part of the library.
+//! The Rust client of the daemon: connects, adds the context of calls (key, workspace, session,
+//! deadline, trace) to each of them, and turns statuses into errors that name their reason. What
+//! the command `jig` does with it is in `main.rs` and not part of the library.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {

@@ -1,4 +1,5 @@
-//! Writing to standard output and standard error. Nothing here panics when the reader is gone, as `println!` does.
+//! Writing to standard output and standard error. Nothing here panics when the reader is gone, as
+//! `println!` does.
 
 use std::io::{self, Write as _};
 
@@ -15,7 +16,8 @@ pub(crate) fn stdout(bytes: &[u8]) -> Result<(), Failure> {
         .map_err(Failure::Output)
 }
 
-/// Writes what a command wrote to its standard error. There is nowhere to say that it cannot be written.
+/// Writes what a command wrote to its standard error. There is nowhere to say that it cannot be
+/// written.
 pub(crate) fn stderr(bytes: &[u8]) {
     io::stderr().lock().write_all(bytes).ok();
 }

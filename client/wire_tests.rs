@@ -1,4 +1,5 @@
-//! The client against a server that does what real ones rarely do: answers too late, leaves gaps, breaks off.
+//! The client against a server that does what real ones rarely do: answers too late, leaves gaps,
+//! breaks off.
 
 use std::{collections::HashMap, pin::Pin, time::Duration};
 

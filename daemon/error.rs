@@ -1,4 +1,5 @@
-//! What can go wrong with a call, in the terms of the contract. Doors turn it into a gRPC status or whatever their protocol has.
+//! What can go wrong with a call, in the terms of the contract. Doors turn it into a gRPC status or
+//! whatever their protocol has.
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 

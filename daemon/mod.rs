@@ -34,12 +34,14 @@ use self::{
 
 /// Exit code for wrong flags (EX_USAGE of sysexits.h).
 const USAGE: u8 = 64;
-/// Exit code for a configuration that cannot be used, or a sandbox that cannot be built (EX_CONFIG).
+/// Exit code for a configuration that cannot be used, or a sandbox that cannot be built
+/// (EX_CONFIG).
 const CONFIGURATION: u8 = 78;
 
 /// Becomes the keeper of sandboxes, and does not return, if this process was started to be it.
 ///
-/// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but this one, no environment and no arguments.
+/// Must be the first thing that a binary with the daemon in it does: the keeper has no thread but
+/// this one, no environment and no arguments.
 pub fn become_keeper_if_asked() {
     if std::env::args_os()
         .next()
@@ -49,7 +51,8 @@ pub fn become_keeper_if_asked() {
     }
 }
 
-/// Runs the daemon under the name `program`, with `arguments` (the program's name not among them), until it is told to end.
+/// Runs the daemon under the name `program`, with `arguments` (the program's name not among them),
+/// until it is told to end.
 pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     let command = Args::command().name(program).bin_name(program);
     let parsed = command
@@ -59,7 +62,8 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     let args = match parsed {
         Ok(args) => args,
         Err(error) => {
-            // Help and version are asked for: they go to standard output and are no error. A closed stream has nobody to tell.
+            // Help and version are asked for: they go to standard output and are no error. A closed
+            // stream has nobody to tell.
             let _closed = error.print();
             return if error.use_stderr() {
                 ExitCode::from(USAGE)
@@ -99,9 +103,11 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state directory that is removed afterwards.
+/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state
+/// directory that is removed afterwards.
 ///
-/// `call` gets the address. The process must have no other thread when this is called. Answers why, where the daemon cannot be started.
+/// `call` gets the address. The process must have no other thread when this is called. Answers why,
+/// where the daemon cannot be started.
 pub fn with_embedded<T, F, Fut>(workspace: PathBuf, call: F) -> Result<T, String>
 where
     F: FnOnce(String) -> Fut,

@@ -14,7 +14,8 @@ const KEPT: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run a
     .union(CapabilitySet::FOWNER)
     .union(CapabilitySet::FSETID);
 
-/// Gives up what serving calls does not need. To be called while the process has one thread: capabilities belong to threads.
+/// Gives up what serving calls does not need. To be called while the process has one thread:
+/// capabilities belong to threads.
 pub(super) fn give_up() -> io::Result<()> {
     // Neither other processes of this user nor a core dump may see what the daemon knows.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;

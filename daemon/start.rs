@@ -1,5 +1,5 @@
-//! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one thread, then the runtime, then the proof that commands
-//! are isolated, then answering calls.
+//! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one
+//! thread, then the runtime, then the proof that commands are isolated, then answering calls.
 
 use std::{
     env,
@@ -56,7 +56,8 @@ pub(super) enum StartError {
         /// Why.
         source: io::Error,
     },
-    /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that serves says it to its callers.
+    /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that
+    /// serves says it to its callers.
     #[error("{0}")]
     Isolation(String),
     /// The operating system refused.
@@ -92,7 +93,8 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
     let prepared = prepare(config)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
-        // Before anything that takes time: a signal that comes meanwhile must not be lost, nor end the process half-way.
+        // Before anything that takes time: a signal that comes meanwhile must not be lost, nor end
+        // the process half-way.
         let signals = Signals::catch().map_err(io_error("catching signals"))?;
         let parts = Parts {
             config: prepared.config,
@@ -205,7 +207,8 @@ where
     result
 }
 
-/// Everything that must be done while the process has one thread: the keeper inherits what the process is, and privileges belong to threads.
+/// Everything that must be done while the process has one thread: the keeper inherits what the
+/// process is, and privileges belong to threads.
 fn prepare(config: Config) -> Result<Prepared, StartError> {
     let started = server::now();
     let store = StateDir::open(&config.state_dir)?;

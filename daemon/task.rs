@@ -1,4 +1,5 @@
-//! The one place where tasks are started: each has a name, keeps the span it was started in, and is waited for when the daemon drains.
+//! The one place where tasks are started: each has a name, keeps the span it was started in, and is
+//! waited for when the daemon drains.
 
 use std::{future::Future, sync::OnceLock};
 

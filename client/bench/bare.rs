@@ -10,8 +10,8 @@ use crate::failure::Failure;
 /// The program that is run: it does nothing, so that all the time is that of running it.
 pub(super) const PROGRAM: &str = "/bin/true";
 
-/// What bubblewrap is asked for: all its namespaces, a read-only system, and a fresh /proc, /dev and /tmp. It has no seccomp filter and no limits of
-/// its own, which jig's runs have.
+/// What bubblewrap is asked for: all its namespaces, a read-only system, and a fresh /proc, /dev
+/// and /tmp. It has no seccomp filter and no limits of its own, which jig's runs have.
 const BUBBLEWRAP: [&str; 22] = [
     "--unshare-all",
     "--new-session",
@@ -37,7 +37,8 @@ const BUBBLEWRAP: [&str; 22] = [
     PROGRAM,
 ];
 
-/// Starts a bare process and waits for it. With null streams and nothing to do in the child, std uses `posix_spawn`.
+/// Starts a bare process and waits for it. With null streams and nothing to do in the child, std
+/// uses `posix_spawn`.
 pub(super) fn spawn_bare() -> Result<(), Failure> {
     wait("a bare process", &mut command(PROGRAM))
 }

@@ -145,7 +145,8 @@ mod started {
         command
     }
 
-    /// Sends the first address that the daemon says it listens on, and reads on so that the daemon never writes into a closed pipe.
+    /// Sends the first address that the daemon says it listens on, and reads on so that the daemon
+    /// never writes into a closed pipe.
     fn report_address(stdout: impl Read, sender: &mpsc::SyncSender<String>) {
         let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
         let address = lines.find_map(|line| line.strip_prefix("listening on ").map(str::to_owned));

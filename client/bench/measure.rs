@@ -1,5 +1,5 @@
-//! The measurements: one client at a time, then several at once. Each kind of run gets its turn in blocks, so that what else happens on the machine
-//! hits all kinds alike.
+//! The measurements: one client at a time, then several at once. Each kind of run gets its turn in
+//! blocks, so that what else happens on the machine hits all kinds alike.
 
 use std::{
     sync::{
@@ -22,7 +22,8 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Runs of one kind before another kind has its turn: long enough for caches to be those of the kind, short enough that the machine stays the same.
+/// Runs of one kind before another kind has its turn: long enough for caches to be those of the
+/// kind, short enough that the machine stays the same.
 const BLOCK: usize = 50;
 /// Turns of each kind in the second part.
 const ROUNDS: usize = 5;
@@ -155,7 +156,8 @@ fn block(
     }
 }
 
-/// The second part: how many runs there are in a second when several clients run as fast as they can.
+/// The second part: how many runs there are in a second when several clients run as fast as they
+/// can.
 fn many_clients(
     runtime: &Runtime,
     clients: &[Client],

@@ -1,5 +1,6 @@
-//! `jig bench`: measures on this machine what the design promises. The measurements of a bench alternate in blocks within one run of the program, so
-//! that their ratios hold whatever else the machine does meanwhile; times of different runs of it must not be compared.
+//! `jig bench`: measures on this machine what the design promises. The measurements of a bench
+//! alternate in blocks within one run of the program, so that their ratios hold whatever else the
+//! machine does meanwhile; times of different runs of it must not be compared.
 
 mod bare;
 mod daemon;

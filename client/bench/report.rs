@@ -119,7 +119,8 @@ impl Report {
         })
     }
 
-    /// The first three rows of the design's table of targets, as far as there is something to compare with.
+    /// The first three rows of the design's table of targets, as far as there is something to
+    /// compare with.
     fn targets(&self) -> Vec<Target> {
         let times = |kind| self.measured.times_of(kind);
         let rate = |kind| self.measured.rate_of(kind);

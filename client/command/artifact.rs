@@ -13,7 +13,8 @@ use crate::{connection, failure::Failure, global::Global};
 /// The bytes are printed as they are, also with --json, which then is about errors only.
 #[derive(Debug, Args)]
 pub(crate) struct ArtifactArgs {
-    /// Path as the call's answer gave it: `logs/tool_step_0005_stdout.txt`. It belongs to the session of the call (--session).
+    /// Path as the call's answer gave it: `logs/tool_step_0005_stdout.txt`. It belongs to the
+    /// session of the call (--session).
     path: String,
     /// First byte to print, counted from 0.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]

@@ -1,4 +1,5 @@
-//! `jig health`: the standard health check, with the exit codes of `grpc_health_probe`, whose place in a container it can take.
+//! `jig health`: the standard health check, with the exit codes of `grpc_health_probe`, whose place
+//! in a container it can take.
 
 use std::process::ExitCode;
 
@@ -9,7 +10,8 @@ use crate::{connection, exit, failure::Failure, global::Global, json, output};
 
 /// Ask whether the daemon answers calls.
 ///
-/// Exits with 0 when it does; 1 when the arguments are wrong, 2 when there is no connection, 3 when the call failed, 4 when it does not answer calls.
+/// Exits with 0 when it does; 1 when the arguments are wrong, 2 when there is no connection, 3 when
+/// the call failed, 4 when it does not answer calls.
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
     /// Service to ask for, as `jig.v1.ToolService`; without it, the daemon as a whole.

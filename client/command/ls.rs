@@ -19,7 +19,8 @@ const PAGE: u32 = 10_000;
 pub(crate) struct LsArgs {
     /// Directory to list, relative to the workspace.
     root: Option<String>,
-    /// Files to list: `*.rs` at any depth, `src/**/*.rs` from the directory on, `!` before it leaves them out.
+    /// Files to list: `*.rs` at any depth, `src/**/*.rs` from the directory on, `!` before it
+    /// leaves them out.
     #[arg(long, value_name = "G")]
     glob: Option<String>,
     /// Most files to list, 1 to 10,000; 1,000 by default.
@@ -42,7 +43,8 @@ pub(crate) struct LsArgs {
 pub(crate) fn ls(global: &Global, args: LsArgs) -> ExitCode {
     let lists_all = args.all;
     let request = request(args);
-    // Printed when it is complete and not while it comes: a terminal that is stopped must not hold up the signal that cancels the call.
+    // Printed when it is complete and not while it comes: a terminal that is stopped must not hold
+    // up the signal that cancels the call.
     let result = connection::call(global, async move |client: Client| {
         if lists_all {
             all(client, request).await

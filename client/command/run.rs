@@ -17,10 +17,12 @@ const STDIN_LIMIT: usize = 8 << 20;
 
 /// Run a command in a sandbox of its own.
 ///
-/// `jig run 'make && ./test'` and `jig run make test` give their words, joined by spaces, to a shell; `jig run -- make test` runs the program with
-/// its arguments as they are. Flags of jig stand before the command.
+/// `jig run 'make && ./test'` and `jig run make test` give their words, joined by spaces, to a
+/// shell; `jig run -- make test` runs the program with its arguments as they are. Flags of jig
+/// stand before the command.
 ///
-/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130 when it was cancelled, 125 when jig failed.
+/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
+/// when it was cancelled, 125 when jig failed.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Directory to start in, relative to the workspace.
@@ -35,7 +37,8 @@ pub(crate) struct RunArgs {
     /// Most bytes of each stream to print; 102,400 by default, 10,485,760 at most.
     #[arg(long, value_name = "BYTES")]
     max_output: Option<u32>,
-    /// Read standard input to its end, up to 8 MiB, and give it to the command. Without it the command reads nothing.
+    /// Read standard input to its end, up to 8 MiB, and give it to the command. Without it the
+    /// command reads nothing.
     #[arg(long)]
     stdin: bool,
     /// The command; after `--`, the program and its arguments.
@@ -68,7 +71,8 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
 }
 
 impl RunArgs {
-    /// Notes whether `--` stands before the words, which clap does not tell: the words are the end of the line.
+    /// Notes whether `--` stands before the words, which clap does not tell: the words are the end
+    /// of the line.
     pub(crate) fn note_escape(&mut self, line: &[OsString]) {
         self.is_argv = line
             .len()

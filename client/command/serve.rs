@@ -17,7 +17,8 @@ pub(crate) fn serve(_: Vec<OsString>) -> ExitCode {
     ExitCode::from(exit::USAGE)
 }
 
-/// `jig --json serve`: the daemon has none of our flags, some of its own have the same names, and all of them come after the word.
+/// `jig --json serve`: the daemon has none of our flags, some of its own have the same names, and
+/// all of them come after the word.
 pub(crate) fn misplaced() -> ExitCode {
     output::note("`serve` must come first: jig serve [FLAGS]; see jig serve --help");
     ExitCode::from(exit::USAGE)

@@ -1,4 +1,5 @@
-//! How many calls may go on at once. A permit belongs to the work and not to the RPC: it is given back when the work is done.
+//! How many calls may go on at once. A permit belongs to the work and not to the RPC: it is given
+//! back when the work is done.
 
 use std::{sync::Arc, time::Duration};
 

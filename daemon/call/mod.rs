@@ -9,8 +9,8 @@
 //!            DRAINING
 //! ```
 //!
-//! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to its end: a caller that goes away ends its wait, and
-//! the task is told to stop.
+//! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to
+//! its end: a caller that goes away ends its wait, and the task is told to stop.
 
 pub(crate) mod admission;
 pub(crate) mod context;
@@ -195,7 +195,8 @@ impl Pipeline {
     }
 }
 
-/// Checks a request against the rules of its fields and with its tool; answers its parameters, and what a record shows of them.
+/// Checks a request against the rules of its fields and with its tool; answers its parameters, and
+/// what a record shows of them.
 fn validate<T: Tool>(
     spec: &ToolSpec,
     request: T::Request,

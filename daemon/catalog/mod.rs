@@ -1,4 +1,5 @@
-//! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing about a tool is written down twice.
+//! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing
+//! about a tool is written down twice.
 
 mod rules;
 

@@ -12,11 +12,13 @@ use clap::Parser;
     after_help = "Exit codes: 0 ended as asked, 64 wrong flags, 78 configuration or sandbox, 1 anything else."
 )]
 pub(crate) struct Args {
-    /// Where to listen: 127.0.0.1:50051 (the default), `[::1]:50051`, unix:/path. Port 0 picks a free one. Can be given several times
+    /// Where to listen: 127.0.0.1:50051 (the default), `[::1]:50051`, unix:/path. Port 0 picks a
+    /// free one. Can be given several times
     #[arg(long, value_name = "ADDR", env = "JIG_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
 
-    /// A workspace to serve; the first one is the default of calls that name none. Without any, the current directory. Can be given several times
+    /// A workspace to serve; the first one is the default of calls that name none. Without any, the
+    /// current directory. Can be given several times
     #[arg(
         long,
         value_name = "[NAME=]PATH",
@@ -41,7 +43,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]
     pub(crate) network: Option<String>,
 
-    /// A directory or file that commands see, read-only, at the same path or at DEST. Can be given several times
+    /// A directory or file that commands see, read-only, at the same path or at DEST. Can be given
+    /// several times
     #[arg(
         long,
         value_name = "PATH[:DEST]",
@@ -59,7 +62,8 @@ pub(crate) struct Args {
     )]
     pub(crate) bind: Vec<String>,
 
-    /// A directory, as commands see it, in which programs are looked up before the usual ones. Can be given several times
+    /// A directory, as commands see it, in which programs are looked up before the usual ones. Can
+    /// be given several times
     #[arg(long, value_name = "DIR", env = "JIG_PATH", value_delimiter = ':')]
     pub(crate) path: Vec<String>,
 
@@ -71,11 +75,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LEVEL", env = "JIG_LOG_LEVEL")]
     pub(crate) log_level: Option<String>,
 
-    /// How long running calls may go on when the daemon is told to end: 25s (the default), 500ms, 2m
+    /// How long running calls may go on when the daemon is told to end: 25s (the default), 500ms,
+    /// 2m
     #[arg(long, value_name = "TIME", env = "JIG_DRAIN_TIMEOUT")]
     pub(crate) drain_timeout: Option<String>,
 
-    /// Check the configuration, build a sandbox and run the probe in it, say what was found, and exit
+    /// Check the configuration, build a sandbox and run the probe in it, say what was found, and
+    /// exit
     #[arg(long)]
     pub(crate) check: bool,
 }

@@ -1,4 +1,5 @@
-//! The configuration file, as it was written. Unknown keys are errors: a misspelt limit must not be silently none.
+//! The configuration file, as it was written. Unknown keys are errors: a misspelt limit must not be
+//! silently none.
 
 use std::{
     fs,

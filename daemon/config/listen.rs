@@ -6,7 +6,8 @@ use std::{
     path::PathBuf,
 };
 
-/// An address that only this machine can reach. Others need keys or client certificates, which this version does not have.
+/// An address that only this machine can reach. Others need keys or client certificates, which this
+/// version does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Address {
     /// A port of the loopback interface.

@@ -1,6 +1,8 @@
-//! The configuration: file < environment < flags, checked once, passed down as types that cannot hold what is wrong.
+//! The configuration: file < environment < flags, checked once, passed down as types that cannot
+//! hold what is wrong.
 //!
-//! [`args`] and [`mod@file`] hold what was written; [`Config`] holds what it means. Every problem is reported, not only the first.
+//! [`args`] and [`mod@file`] hold what was written; [`Config`] holds what it means. Every problem
+//! is reported, not only the first.
 
 pub(crate) mod args;
 mod check;
@@ -22,7 +24,8 @@ use crate::daemon::{
 const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
 /// Where commands see the workspace.
 const DEFAULT_MOUNT_PATH: &str = "/workspace";
-/// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes gives a pod.
+/// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes
+/// gives a pod.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(25);
 /// Time between SIGTERM and SIGKILL.
 const DEFAULT_GRACE: Duration = Duration::from_secs(2);
@@ -30,9 +33,11 @@ const DEFAULT_GRACE: Duration = Duration::from_secs(2);
 const DEFAULT_ARTIFACT_BYTES: u64 = 64 << 20;
 /// Calls at one time: each holds at most its inline output, twice, and 64 KiB in pipes.
 const DEFAULT_CONCURRENT_CALLS: usize = 2048;
-/// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a megabyte.
+/// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a
+/// megabyte.
 const DEFAULT_CONCURRENT_RUNS: usize = 1024;
-/// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd leave alone (60706 to 61183).
+/// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd
+/// leave alone (60706 to 61183).
 const DEFAULT_SANDBOX_ID: u32 = 61_000;
 
 /// The configuration of one daemon.

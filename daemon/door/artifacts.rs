@@ -97,7 +97,8 @@ async fn send(
                 match tokio::time::timeout_at(deadline.into(), sender.send(message)).await {
                     Ok(sent) => sent.is_ok(),
                     Err(_) => {
-                        // Its queue is full and nobody reads it: this is for a client that begins to read again.
+                        // Its queue is full and nobody reads it: this is for a client that begins
+                        // to read again.
                         let _gone = sender
                             .send(Err(to_status(&call::timed_out("ReadArtifact"))))
                             .await;

@@ -1,10 +1,12 @@
-//! The environment of a command: it starts empty, gets a few variables that every program expects, and those of the request.
+//! The environment of a command: it starts empty, gets a few variables that every program expects,
+//! and those of the request.
 
 use std::{collections::BTreeMap, ffi::CString};
 
 use crate::daemon::sandbox::plan::{HOME, USER};
 
-/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32 pages with it).
+/// Longest argument or variable, in bytes without its NUL (MAX_ARG_STRLEN of linux/binfmts.h is 32
+/// pages with it).
 const LONGEST_STRING: usize = 131_071;
 /// Where programs are looked up unless the request or the workspace says otherwise.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -1,4 +1,5 @@
-//! Running one command: what is asked for, one task that owns it until nothing of it is left, and what is told about it.
+//! Running one command: what is asked for, one task that owns it until nothing of it is left, and
+//! what is told about it.
 //!
 //! ```text
 //!             end by itself

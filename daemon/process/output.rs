@@ -1,4 +1,5 @@
-//! What a command writes: its head and its tail for the answer, the whole for an artifact, and all of it counted.
+//! What a command writes: its head and its tail for the answer, the whole for an artifact, and all
+//! of it counted.
 
 use std::{collections::VecDeque, io, os::fd::OwnedFd};
 
@@ -76,7 +77,8 @@ impl Stream {
         Ok((stream, writer))
     }
 
-    /// Waits until there is something to read. Never ready once the stream was closed. May be cancelled.
+    /// Waits until there is something to read. Never ready once the stream was closed. May be
+    /// cancelled.
     pub(crate) async fn readable(&self) {
         match &self.pipe {
             Some(pipe) => {
@@ -100,7 +102,8 @@ impl Stream {
         }
     }
 
-    /// Reads what the command had written when it ended, and no more: somebody else may hold the pipe and write on.
+    /// Reads what the command had written when it ended, and no more: somebody else may hold the
+    /// pipe and write on.
     pub(crate) async fn finish(mut self, path: &str) -> Captured {
         let mut left = self
             .pipe
@@ -147,7 +150,8 @@ impl Stream {
         let room = self.chunk.get_mut(..limit).unwrap_or_default();
         let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, &mut *room)?);
         let read = match readiness {
-            // Forgets the readiness when the pipe is empty, without losing one that comes meanwhile.
+            // Forgets the readiness when the pipe is empty, without losing one that comes
+            // meanwhile.
             Readiness::Known => pipe.try_io(Interest::READABLE, read),
             // The runtime may not have looked at the pipe yet, and would not read.
             Readiness::Unknown => read(pipe.get_ref()),
@@ -220,7 +224,8 @@ impl Capture {
         self.tail.extend(rest);
     }
 
-    /// What the answer holds, and whether it leaves something out. Bytes that are not UTF-8 become U+FFFD; a character is never cut by the gap.
+    /// What the answer holds, and whether it leaves something out. Bytes that are not UTF-8 become
+    /// U+FFFD; a character is never cut by the gap.
     pub(crate) fn text(&self, path: &str) -> (String, bool) {
         let (first, second) = self.tail.as_slices();
         let kept = (self.head.len() + self.tail.len()) as u64;

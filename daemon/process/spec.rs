@@ -7,8 +7,8 @@ use bytes::Bytes;
 use super::environment::Environment;
 use crate::daemon::{error::Violation, sandbox::image::Command};
 
-/// Most bytes that arguments and environment may take together, pointers included: a quarter of the stack limit of 8 MiB (execve(2)), less room for
-/// what the kernel puts there itself.
+/// Most bytes that arguments and environment may take together, pointers included: a quarter of the
+/// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself.
 const LARGEST_IMAGE: usize = (2 << 20) - 8192;
 
 /// The program and its arguments.
@@ -96,7 +96,8 @@ impl Spec {
         }]
     }
 
-    /// Where the program may lie: itself if it names a path, else in each directory of the command's `PATH`, as execvp(3) looks.
+    /// Where the program may lie: itself if it names a path, else in each directory of the
+    /// command's `PATH`, as execvp(3) looks.
     fn candidates(&self, program: &CString) -> Vec<CString> {
         let name = program.as_bytes();
         if name.is_empty() || name.contains(&b'/') {

@@ -1,4 +1,5 @@
-//! The ladder by which a command is ended: SIGTERM, a grace, SIGKILL. Pure: it knows no clock and sends nothing.
+//! The ladder by which a command is ended: SIGTERM, a grace, SIGKILL. Pure: it knows no clock and
+//! sends nothing.
 
 use std::time::{Duration, Instant};
 

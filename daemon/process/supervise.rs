@@ -129,7 +129,8 @@ pub(crate) async fn run(
         give_pipes(pool, [&stdout_end, &stderr_end]);
         match warm.dispatch(&command, &streams) {
             Ok(running) => break (running, dispatched),
-            // It died while it was warm, as all do when their launcher dies: it has not seen the command, so another can be asked.
+            // It died while it was warm, as all do when their launcher dies: it has not seen the
+            // command, so another can be asked.
             Err(failure) if failure.is_disconnection() && stale < STALE_AT_MOST => stale += 1,
             Err(failure) => return Err(RunError::NotStarted(failure)),
         }
@@ -171,7 +172,8 @@ pub(crate) async fn run(
     })
 }
 
-/// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`) otherwise: that asks whose they are, also of who has them open.
+/// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`)
+/// otherwise: that asks whose they are, also of who has them open.
 fn give_pipes(pool: &Pool, pipes: [&OwnedFd; 2]) {
     let Some(identity) = pool.identity() else {
         return;

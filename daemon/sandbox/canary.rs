@@ -1,6 +1,8 @@
-//! The probe that proves the isolation: run at start in a real sandbox, by the very process that would become a command.
+//! The probe that proves the isolation: run at start in a real sandbox, by the very process that
+//! would become a command.
 //!
-//! Like everything in that process it allocates nothing. It answers with one bit for each check that failed.
+//! Like everything in that process it allocates nothing. It answers with one bit for each check
+//! that failed.
 
 use std::{
     ffi::CStr,

@@ -9,7 +9,8 @@ use rustix::thread::{
 
 use crate::daemon::sys::Errno;
 
-/// Capabilities that making sandboxes needs in a slot's user namespace; the rest is dropped there once instead of in each sandbox.
+/// Capabilities that making sandboxes needs in a slot's user namespace; the rest is dropped there
+/// once instead of in each sandbox.
 const FOR_BUILDING: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SETPCAP);
 
 /// Drops from the bounding set what making sandboxes does not need.
@@ -19,8 +20,9 @@ pub(super) fn keep_for_building() -> Result<(), Errno> {
 
 /// Empties all five sets and locks the rules by which they could grow again. Allocates nothing.
 pub(super) fn give_up_all() -> Result<(), Errno> {
-    // NOROOT: executing as uid 0 gives nothing. NO_SETUID_FIXUP and KEEP_CAPS (locked off): changing user ids gives nothing. NO_CAP_AMBIENT_RAISE:
-    // nothing can be kept across execve. All locked.
+    // NOROOT: executing as uid 0 gives nothing. NO_SETUID_FIXUP and KEEP_CAPS (locked off):
+    // changing user ids gives nothing. NO_CAP_AMBIENT_RAISE: nothing can be kept across execve. All
+    // locked.
     set_capabilities_secure_bits(
         CapabilitiesSecureBits::NO_ROOT
             | CapabilitiesSecureBits::NO_ROOT_LOCKED

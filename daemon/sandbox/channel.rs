@@ -28,7 +28,8 @@ impl Channel {
 
     /// Sends one message.
     ///
-    /// Every message here is the only one in flight in its direction, so the socket's buffer has room; where it has not, the peer misbehaves.
+    /// Every message here is the only one in flight in its direction, so the socket's buffer has
+    /// room; where it has not, the peer misbehaves.
     pub(super) fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
         send_bytes(self.0.get_ref(), bytes, fds)
     }
@@ -60,7 +61,8 @@ impl Channel {
         let (identity, fds) = match self.send(&bytes, &[]) {
             Ok(()) => self.answer(stage).await?,
             Err(errno) => {
-                // One that has failed says why before it ends: that is still to be read when it cannot be asked any more.
+                // One that has failed says why before it ends: that is still to be read when it
+                // cannot be asked any more.
                 let failure = Failure::kernel(stage, errno, "asking");
                 return Err(match self.answer(stage).await {
                     Err(why) if failure.is_disconnection() && !why.is_disconnection() => why,

@@ -1,7 +1,9 @@
-//! Mapping the owner of a directory to the sandboxes' user, so that both the daemon and the commands find the files to be theirs.
+//! Mapping the owner of a directory to the sandboxes' user, so that both the daemon and the
+//! commands find the files to be theirs.
 //!
-//! An id-mapped mount (mount_setattr(2)) takes its map from a user namespace. That namespace needs no process that does anything: one is made, its maps
-//! are written, the namespace is opened, and the process is ended.
+//! An id-mapped mount (mount_setattr(2)) takes its map from a user namespace. That namespace needs
+//! no process that does anything: one is made, its maps are written, the namespace is opened, and
+//! the process is ended.
 
 use std::{
     fs,
@@ -60,7 +62,8 @@ pub(super) fn user_namespace(
             }
         };
     let process = child.as_raw_nonzero();
-    // Where every id may be mapped, other owners stay as they are; in a container's user namespace only its own ids can be.
+    // Where every id may be mapped, other owners stay as they are; in a container's user namespace
+    // only its own ids can be.
     let write_map = |file: &str, from: u32| {
         let path = format!("/proc/{process}/{file}");
         write(&path, &exchange(from, id)).or_else(|_| write(&path, &format!("{from} {id} 1\n")))

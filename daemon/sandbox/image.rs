@@ -1,5 +1,5 @@
-//! The request that a sandbox receives: the command as execve(2) wants it, laid out by the daemon so that the receiving process has nothing to
-//! compute and nothing to allocate.
+//! The request that a sandbox receives: the command as execve(2) wants it, laid out by the daemon
+//! so that the receiving process has nothing to compute and nothing to allocate.
 //!
 //! ```text
 //! | header | argv: offsets, 0 | envp: offsets, 0 | cwd \0 program \0 … argument \0 … NAME=value \0 … |
@@ -61,7 +61,8 @@ pub(crate) fn probe_image() -> Vec<u8> {
 }
 
 impl Command {
-    /// Lays the command out. Answers nothing when it is larger than 4 GiB, which no kernel would execute.
+    /// Lays the command out. Answers nothing when it is larger than 4 GiB, which no kernel would
+    /// execute.
     pub(crate) fn image(&self) -> Option<Vec<u8>> {
         let argv = HEADER_BYTES;
         let envp = argv + 8 * (self.argv.len() + 1);

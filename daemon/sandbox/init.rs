@@ -11,8 +11,9 @@
 //!   says Ended, and is gone
 //! ```
 //!
-//! Both share the memory of the slot keeper that made them until the command is executed: nothing here allocates, locks, panics or touches
-//! thread-local storage. Everything that does not depend on the request is done before it comes.
+//! Both share the memory of the slot keeper that made them until the command is executed: nothing
+//! here allocates, locks, panics or touches thread-local storage. Everything that does not depend
+//! on the request is done before it comes.
 
 use std::{
     convert::Infallible,
@@ -124,7 +125,8 @@ pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
     let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
         exit_now(0); // the daemon dropped the sandbox without a request
     };
-    // Whatever the command left behind: kill reaches everything in this process namespace but its init.
+    // Whatever the command left behind: kill reaches everything in this process namespace but its
+    // init.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
     cabin.unmap_image();
@@ -153,7 +155,8 @@ fn wait_for(command: Pid) -> i32 {
     }
 }
 
-/// Builds the sandbox. The order matters: mounts need capabilities and come before Landlock, which forbids them; seccomp comes last.
+/// Builds the sandbox. The order matters: mounts need capabilities and come before Landlock, which
+/// forbids them; seccomp comes last.
 fn build(state: &State) -> Result<(), Broken> {
     let blueprint = state.blueprint;
     keep_only(state.control).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
@@ -185,7 +188,8 @@ fn build(state: &State) -> Result<(), Broken> {
         maximum: Some(value),
     };
     for (resource, limit) in [
-        // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
+        // A core pattern that pipes to a program is run whatever the limit, but for 1
+        // (fs/coredump.c).
         (Resource::Core, same(1)),
         (
             Resource::Nofile,

@@ -1,8 +1,9 @@
 //! The keeper: starts the launcher, and starts it again should it die.
 //!
-//! A process of its own, executed before the daemon has threads, because the daemon must never fork. It stays outside every namespace made here, keeps
-//! the rights that the daemon gives up, and does the two things that need them: becoming another user, and mapping the owner of a workspace to that
-//! user. It dies with the daemon.
+//! A process of its own, executed before the daemon has threads, because the daemon must never
+//! fork. It stays outside every namespace made here, keeps the rights that the daemon gives up, and
+//! does the two things that need them: becoming another user, and mapping the owner of a workspace
+//! to that user. It dies with the daemon.
 
 use std::{
     fs,
@@ -129,7 +130,8 @@ impl Keeper {
         }
     }
 
-    /// Starts a template, and before it the launcher where it is not running. Answers the daemon's end of the template's socket.
+    /// Starts a template, and before it the launcher where it is not running. Answers the daemon's
+    /// end of the template's socket.
     fn start_template(&mut self, workspace: usize) -> Result<(Identity, OwnedFd), Failure> {
         if self
             .launcher
@@ -180,8 +182,8 @@ impl Keeper {
                 .unwrap_or_else(none));
         };
         let (keeper, socket) = pair().map_err(at(Stage::Launcher, "socket"))?;
-        // While a process is not dumpable, its files in /proc belong to root, and only root could write the launcher's maps. The launcher inherits this
-        // from here.
+        // While a process is not dumpable, its files in /proc belong to root, and only root could
+        // write the launcher's maps. The launcher inherits this from here.
         let dumpable =
             |behavior| set_dumpable_behavior(behavior).map_err(at(Stage::Launcher, "dumpable"));
         dumpable(DumpableBehavior::Dumpable)?;
@@ -193,7 +195,8 @@ impl Keeper {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
                 drop(keeper);
-                // Its maps must be there before it does anything: the keeper sends one message when they are.
+                // Its maps must be there before it does anything: the keeper sends one message when
+                // they are.
                 match receive::<()>(&socket) {
                     Ok(Some(_)) => {}
                     _ => exit_now(0),
@@ -226,7 +229,8 @@ impl Keeper {
         }
     }
 
-    /// As whom the sandboxes of a workspace run: a user of their own where the workspace can be mounted with its owner mapped to it, else its owner.
+    /// As whom the sandboxes of a workspace run: a user of their own where the workspace can be
+    /// mounted with its owner mapped to it, else its owner.
     fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
         if !self.privileged {
             let identity = Identity {
@@ -274,7 +278,8 @@ impl Keeper {
             .ok_or_else(|| Failure::other(Stage::Launcher, "no such workspace"))
     }
 
-    /// Opens the trees of a workspace and its binds, owners mapped, with the rights that the launcher does not have.
+    /// Opens the trees of a workspace and its binds, owners mapped, with the rights that the
+    /// launcher does not have.
     fn open_trees(&self, workspace: usize, identity: Identity) -> Result<Vec<OwnedFd>, Failure> {
         let map_to = identity.id_mapped.then_some(identity.uid);
         let mut trees = vec![self.open_workspace(workspace, map_to)?];
@@ -320,7 +325,8 @@ impl Keeper {
         Ok(tree)
     }
 
-    /// A user namespace that maps `owner` to the sandboxes' user; nothing where they are the same, or no mapping is wanted.
+    /// A user namespace that maps `owner` to the sandboxes' user; nothing where they are the same,
+    /// or no mapping is wanted.
     fn map(&self, owner: Owner, map_to: Option<u32>) -> Result<Option<OwnedFd>, Failure> {
         match map_to {
             Some(id) if owner != (Owner { uid: id, gid: id }) => {

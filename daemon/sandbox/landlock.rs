@@ -1,7 +1,9 @@
-//! A second wall on files: what a run may touch, as Landlock rules (Documentation/userspace-api/landlock.rst).
+//! A second wall on files: what a run may touch, as Landlock rules
+//! (Documentation/userspace-api/landlock.rst).
 //!
-//! The mounts decide already; this stands behind them should a mount be made where none was meant. TCP is not handled: the network namespace is the
-//! wall there, and rules would break the loopback interface. A kernel without Landlock is no reason to refuse: `GetInfo` tells.
+//! The mounts decide already; this stands behind them should a mount be made where none was meant.
+//! TCP is not handled: the network namespace is the wall there, and rules would break the loopback
+//! interface. A kernel without Landlock is no reason to refuse: `GetInfo` tells.
 
 use std::{ffi::CString, os::fd::AsFd as _};
 

@@ -1,4 +1,5 @@
-//! The launcher: process 1 of the namespaces in which all sandboxes live. Its death is the death of all of them.
+//! The launcher: process 1 of the namespaces in which all sandboxes live. Its death is the death of
+//! all of them.
 //!
 //! It knows no secrets and serves no requests: it starts templates when the keeper tells it to.
 

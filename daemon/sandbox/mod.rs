@@ -10,11 +10,14 @@
 //!                      └─ command process 2, made already: receives the request, executes
 //! ```
 //!
-//! The daemon gets each sandbox as a token, a control socket and a pidfd, and talks to it directly. The client is answered when the sandbox says that
-//! the command ended and everything that it left behind is gone; its namespaces are torn down after that. On the way of a kill, the sandbox is gone
-//! when its init's pidfd says so, never when its socket closes: that happens while processes still live.
+//! The daemon gets each sandbox as a token, a control socket and a pidfd, and talks to it directly.
+//! The client is answered when the sandbox says that the command ended and everything that it left
+//! behind is gone; its namespaces are torn down after that. On the way of a kill, the sandbox is
+//! gone when its init's pidfd says so, never when its socket closes: that happens while processes
+//! still live.
 //!
-//! Everything fails closed: a step that cannot be done is reported as a [`stage::Failure`] that names it, and there is no second, weaker way.
+//! Everything fails closed: a step that cannot be done is reported as a [`stage::Failure`] that
+//! names it, and there is no second, weaker way.
 //!
 //! | file | holds |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! What the launcher is to build: the part of the configuration that sandboxes depend on, sent to it once when it starts.
+//! What the launcher is to build: the part of the configuration that sandboxes depend on, sent to
+//! it once when it starts.
 
 use std::path::PathBuf;
 
@@ -24,7 +25,8 @@ pub(crate) struct WorkspacePlan {
     pub(crate) name: String,
     /// Where the workspace lies.
     pub(crate) path: PathBuf,
-    /// Device and inode of the directory that the daemon holds open: what is mounted must be the same.
+    /// Device and inode of the directory that the daemon holds open: what is mounted must be the
+    /// same.
     pub(crate) identity: (u64, u64),
     /// Where commands see it.
     pub(crate) mount_path: PathBuf,

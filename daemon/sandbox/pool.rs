@@ -1,7 +1,8 @@
 //! The pool of warm sandboxes of each workspace.
 //!
-//! One task owns one slot: it asks the slot's keeper for a sandbox, waits until it is built, offers it, and waits until whoever took it is done. Slots
-//! are added while calls wait and more are allowed, and end when more than enough are idle.
+//! One task owns one slot: it asks the slot's keeper for a sandbox, waits until it is built, offers
+//! it, and waits until whoever took it is done. Slots are added while calls wait and more are
+//! allowed, and end when more than enough are idle.
 
 use std::{
     collections::VecDeque,
@@ -39,11 +40,14 @@ use crate::daemon::{
     task,
 };
 
-/// Sandboxes kept warm for each workspace from the start: one to take while the other is being made.
+/// Sandboxes kept warm for each workspace from the start: one to take while the other is being
+/// made.
 const WARM_AT_START: usize = 2;
-/// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of kernel memory.
+/// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of
+/// kernel memory.
 const WARM_AT_MOST: usize = 8;
-/// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than this is not one to wait for.
+/// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
+/// this is not one to wait for.
 const BUILD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// The keeper's process and the socket to it, before the runtime runs.
@@ -89,7 +93,8 @@ struct State {
 // === impl KeeperProcess ===
 
 impl KeeperProcess {
-    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper inherits what it is.
+    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper
+    /// inherits what it is.
     pub(crate) fn start(plan: Plan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
         let (daemon, keeper) = wire::pair()?;
         #[expect(
@@ -119,7 +124,8 @@ impl KeeperProcess {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at most `slots_at_most` runs at a time.
+    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at
+    /// most `slots_at_most` runs at a time.
     pub(crate) fn new(
         keeper: KeeperProcess,
         workspaces: usize,
@@ -149,7 +155,8 @@ impl Sandboxes {
         self.pools.get(workspace)
     }
 
-    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be restarted.
+    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be
+    /// restarted.
     pub(crate) async fn keeper_gone(&self) {
         if self.keeper.readable().await.is_err() {
             std::future::pending().await
@@ -283,10 +290,12 @@ impl Pool {
             if !self.offer(warm) {
                 return Ok(());
             }
-            // The sender is dropped without a word when a warm sandbox is dropped: the pool is closed.
+            // The sender is dropped without a word when a warm sandbox is dropped: the pool is
+            // closed.
             let fate = told.await;
             {
-                // One that was dropped without a word was lent too, unless it was still warm: then the pool is closed.
+                // One that was dropped without a word was lent too, unless it was still warm: then
+                // the pool is closed.
                 let mut state = self.state();
                 if !state.closed {
                     state.lent -= 1;
@@ -343,7 +352,8 @@ impl Pool {
         true
     }
 
-    /// Has the template make a slot; has the keeper start the template where there is none, or it has died.
+    /// Has the template make a slot; has the keeper start the template where there is none, or it
+    /// has died.
     async fn make_slot(&self) -> Result<Channel, Failure> {
         let mut template = self.template.lock().await;
         let mut started_here = false;

@@ -1,7 +1,8 @@
 //! What a run does not see of its own `/proc`.
 //!
-//! The sandbox's user is not root, neither outside nor in its own namespace, so files that only root may open need no mask, nor do the settings below
-//! `/proc/sys`, which only root may write. What is left are files that tell anybody about the whole machine.
+//! The sandbox's user is not root, neither outside nor in its own namespace, so files that only
+//! root may open need no mask, nor do the settings below `/proc/sys`, which only root may write.
+//! What is left are files that tell anybody about the whole machine.
 
 /// An entry of `/proc` and why it is hidden.
 #[derive(Debug)]

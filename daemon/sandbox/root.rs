@@ -1,4 +1,5 @@
-//! The root directory that commands see: an allowlist on a file system of its own. The daemon's root is never mounted and masked; it is not there.
+//! The root directory that commands see: an allowlist on a file system of its own. The daemon's
+//! root is never mounted and masked; it is not there.
 
 use std::{
     fs,
@@ -29,11 +30,13 @@ use crate::daemon::sys::{
     mount::{attribute, set_attributes},
 };
 
-/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link (`/bin` of a merged `/usr`), so it is for them.
+/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
+/// (`/bin` of a merged `/usr`), so it is for them.
 const SYSTEM: &[&str] = &[
     "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt",
 ];
-/// Directories of `/etc` that commands see, read-only: what programs look up there that is no secret.
+/// Directories of `/etc` that commands see, read-only: what programs look up there that is no
+/// secret.
 const ETC_DIRECTORIES: &[&str] = &[
     "alternatives",
     "ssl/certs",
@@ -59,7 +62,8 @@ const ETC_FILES: &[&str] = &[
 const LARGEST_COPY: u64 = 2 << 20;
 /// Devices that commands see.
 const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom"];
-/// File systems that must not come along below a directory that is mounted: they would show the daemon's host.
+/// File systems that must not come along below a directory that is mounted: they would show the
+/// daemon's host.
 const REVEALING: &[&str] = &[
     "proc",
     "sysfs",
@@ -75,7 +79,8 @@ const REVEALING: &[&str] = &[
     "efivarfs",
     "mqueue",
 ];
-/// Where the new root is put together: a directory that every system has, whose content is opened before it is covered.
+/// Where the new root is put together: a directory that every system has, whose content is opened
+/// before it is covered.
 const SCAFFOLD: &str = "/usr";
 /// The root holds a few small files and mount points only.
 const ROOT_OPTIONS: &std::ffi::CStr = c"size=8m,nr_inodes=4096,mode=755";
@@ -88,7 +93,8 @@ struct Piece {
     is_directory: bool,
 }
 
-/// Builds the root of `workspace` and makes it this process's root. `trees` holds the workspace's and its binds' trees where the keeper opened them.
+/// Builds the root of `workspace` and makes it this process's root. `trees` holds the workspace's
+/// and its binds' trees where the keeper opened them.
 pub(super) fn build(
     workspace: &WorkspacePlan,
     identity: Identity,
@@ -173,7 +179,8 @@ pub(super) fn build(
         .map_err(build("making the root read-only"))
 }
 
-/// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the other way round.
+/// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the
+/// other way round.
 pub(super) fn make_private() -> Result<(), Failure> {
     mount_change(
         "/",
@@ -211,7 +218,8 @@ fn open_workspace(workspace: &WorkspacePlan) -> Result<OwnedFd, Failure> {
     Ok(tree)
 }
 
-/// Checks that `tree` is the directory that the daemon holds open: its path may lead elsewhere by now.
+/// Checks that `tree` is the directory that the daemon holds open: its path may lead elsewhere by
+/// now.
 pub(super) fn check_identity(workspace: &WorkspacePlan, tree: &OwnedFd) -> Result<(), Failure> {
     let name = workspace.path.display();
     let stat = rustix::fs::fstat(tree).map_err(at(Stage::OpenSource, &name.to_string()))?;
@@ -248,7 +256,8 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
     for name in DEVICES {
         let path = Path::new("/dev").join(name);
         let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
-        // Major 1 is the kernel's memory devices. A container's /dev can hold anything under these names.
+        // Major 1 is the kernel's memory devices. A container's /dev can hold anything under these
+        // names.
         if rustix::fs::major(metadata.rdev()) != 1 {
             return Err(Failure::other(
                 Stage::OpenSource,
@@ -265,7 +274,8 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
     Ok(pieces)
 }
 
-/// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime starts without.
+/// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime
+/// starts without.
 fn java_directories() -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
     entries
@@ -308,7 +318,8 @@ fn put(piece: Piece) -> Result<(), Failure> {
     .map_err(at(Stage::BuildRoot, &name))
 }
 
-/// Refuses a directory that has a mount below it which would show the host's processes, devices or settings.
+/// Refuses a directory that has a mount below it which would show the host's processes, devices or
+/// settings.
 pub(super) fn refuse_revealing_mounts(source: &Path) -> Result<(), Failure> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")
         .map_err(|error| io_failure(&error, "/proc/self/mountinfo"))?;
@@ -344,7 +355,8 @@ fn unescape(text: &str) -> String {
         .replace("\\134", "\\")
 }
 
-/// The small files of `/etc`, and the top directories that are symbolic links, read before the scaffold covers their source.
+/// The small files of `/etc`, and the top directories that are symbolic links, read before the
+/// scaffold covers their source.
 struct EtcFiles {
     files: Vec<(&'static str, Vec<u8>)>,
     links: Vec<(&'static str, PathBuf)>,

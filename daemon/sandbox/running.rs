@@ -25,7 +25,8 @@ use crate::daemon::{
     task,
 };
 
-/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand processes takes 54 ms on a slow machine.
+/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand
+/// processes takes 54 ms on a slow machine.
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a sandbox that says nothing may take to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
@@ -35,7 +36,8 @@ const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum SlotFate {
     /// Everything in the sandbox is gone: the slot can make another.
     Free,
-    /// Something in it could not be killed: the slot must not be used again. What is watched, where it can be, is ready once it is gone all the same.
+    /// Something in it could not be killed: the slot must not be used again. What is watched, where
+    /// it can be, is ready once it is gone all the same.
     Quarantined(Option<AsyncFd<OwnedFd>>),
 }
 
@@ -167,7 +169,8 @@ impl Running {
         self.command.map(|pid| pid.as_raw_nonzero().get())
     }
 
-    /// Waits until the command has ended and everything that it left behind is gone, or the sandbox has died. May be cancelled and called again.
+    /// Waits until the command has ended and everything that it left behind is gone, or the sandbox
+    /// has died. May be cancelled and called again.
     pub(crate) async fn end(&mut self) -> End {
         loop {
             let end = match self.report().await {
@@ -192,7 +195,8 @@ impl Running {
         }
     }
 
-    /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not, the slot is set aside and keeps waiting by itself.
+    /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not,
+    /// the slot is set aside and keeps waiting by itself.
     pub(crate) async fn kill(mut self) -> bool {
         let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) else {
             return true;
@@ -242,7 +246,8 @@ async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>) -> bool 
     gone
 }
 
-/// Makes a file in memory with `content` that nobody can change any more, open for reading from its start.
+/// Makes a file in memory with `content` that nobody can change any more, open for reading from its
+/// start.
 pub(crate) fn sealed_file(name: &std::ffi::CStr, content: &[u8]) -> io::Result<OwnedFd> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut writer = File::from(file);

@@ -1,7 +1,9 @@
-//! The slot keeper: owns the user and network namespace of one slot of the pool, and makes its sandboxes, one after the other.
+//! The slot keeper: owns the user and network namespace of one slot of the pool, and makes its
+//! sandboxes, one after the other.
 //!
-//! The user namespace is made once per slot and not once per run; it gives each run a process limit of its own, because a slot has one live run at a
-//! time. The network namespace belongs to the template's user namespace, so that a run has no power over it.
+//! The user namespace is made once per slot and not once per run; it gives each run a process limit
+//! of its own, because a slot has one live run at a time. The network namespace belongs to the
+//! template's user namespace, so that a run has no power over it.
 
 use std::{
     ffi::{CStr, CString},
@@ -34,14 +36,16 @@ use crate::daemon::sys::{
     process::{exit_now, wait_any},
 };
 
-/// Sandboxes of one slot that can exist at a time: the live one, and those that are still being torn down.
+/// Sandboxes of one slot that can exist at a time: the live one, and those that are still being
+/// torn down.
 const BERTHS: usize = 4;
 /// What the daemon sends to get a sandbox.
 pub(super) const REFILL: &[u8] = b"g";
 /// What comes with a sandbox's control socket and pidfd.
 pub(super) const TOKEN: &[u8] = b"t";
 
-/// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it is asked, until the daemon closes the socket.
+/// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it
+/// is asked, until the daemon closes the socket.
 pub(super) fn run(
     socket: BorrowedFd<'_>,
     plan: &Plan,
@@ -80,7 +84,8 @@ pub(super) fn run(
     }
 }
 
-/// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built from.
+/// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built
+/// from.
 fn prepare(
     plan: &Plan,
     workspace: &WorkspacePlan,
@@ -89,7 +94,8 @@ fn prepare(
 ) -> Result<Blueprint, Failure> {
     let in_stage = |stage| move |errno: Errno| Failure::kernel(stage, errno, "slot");
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(in_stage(Stage::SlotNamespace))?;
-    // While a process is not dumpable, its files in /proc belong to root and it could not write its own maps.
+    // While a process is not dumpable, its files in /proc belong to root and it could not write its
+    // own maps.
     set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(in_stage(Stage::SlotNamespace))?;
     for (file, text) in [
         ("/proc/self/setgroups", "deny".to_owned()),
@@ -183,7 +189,8 @@ fn make_sandbox(
         .get_mut(free)
         .ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
     let (daemon, sandbox) = pair().map_err(in_stage)?;
-    // Messages on the daemon's end then say by which process, as the daemon numbers it, they were sent.
+    // Messages on the daemon's end then say by which process, as the daemon numbers it, they were
+    // sent.
     set_socket_passcred(&daemon, true).map_err(in_stage)?;
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
     let pidfd = berth

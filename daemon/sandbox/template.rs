@@ -1,7 +1,9 @@
-//! The template of a workspace: a process with the workspace's root built and pivoted into, from which slots are made.
+//! The template of a workspace: a process with the workspace's root built and pivoted into, from
+//! which slots are made.
 //!
-//! It is process 1 of a process namespace of its own, so that its end is the end of everything made from it. It keeps one `/proc` mounted without masks:
-//! the kernel lets a new user namespace mount a fresh one only where a fully visible one is mounted already.
+//! It is process 1 of a process namespace of its own, so that its end is the end of everything made
+//! from it. It keeps one `/proc` mounted without masks: the kernel lets a new user namespace mount
+//! a fresh one only where a fully visible one is mounted already.
 
 use std::{
     fs,
@@ -40,7 +42,8 @@ use crate::daemon::sys::{
     signal,
 };
 
-/// Settings of a slot's network namespace that leave nothing of a run behind for the next: no socket in TIME_WAIT, no metrics of old connections.
+/// Settings of a slot's network namespace that leave nothing of a run behind for the next: no
+/// socket in TIME_WAIT, no metrics of old connections.
 const NETWORK_SETTINGS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
@@ -57,7 +60,8 @@ struct Template<'a> {
     proof: SingleThreaded,
 }
 
-/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is asked, until the daemon closes the socket.
+/// Runs as a template. Tells the daemon whether it is ready, then makes a slot each time it is
+/// asked, until the daemon closes the socket.
 pub(super) fn run(
     socket: OwnedFd,
     plan: &Plan,
@@ -120,8 +124,9 @@ fn build(
         .map_err(at(Stage::TemplateNamespaces, "death signal"))?;
     signal::reset_all().map_err(at(Stage::TemplateNamespaces, "signals"))?;
     umask(Mode::from_raw_mode(0o022));
-    // The kernel ends runs before it ends anything else when memory runs out. Raising the score needs no right, but while a process is not dumpable its
-    // files in /proc belong to root. `confine` ends that.
+    // The kernel ends runs before it ends anything else when memory runs out. Raising the score
+    // needs no right, but while a process is not dumpable its files in /proc belong to root.
+    // `confine` ends that.
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
@@ -153,7 +158,8 @@ fn confine<'a>(
     })
 }
 
-/// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside and outside.
+/// Takes on the user id of the sandboxes. Ids are mapped one to one, so they are the same inside
+/// and outside.
 pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
     let (uid, gid) = (
         rustix::fs::Uid::from_raw(identity.uid),
@@ -163,7 +169,8 @@ pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
     set_thread_res_uid(uid, uid, uid).map_err(at(Stage::SetUser, "user"))
 }
 
-/// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the daemon's terminal or log.
+/// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the
+/// daemon's terminal or log.
 fn replace_standard_streams() -> Result<(), Failure> {
     let failed = |errno| Failure::kernel(Stage::StandardStreams, errno, "/dev/null");
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
@@ -182,7 +189,8 @@ fn open_network_namespace() -> Result<OwnedFd, Failure> {
 }
 
 impl Template<'_> {
-    /// Makes a slot: a network namespace, and in it a keeper with a user and mount namespace of its own. Answers the daemon's end of its socket.
+    /// Makes a slot: a network namespace, and in it a keeper with a user and mount namespace of its
+    /// own. Answers the daemon's end of its socket.
     fn make_slot(&self) -> Result<OwnedFd, Failure> {
         let (daemon, keeper) = pair().map_err(at(Stage::SlotNamespace, "socket"))?;
         let forked = new_network().and_then(|()| {

@@ -1,7 +1,8 @@
-//! Messages between the daemon, the launcher's processes and the sandboxes, over SOCK_SEQPACKET sockets.
+//! Messages between the daemon, the launcher's processes and the sandboxes, over SOCK_SEQPACKET
+//! sockets.
 //!
-//! Between long-lived processes they are JSON, few and rare. A sandbox's init answers with a [`Report`] of fixed size, the only thing that it can make
-//! without allocating.
+//! Between long-lived processes they are JSON, few and rare. A sandbox's init answers with a
+//! [`Report`] of fixed size, the only thing that it can make without allocating.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -24,12 +25,14 @@ use super::{
 };
 use crate::daemon::sys::{Errno, process::Usage};
 
-/// Most bytes of a JSON message. A plan with a thousand binds fits; the kernel's default send buffer is larger.
+/// Most bytes of a JSON message. A plan with a thousand binds fits; the kernel's default send
+/// buffer is larger.
 const MESSAGE_BYTES: usize = 128 * 1024;
 /// Most descriptors in one message (SCM_MAX_FD of the kernel is 253).
 pub(super) const MESSAGE_FDS: usize = 128;
 
-/// What the daemon tells the keeper. Version 1 of the protocol: both ends are always the same binary.
+/// What the daemon tells the keeper. Version 1 of the protocol: both ends are always the same
+/// binary.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ToKeeper {
@@ -60,7 +63,8 @@ pub(crate) struct Identity {
     pub(crate) id_mapped: bool,
 }
 
-/// What the keeper tells the launcher: start a template. Its socket comes first, then the trees that the keeper has opened for it.
+/// What the keeper tells the launcher: start a template. Its socket comes first, then the trees
+/// that the keeper has opened for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StartTemplate {
     /// Index of the workspace in the plan.
@@ -178,7 +182,8 @@ pub(super) fn send_bytes(
 pub(super) struct Received {
     /// Its length; 0 when the peer is gone.
     pub(super) length: usize,
-    /// The process that sent it, as this one's namespace numbers it, where the socket was told to say so.
+    /// The process that sent it, as this one's namespace numbers it, where the socket was told to
+    /// say so.
     pub(super) sender: Option<Pid>,
 }
 

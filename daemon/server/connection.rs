@@ -1,4 +1,5 @@
-//! One connection: a TCP or Unix socket that cannot hold up the end of the daemon by saying nothing.
+//! One connection: a TCP or Unix socket that cannot hold up the end of the daemon by saying
+//! nothing.
 
 use std::{
     future::Future,
@@ -18,7 +19,8 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-/// How long a new connection may say nothing: graceful shutdown waits for a connection's first byte for ever (hyper issue 4170).
+/// How long a new connection may say nothing: graceful shutdown waits for a connection's first byte
+/// for ever (hyper issue 4170).
 const FIRST_BYTE: Duration = Duration::from_secs(10);
 
 /// A socket of either kind.

@@ -1,7 +1,8 @@
 //! The caller's deadline: `grpc-timeout`.
 //!
-//! tonic enforces it too, further out, but answers CANCELLED. This layer has the same time, is asked first, and answers DEADLINE_EXCEEDED. The
-//! handler is dropped then, and what it waits for is told to stop.
+//! tonic enforces it too, further out, but answers CANCELLED. This layer has the same time, is
+//! asked first, and answers DEADLINE_EXCEEDED. The handler is dropped then, and what it waits for
+//! is told to stop.
 
 use std::{
     future::Future,
@@ -71,7 +72,8 @@ where
     }
 }
 
-/// Reads `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). A malformed one counts as none, as in the other implementations.
+/// Reads `grpc-timeout`: at most 8 digits and a unit (gRPC over HTTP/2). A malformed one counts as
+/// none, as in the other implementations.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -192,9 +192,11 @@ fn bind_tcp(address: SocketAddr) -> io::Result<StdTcpListener> {
     Ok(listener)
 }
 
-/// Binds a Unix socket that only this user and root can connect to. One that a dead daemon left behind is replaced.
+/// Binds a Unix socket that only this user and root can connect to. One that a dead daemon left
+/// behind is replaced.
 fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
-    // Made with the right mode from the start: between binding and chmod anybody could connect. No thread exists yet that the mask could hit.
+    // Made with the right mode from the start: between binding and chmod anybody could connect. No
+    // thread exists yet that the mask could hit.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = StdUnixListener::bind(path).or_else(|error| {
         if error.kind() != io::ErrorKind::AddrInUse {

@@ -49,14 +49,16 @@ const LARGEST_REQUEST: usize = 16 << 20;
 const STREAMS_PER_CONNECTION: u32 = 256;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
 const PENDING_RESETS: usize = 64;
-/// Streams that were reset from here over a connection's life: every call that a client gives up is one, so it must not be a small number.
+/// Streams that were reset from here over a connection's life: every call that a client gives up is
+/// one, so it must not be a small number.
 const LOCAL_RESETS: usize = 1 << 20;
 /// Bytes under way on one stream and on one connection.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Bytes of a request's metadata.
 const HEADER_BYTES: u32 = 16 << 10;
-/// A connection that is silent for so long is asked whether its peer still lives, and closed when it does not answer.
+/// A connection that is silent for so long is asked whether its peer still lives, and closed when
+/// it does not answer.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// How long answers that are written already may take to reach their callers.
 const LAST_FRAMES: Duration = Duration::from_secs(2);
@@ -90,7 +92,8 @@ pub(crate) struct Signals {
     interrupt: Signal,
 }
 
-/// Serves until told to end, then drains. `announce` says where it listens, once calls are answered.
+/// Serves until told to end, then drains. `announce` says where it listens, once calls are
+/// answered.
 pub(crate) async fn serve(
     listeners: Listeners,
     services: Services,
@@ -166,7 +169,8 @@ pub(crate) async fn serve(
     report_health(&health, false, false).await;
     drain.begin();
     finish_calls(&drain, end_at_once, drain_timeout).await;
-    // What is left are connections on which the last answers are being written, or which nobody closes.
+    // What is left are connections on which the last answers are being written, or which nobody
+    // closes.
     if timeout(LAST_FRAMES, server).await.is_err() {
         tracing::warn!("connections were cut that did not close in time");
     }
@@ -241,7 +245,8 @@ impl Signals {
     }
 }
 
-/// Tells the health of each service, and of the whole, which is that of the tools: a daemon that runs no command is not ready.
+/// Tells the health of each service, and of the whole, which is that of the tools: a daemon that
+/// runs no command is not ready.
 async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bool) {
     let status = |serving| {
         if serving {

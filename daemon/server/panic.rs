@@ -1,4 +1,5 @@
-//! A panic in a handler becomes `INTERNAL`: without this its stream would be reset without a word, and the caller could not tell it from a lost network.
+//! A panic in a handler becomes `INTERNAL`: without this its stream would be reset without a word,
+//! and the caller could not tell it from a lost network.
 
 use std::{
     any::Any,

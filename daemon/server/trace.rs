@@ -1,4 +1,5 @@
-//! The outermost layer: gives each call its id and its span, and ends the span when the call has ended, whichever way.
+//! The outermost layer: gives each call its id and its span, and ends the span when the call has
+//! ended, whichever way.
 
 use std::{
     collections::HashSet,
@@ -49,7 +50,8 @@ struct Traced {
 }
 
 impl TraceLayer {
-    /// Knows `methods`; calls of others are all `_OTHER`, so that nobody can fill a collector with names.
+    /// Knows `methods`; calls of others are all `_OTHER`, so that nobody can fill a collector with
+    /// names.
     pub(super) fn new(telemetry: Telemetry, methods: HashSet<String>) -> Self {
         Self {
             telemetry,

@@ -7,7 +7,8 @@ use std::{
     path::PathBuf,
 };
 
-/// Where one stream of one command is written to. The file is made with its first byte: an empty stream needs none.
+/// Where one stream of one command is written to. The file is made with its first byte: an empty
+/// stream needs none.
 #[derive(Debug)]
 pub(crate) struct Sink {
     path: PathBuf,
@@ -33,7 +34,8 @@ impl Sink {
         self.room > 0 && self.error.is_none()
     }
 
-    /// Writes what fits. An error, a full disk for example, is kept for [`Sink::take_error`]; nothing more is written after it. Blocks.
+    /// Writes what fits. An error, a full disk for example, is kept for [`Sink::take_error`];
+    /// nothing more is written after it. Blocks.
     pub(crate) fn write(&mut self, data: &[u8]) {
         let fits = usize::try_from(self.room)
             .unwrap_or(usize::MAX)

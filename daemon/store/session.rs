@@ -15,7 +15,8 @@ use super::artifact::Sink;
 /// Bytes at the end of `events.jsonl` in which the last record must lie: records are far smaller.
 const LAST_RECORDS_BYTES: u64 = 256 * 1024;
 
-/// Id of a session: 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a folder.
+/// Id of a session: 1 to 64 letters, digits, `.`, `_` and `-`, the first of them no dot. It names a
+/// folder.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct SessionId(String);
 
@@ -85,7 +86,8 @@ impl Default for SessionId {
 // === impl Session ===
 
 impl Session {
-    /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is removed.
+    /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
+    /// removed.
     pub(super) fn open(folder: PathBuf) -> io::Result<Self> {
         DirBuilder::new()
             .recursive(true)
@@ -113,7 +115,8 @@ impl Session {
         })
     }
 
-    /// Begins a step: writes its first record, which `fields` completes. Nothing is kept when the disk is full.
+    /// Begins a step: writes its first record, which `fields` completes. Nothing is kept when the
+    /// disk is full.
     pub(crate) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<Step> {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let step = events.last_step + 1;
@@ -130,7 +133,8 @@ impl Session {
             .append(step.0, fields)
     }
 
-    /// Where a stream of the command of `step` is to be written, and the path under which it can be read.
+    /// Where a stream of the command of `step` is to be written, and the path under which it can be
+    /// read.
     pub(crate) fn sink(&self, step: Step, stream: StreamName, cap: u64) -> (Sink, String) {
         let path = step.artifact_path(stream);
         (Sink::new(self.folder.join(&path), cap), path)
@@ -181,7 +185,8 @@ impl Step {
         format!("logs/tool_step_{:04}_{stream}.txt", self.0)
     }
 
-    /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so none can lead elsewhere.
+    /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
+    /// none can lead elsewhere.
     fn of_artifact(path: &str) -> Option<Self> {
         let rest = path.strip_prefix("logs/tool_step_")?;
         let (number, _) = rest.split_once('_')?;

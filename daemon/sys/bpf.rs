@@ -22,14 +22,16 @@ struct Program {
     instructions: *const Instruction,
 }
 
-/// Puts this thread, and what it starts, under `filter` for good. It needs no_new_privs, or CAP_SYS_ADMIN in its user namespace.
+/// Puts this thread, and what it starts, under `filter` for good. It needs no_new_privs, or
+/// CAP_SYS_ADMIN in its user namespace.
 pub(crate) fn load_filter(filter: &[Instruction]) -> Result<(), Errno> {
     let length = u16::try_from(filter.len()).map_err(|_| Errno::INVAL)?;
     let program = Program {
         length,
         instructions: filter.as_ptr(),
     };
-    // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and checks the program itself.
+    // SAFETY: the kernel reads one sock_fprog and `length` instructions, both alive here, and
+    // checks the program itself.
     unsafe {
         syscall(
             libc::SYS_seccomp,

@@ -4,7 +4,8 @@ use std::ffi::CStr;
 
 use super::{Errno, syscall::syscall};
 
-/// Arguments of execve(2), in place: lists of addresses of NUL-terminated strings, each list ended by 0.
+/// Arguments of execve(2), in place: lists of addresses of NUL-terminated strings, each list ended
+/// by 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExecImage<'a> {
     memory: &'a [u8],
@@ -13,9 +14,11 @@ pub(crate) struct ExecImage<'a> {
 }
 
 impl<'a> ExecImage<'a> {
-    /// Makes offsets in `memory` into addresses, in place, for the lists of `argc` and `envc` offsets that begin at `argv` and `envp`.
+    /// Makes offsets in `memory` into addresses, in place, for the lists of `argc` and `envc`
+    /// offsets that begin at `argv` and `envp`.
     ///
-    /// Answers nothing when a list does not fit, is not aligned to 8, or an offset points outside or not to a NUL-terminated string.
+    /// Answers nothing when a list does not fit, is not aligned to 8, or an offset points outside
+    /// or not to a NUL-terminated string.
     pub(crate) fn relocate(
         memory: &'a mut [u8],
         argv: usize,
@@ -36,7 +39,8 @@ impl<'a> ExecImage<'a> {
     /// Executes `program`. Returns only when that fails.
     pub(crate) fn execute(&self, program: &CStr) -> Errno {
         let base = self.memory.as_ptr() as usize;
-        // SAFETY: `program` is NUL-terminated; `relocate` has made both lists arrays of pointers to such strings, ended by null.
+        // SAFETY: `program` is NUL-terminated; `relocate` has made both lists arrays of pointers to
+        // such strings, ended by null.
         let result = unsafe {
             syscall(
                 libc::SYS_execve,

@@ -7,9 +7,11 @@ use super::{Errno, syscall::syscall};
 /// Number that the one descriptor that is kept gets.
 const KEPT: i32 = 3;
 
-/// Closes every descriptor of this process but 0, 1, 2 and `keep`, which becomes number 3 and is not passed on by execve(2).
+/// Closes every descriptor of this process but 0, 1, 2 and `keep`, which becomes number 3 and is
+/// not passed on by execve(2).
 ///
-/// For processes that have just been made and own no descriptor through any value: those of their maker are in their memory, but not theirs to use.
+/// For processes that have just been made and own no descriptor through any value: those of their
+/// maker are in their memory, but not theirs to use.
 pub(crate) fn keep_only(keep: i32) -> Result<BorrowedFd<'static>, Errno> {
     if keep != KEPT {
         // SAFETY: dup3(2) takes integers.
@@ -39,6 +41,7 @@ pub(crate) fn keep_only(keep: i32) -> Result<BorrowedFd<'static>, Errno> {
 
 /// What [`keep_only`] kept.
 pub(crate) fn kept() -> BorrowedFd<'static> {
-    // SAFETY: the processes of a sandbox keep number 3 open until they execute another program or exit.
+    // SAFETY: the processes of a sandbox keep number 3 open until they execute another program or
+    // exit.
     unsafe { BorrowedFd::borrow_raw(KEPT) }
 }

@@ -41,7 +41,8 @@ pub(crate) fn abi() -> u32 {
     .unwrap_or(0)
 }
 
-/// Makes a ruleset that handles `attributes`, given in as many bytes as the kernel's `abi` knows of.
+/// Makes a ruleset that handles `attributes`, given in as many bytes as the kernel's `abi` knows
+/// of.
 pub(crate) fn create_ruleset(attributes: &RulesetAttributes, abi: u32) -> Result<OwnedFd, Errno> {
     let size = match abi {
         0..=3 => 8,

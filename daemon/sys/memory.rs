@@ -1,4 +1,5 @@
-//! The memory in which a sandbox's first two processes run while they share the memory of the process that made them.
+//! The memory in which a sandbox's first two processes run while they share the memory of the
+//! process that made them.
 
 use std::{
     cell::UnsafeCell,
@@ -18,14 +19,17 @@ use super::{
     process::{Namespaces, spawn_sharing_memory},
 };
 
-/// Bytes of each of the two stacks. Both are touched page by page, so unused ones cost address space only.
+/// Bytes of each of the two stacks. Both are touched page by page, so unused ones cost address
+/// space only.
 const STACK_BYTES: usize = 256 * 1024;
-/// Below each stack lies a page that cannot be touched: running over ends the process instead of damaging its neighbour.
+/// Below each stack lies a page that cannot be touched: running over ends the process instead of
+/// damaging its neighbour.
 const GUARD_BYTES: usize = 4096;
 /// Bytes of a request that travels in one message; larger ones come as a memory file.
 pub(crate) const IMAGE_BYTES: usize = 64 * 1024;
 
-/// What a process in a berth runs. It must follow the rules of [`super`]: raw system calls, no allocation, no lock, no thread-local storage.
+/// What a process in a berth runs. It must follow the rules of [`super`]: raw system calls, no
+/// allocation, no lock, no thread-local storage.
 pub(crate) type Entry<S> = fn(&'static Cabin<S>) -> !;
 
 /// Room for the two processes of one sandbox: two stacks and a [`Cabin`].
@@ -53,7 +57,8 @@ pub(crate) struct Cabin<S: 'static> {
     mapped_bytes: AtomicUsize,
 }
 
-// SAFETY: `image` is handed out once, by a swap of `image_taken`; the rest is immutable or atomic, and `S` is Sync.
+// SAFETY: `image` is handed out once, by a swap of `image_taken`; the rest is immutable or atomic,
+// and `S` is Sync.
 unsafe impl<S: Sync> Sync for Cabin<S> {}
 
 // === impl Berth ===
@@ -92,9 +97,11 @@ impl<S: Sync + 'static> Berth<S> {
         self.occupant.is_some()
     }
 
-    /// Starts a process that runs `first` in `namespaces` of its own; `second` is what it may start with [`Cabin::start_second`].
+    /// Starts a process that runs `first` in `namespaces` of its own; `second` is what it may start
+    /// with [`Cabin::start_second`].
     ///
-    /// The process namespace must be among `namespaces`: the end of the first process is then the end of the second, and the berth is free.
+    /// The process namespace must be among `namespaces`: the end of the first process is then the
+    /// end of the second, and the berth is free.
     pub(crate) fn start(
         &mut self,
         state: S,
@@ -121,8 +128,9 @@ impl<S: Sync + 'static> Berth<S> {
         // SAFETY: one past the end of the first stack, in the same mapping.
         let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
         let mut pidfd: i32 = -1;
-        // SAFETY: the stack is free while `occupant` is none, its top is 16-byte aligned (page-aligned), the cabin stays until the berth is free again,
-        // and `run_first` never returns. That entries follow the rules is part of the contract of `Entry`.
+        // SAFETY: the stack is free while `occupant` is none, its top is 16-byte aligned
+        // (page-aligned), the cabin stays until the berth is free again, and `run_first` never
+        // returns. That entries follow the rules is part of the contract of `Entry`.
         let child = unsafe {
             spawn_sharing_memory(
                 run_first::<S>,
@@ -143,7 +151,8 @@ impl<S: Sync + 'static> Berth<S> {
             self.occupant = None;
             // SAFETY: the address lies in the mapping of this berth.
             let cabin = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
-            // SAFETY: the cabin was written when the occupant was started; its processes are gone, so nobody else uses it.
+            // SAFETY: the cabin was written when the occupant was started; its processes are gone,
+            // so nobody else uses it.
             unsafe { cabin.as_ref() }.unmap_image();
         }
     }
@@ -156,7 +165,8 @@ unsafe extern "C" fn run_first<S: Sync + 'static>(cabin: *mut c_void) -> ! {
 }
 
 unsafe extern "C" fn run_second<S: Sync + 'static>(cabin: *mut c_void) -> ! {
-    // SAFETY: `start_second` has passed the cabin in which the first process lives, and it outlives its namespace's processes.
+    // SAFETY: `start_second` has passed the cabin in which the first process lives, and it outlives
+    // its namespace's processes.
     let cabin: &'static Cabin<S> = unsafe { &*cabin.cast::<Cabin<S>>() };
     (cabin.second)(cabin)
 }
@@ -164,11 +174,12 @@ unsafe extern "C" fn run_second<S: Sync + 'static>(cabin: *mut c_void) -> ! {
 // === impl Cabin ===
 
 impl<S: Sync + 'static> Cabin<S> {
-    /// Starts the second process, which shares the first one's namespaces. Only the first process calls this, once.
+    /// Starts the second process, which shares the first one's namespaces. Only the first process
+    /// calls this, once.
     pub(crate) fn start_second(&'static self) -> Result<Pid, Errno> {
         let cabin = std::ptr::from_ref(self).cast_mut().cast::<c_void>();
-        // The second stack ends where the cabin begins.
-        // SAFETY: the stack belongs to this berth and is used by nobody else, its top is page-aligned, and `run_second` never returns.
+        // The second stack ends where the cabin begins. SAFETY: the stack belongs to this berth and
+        // is used by nobody else, its top is page-aligned, and `run_second` never returns.
         unsafe { spawn_sharing_memory(run_second::<S>, cabin, cabin, 0, None) }
     }
 
@@ -182,7 +193,8 @@ impl<S: Sync + 'static> Cabin<S> {
         Some(unsafe { &mut *self.image.get() })
     }
 
-    /// Maps the first `bytes` of `file`, privately. Kept until [`Cabin::unmap_image`]. Answers nothing when one is mapped.
+    /// Maps the first `bytes` of `file`, privately. Kept until [`Cabin::unmap_image`]. Answers
+    /// nothing when one is mapped.
     #[expect(
         clippy::mut_from_ref,
         reason = "handed out once: the exchange guards it"
@@ -203,11 +215,13 @@ impl<S: Sync + 'static> Cabin<S> {
             )
         }?;
         self.mapped_at.store(at as usize, Ordering::Relaxed);
-        // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it can vanish.
+        // SAFETY: the mapping is `bytes` long, ours alone, and its file is sealed, so no page of it
+        // can vanish.
         Ok(unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), bytes) })
     }
 
-    /// Unmaps what [`Cabin::map_image`] mapped. The process that used it must be gone, or have executed another program.
+    /// Unmaps what [`Cabin::map_image`] mapped. The process that used it must be gone, or have
+    /// executed another program.
     pub(crate) fn unmap_image(&self) {
         let at = self.mapped_at.swap(0, Ordering::Relaxed);
         let bytes = self.mapped_bytes.swap(0, Ordering::Relaxed);

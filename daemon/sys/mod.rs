@@ -1,9 +1,11 @@
-//! The only module with `unsafe`: system calls that no library offers in the form that the sandbox needs.
+//! The only module with `unsafe`: system calls that no library offers in the form that the sandbox
+//! needs.
 //!
-//! Two rules shape it. What runs between the creation of a sandbox's processes and `execve` shares its memory with another process (see
-//! [`process`]), so everything used there makes raw system calls: no libc wrapper that writes `errno` to thread-local storage, no allocation, no lock.
-//! rustix's Linux backend works that way too and is used wherever it has the call. And each function here is safe to call: what the kernel needs is
-//! expressed in its types, or checked.
+//! Two rules shape it. What runs between the creation of a sandbox's processes and `execve` shares
+//! its memory with another process (see [`process`]), so everything used there makes raw system
+//! calls: no libc wrapper that writes `errno` to thread-local storage, no allocation, no lock.
+//! rustix's Linux backend works that way too and is used wherever it has the call. And each
+//! function here is safe to call: what the kernel needs is expressed in its types, or checked.
 
 #![allow(
     unsafe_code,

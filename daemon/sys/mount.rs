@@ -26,9 +26,11 @@ struct MountAttr {
     user_namespace: u64,
 }
 
-/// Sets `attributes` on `tree` and all mounts below it, makes them private, and maps their owners through `id_map`, a user namespace, if given.
+/// Sets `attributes` on `tree` and all mounts below it, makes them private, and maps their owners
+/// through `id_map`, a user namespace, if given.
 ///
-/// Owners can be mapped only on a tree that is not attached yet, once, by who has CAP_SYS_ADMIN over its file system.
+/// Owners can be mapped only on a tree that is not attached yet, once, by who has CAP_SYS_ADMIN
+/// over its file system.
 pub(crate) fn set_attributes(
     tree: BorrowedFd<'_>,
     attributes: u64,

@@ -1,4 +1,5 @@
-//! Making processes: a copy of a single-threaded process, and a process that shares its parent's memory.
+//! Making processes: a copy of a single-threaded process, and a process that shares its parent's
+//! memory.
 
 use std::{
     arch::asm,
@@ -16,7 +17,8 @@ use super::{
 /// Namespaces that a new process gets for itself: an or of `libc::CLONE_NEW*`.
 pub(crate) type Namespaces = i32;
 
-/// Proof that the process has one thread only, so that a copy of it is whole: no lock is held by a thread that the copy does not have.
+/// Proof that the process has one thread only, so that a copy of it is whole: no lock is held by a
+/// thread that the copy does not have.
 #[derive(Debug)]
 pub(crate) struct SingleThreaded(());
 
@@ -66,12 +68,14 @@ impl SingleThreaded {
 
 /// Makes a copy of this process in `namespaces` of its own, as fork(2) does.
 ///
-/// clone(2) and not clone3(2): container runtimes' default seccomp profiles answer ENOSYS to the latter.
+/// clone(2) and not clone3(2): container runtimes' default seccomp profiles answer ENOSYS to the
+/// latter.
 pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fork, Errno> {
     let mut pidfd: i32 = -1;
     let flags = namespaces | libc::CLONE_PIDFD | libc::SIGCHLD;
-    // SAFETY: without CLONE_VM and with no stack given, the child runs on a copy of this stack in a copy of this memory. The kernel writes the
-    // descriptor to `pidfd`, which outlives the call. The caller has shown that no other thread exists.
+    // SAFETY: without CLONE_VM and with no stack given, the child runs on a copy of this stack in a
+    // copy of this memory. The kernel writes the descriptor to `pidfd`, which outlives the call.
+    // The caller has shown that no other thread exists.
     let child = unsafe {
         syscall(
             libc::SYS_clone,
@@ -88,15 +92,18 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
     }
 }
 
-/// Starts a process that shares this one's memory and runs `entry(argument)` on the stack that ends at `stack_top`, in `namespaces` of its own.
+/// Starts a process that shares this one's memory and runs `entry(argument)` on the stack that ends
+/// at `stack_top`, in `namespaces` of its own.
 ///
-/// It has its own descriptors, working directory, signal handlers and limits, but the same memory, thread-local storage included: `entry` must not
-/// use std beyond plain computation. In exchange it costs neither a copy of page tables nor page faults.
+/// It has its own descriptors, working directory, signal handlers and limits, but the same memory,
+/// thread-local storage included: `entry` must not use std beyond plain computation. In exchange it
+/// costs neither a copy of page tables nor page faults.
 ///
 /// # Safety
 ///
-/// `stack_top` must be the 16-byte aligned end of a writable region, large enough for `entry`, that nothing else uses until the process has ended or
-/// executed another program; `argument` must stay valid as long. `entry` must never return, allocate, take a lock or touch thread-local storage.
+/// `stack_top` must be the 16-byte aligned end of a writable region, large enough for `entry`, that
+/// nothing else uses until the process has ended or executed another program; `argument` must stay
+/// valid as long. `entry` must never return, allocate, take a lock or touch thread-local storage.
 pub(super) unsafe fn spawn_sharing_memory(
     entry: unsafe extern "C" fn(*mut c_void) -> !,
     argument: *mut c_void,
@@ -113,9 +120,11 @@ pub(super) unsafe fn spawn_sharing_memory(
         None => std::ptr::null_mut(),
     };
     let result: isize;
-    // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as here, so it calls `entry` with `argument` on the new
-    // stack, whose top the caller has aligned as the ABI wants it before a call. `entry` never returns; ud2 would end the process if it did. In the
-    // parent the sequence falls through. rcx and r11 are overwritten by the system call.
+    // SAFETY: clone(2) with a stack of its own. In the child rax is 0 and every other register as
+    // here, so it calls `entry` with `argument` on the new stack, whose top the caller has aligned
+    // as the ABI wants it before a call. `entry` never returns; ud2 would end the process if it
+    // did. In the parent the sequence falls through. rcx and r11 are overwritten by the system
+    // call.
     unsafe {
         asm!(
             "syscall",
@@ -177,7 +186,8 @@ pub(crate) fn wait_any() -> Result<(Pid, i32), Errno> {
     }
 }
 
-/// What this process's children, and theirs, have used, as far as they were waited for (getrusage(2)).
+/// What this process's children, and theirs, have used, as far as they were waited for
+/// (getrusage(2)).
 pub(crate) fn usage_of_children() -> Usage {
     // SAFETY: all-zero bytes are a valid rusage: it holds integers only.
     let mut raw: libc::rusage = unsafe { std::mem::zeroed() };
@@ -204,7 +214,8 @@ pub(crate) fn usage_of_children() -> Usage {
     }
 }
 
-/// Sends `signal` to every process that this one may signal, itself and the namespace's init left out (kill(2) with -1).
+/// Sends `signal` to every process that this one may signal, itself and the namespace's init left
+/// out (kill(2) with -1).
 pub(crate) fn kill_all(signal: i32) -> Result<(), Errno> {
     // SAFETY: kill(2) takes two integers.
     unsafe {
@@ -246,7 +257,8 @@ pub(crate) fn exit_now(code: i32) -> ! {
 
 /// Moves this process into new namespaces (unshare(2)). Only flags of namespaces may be given.
 pub(crate) fn unshare(namespaces: Namespaces) -> Result<(), Errno> {
-    // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not memory.
+    // SAFETY: unshare(2) takes one integer. Namespaces change what names mean to the kernel, not
+    // memory.
     unsafe {
         syscall(
             libc::SYS_unshare,

@@ -35,7 +35,8 @@ pub(crate) fn bpf() -> Errno {
     answer(libc::SYS_bpf, [usize::MAX, 0, 0, 0, 0, 0])
 }
 
-/// ioctl(2) TIOCSTI on the standard input, with bits set above the 32 that the kernel looks at: ENOTTY where it is let through.
+/// ioctl(2) TIOCSTI on the standard input, with bits set above the 32 that the kernel looks at:
+/// ENOTTY where it is let through.
 pub(crate) fn tiocsti() -> Errno {
     answer(libc::SYS_ioctl, [0, 0x1_0000_0000 | 0x5412, 0, 0, 0, 0])
 }

@@ -7,7 +7,8 @@ use std::{
 
 use super::{Errno, process::kill_group, syscall::syscall};
 
-/// Signal that asks a sandbox's init to send another, given as its value, to the command's process group.
+/// Signal that asks a sandbox's init to send another, given as its value, to the command's process
+/// group.
 pub(crate) const RELAY: i32 = libc::SIGUSR1;
 /// Process group of a sandbox's command: it is process 2 and leads a session of its own.
 pub(crate) const COMMAND_GROUP: i32 = 2;
@@ -37,7 +38,8 @@ struct Queued {
     rest: [u8; 96],
 }
 
-/// Gives every signal its default action and unblocks all: what was ignored or blocked would stay so across execve(2).
+/// Gives every signal its default action and unblocks all: what was ignored or blocked would stay
+/// so across execve(2).
 pub(crate) fn reset_all() -> Result<(), Errno> {
     let default = Action {
         handler: libc::SIG_DFL,
@@ -134,7 +136,8 @@ pub(crate) fn send_through_init(pidfd: BorrowedFd<'_>, signal: i32) -> Result<()
 const SA_RESTORER: u64 = 0x0400_0000;
 
 fn set_action(signal: i32, action: &Action) -> Result<(), Errno> {
-    // SAFETY: the kernel reads one sigaction of its own layout; handlers in it are functions of this file.
+    // SAFETY: the kernel reads one sigaction of its own layout; handlers in it are functions of
+    // this file.
     unsafe {
         syscall(
             libc::SYS_rt_sigaction,

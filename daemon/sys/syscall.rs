@@ -13,11 +13,12 @@ compile_error!(
 ///
 /// # Safety
 ///
-/// The arguments must be what that system call asks for: pointers must be valid for what the kernel reads or writes through them.
+/// The arguments must be what that system call asks for: pointers must be valid for what the kernel
+/// reads or writes through them.
 pub(super) unsafe fn syscall(number: i64, arguments: [usize; 6]) -> Result<usize, Errno> {
     let result: isize;
-    // SAFETY: the x86-64 Linux calling convention: number in rax, arguments in rdi, rsi, rdx, r10, r8, r9; rcx and r11 are overwritten. The caller
-    // vouches for the arguments.
+    // SAFETY: the x86-64 Linux calling convention: number in rax, arguments in rdi, rsi, rdx, r10,
+    // r8, r9; rcx and r11 are overwritten. The caller vouches for the arguments.
     unsafe {
         asm!(
             "syscall",

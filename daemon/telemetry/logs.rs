@@ -1,6 +1,7 @@
 //! Logs on standard error: a JSON object a line, or text for a person.
 //!
-//! Messages are constant; what changes stands in fields. A call's records carry its trace id, so that they can be found from its spans.
+//! Messages are constant; what changes stands in fields. A call's records carry its trace id, so
+//! that they can be found from its spans.
 
 use std::{fmt, io, io::IsTerminal as _, time::SystemTime};
 
@@ -37,7 +38,8 @@ impl Format {
 
 /// Starts logging. A second call in one process changes nothing.
 pub(crate) fn start(format: Format, level: Level) {
-    // The libraries below speak at these levels about what is ordinary for a server, such as a client that goes away.
+    // The libraries below speak at these levels about what is ordinary for a server, such as a
+    // client that goes away.
     let filter = Targets::new()
         .with_default(Level::WARN)
         .with_target("jig", level)

@@ -1,6 +1,7 @@
 //! Spans and logs, and getting them out.
 //!
-//! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over gRPC, when an endpoint is set in the environment.
+//! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over
+//! gRPC, when an endpoint is set in the environment.
 
 pub(crate) mod logs;
 pub(crate) mod propagation;
@@ -28,7 +29,8 @@ pub(crate) struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the exporter's connection belongs to it.
+    /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the
+    /// exporter's connection belongs to it.
     pub(crate) fn start() -> Self {
         let mut builder = SdkTracerProvider::builder().with_resource(resource());
         if exports() {
@@ -56,7 +58,8 @@ impl Telemetry {
         &self.tracer
     }
 
-    /// Delivers what is not delivered yet. On a thread of its own: in a task it would wait for itself.
+    /// Delivers what is not delivered yet. On a thread of its own: in a task it would wait for
+    /// itself.
     pub(crate) async fn flush(self) {
         let flushed =
             task::blocking(move || self.provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
@@ -66,7 +69,8 @@ impl Telemetry {
     }
 }
 
-/// Whether the environment asks for spans to be exported. The SDK for Rust does not read all of these variables itself.
+/// Whether the environment asks for spans to be exported. The SDK for Rust does not read all of
+/// these variables itself.
 fn exports() -> bool {
     let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
     let endpoint =

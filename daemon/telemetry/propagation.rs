@@ -30,13 +30,15 @@ impl Injector for Variables {
     }
 }
 
-/// The trace context that came with a call (W3C Trace Context); empty where none did, or it is malformed.
+/// The trace context that came with a call (W3C Trace Context); empty where none did, or it is
+/// malformed.
 pub(crate) fn extract(headers: &HeaderMap) -> Context {
     TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers))
 }
 
-/// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` where there is one (OpenTelemetry, environment variables as context
-/// propagation carriers). Baggage is the caller's data and goes to no command.
+/// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` where there is one
+/// (OpenTelemetry, environment variables as context propagation carriers). Baggage is the caller's
+/// data and goes to no command.
 pub(crate) fn variables(context: &Context) -> Vec<(String, String)> {
     let mut variables = Variables(Vec::new());
     TraceContextPropagator::new().inject_context(context, &mut variables);

@@ -1,6 +1,8 @@
-//! Names of attributes, at OpenTelemetry semantic conventions 1.45; what has no name there begins with `jig.`.
+//! Names of attributes, at OpenTelemetry semantic conventions 1.45; what has no name there begins
+//! with `jig.`.
 //!
-//! The crate `opentelemetry-semantic-conventions` is generated from 1.42, where the stable `rpc.status_code` had another name.
+//! The crate `opentelemetry-semantic-conventions` is generated from 1.42, where the stable
+//! `rpc.status_code` had another name.
 
 /// Schema of the names below.
 pub(crate) const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.45.0";

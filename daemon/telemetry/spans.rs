@@ -1,7 +1,8 @@
 //! The three spans of a call, one inside the other: the RPC, the tool, the process.
 //!
-//! Made through OpenTelemetry's own interface and not through `tracing`: each is started and ended in one place, has exactly the attributes that the
-//! conventions name, and can be told apart from what is logged. A span that is dropped without a word has been abandoned.
+//! Made through OpenTelemetry's own interface and not through `tracing`: each is started and ended
+//! in one place, has exactly the attributes that the conventions name, and can be told apart from
+//! what is logged. A span that is dropped without a word has been abandoned.
 
 use std::borrow::Cow;
 

@@ -14,13 +14,15 @@ use crate::{
 
 /// Files on a page that says nothing about it.
 const DEFAULT_RESULTS: u32 = 1000;
-/// Most bytes of paths on a page, one path in any case: with what encodes them, they fit into a message of 4 MiB, which clients accept by default.
+/// Most bytes of paths on a page, one path in any case: with what encodes them, they fit into a
+/// message of 4 MiB, which clients accept by default.
 const PAGE_BYTES: usize = 3 << 20;
 /// Bytes that a path takes in a message beyond its own, at most.
 const PER_PATH: usize = 4;
 /// First byte of a page token.
 const TOKEN_VERSION: u8 = 1;
-/// Bytes of the filters' hash in a page token: tokens are made to be given back unchanged, not to keep a secret.
+/// Bytes of the filters' hash in a page token: tokens are made to be given back unchanged, not to
+/// keep a secret.
 const FILTERS_BYTES: usize = 16;
 
 /// The tool.
@@ -77,7 +79,8 @@ fn list_files(
     let mut bytes = 0;
     while let Some(path) = walk.next()? {
         bytes += path.len() + PER_PATH;
-        // Whatever was skipped since the last file is counted for the next page: it starts right behind that file.
+        // Whatever was skipped since the last file is counted for the next page: it starts right
+        // behind that file.
         if response.files.len() == most || !response.files.is_empty() && bytes > PAGE_BYTES {
             response.truncated = true;
             break;

@@ -31,15 +31,17 @@ pub(crate) trait Tool: Send + 'static {
     /// The request, checked.
     type Params: Send + 'static;
 
-    /// Checks what cannot be seen from one field alone. `request` has its defaults, and `violations` the fields that are known to break their rules.
-    /// Answers nothing when there is a violation.
+    /// Checks what cannot be seen from one field alone. `request` has its defaults, and
+    /// `violations` the fields that are known to break their rules. Answers nothing when there is a
+    /// violation.
     fn check(
         request: Self::Request,
         scene: &Scene,
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error>;
 
-    /// Does the work. It is polled to its end whatever becomes of the caller: `work.stop` tells when nobody waits any more.
+    /// Does the work. It is polled to its end whatever becomes of the caller: `work.stop` tells
+    /// when nobody waits any more.
     fn execute(
         params: Self::Params,
         work: Work,
@@ -111,7 +113,8 @@ impl<R> Done<R> {
     }
 }
 
-/// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any more.
+/// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any
+/// more.
 async fn on_files<R: Send + 'static>(
     work: Work,
     function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,

@@ -103,7 +103,8 @@ fn lines(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
     Ok(Some((first.into(), last)))
 }
 
-/// A number of lines for the wire. Only a file of more than 4 GiB of line endings alone reaches the limit.
+/// A number of lines for the wire. Only a file of more than 4 GiB of line endings alone reaches the
+/// limit.
 fn clamped(lines: u64) -> u32 {
     u32::try_from(lines).unwrap_or(u32::MAX)
 }

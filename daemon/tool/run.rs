@@ -250,7 +250,8 @@ impl ProcessSpan {
         }
     }
 
-    /// Ends the span of a command that ran. What it exited with is the command's affair and marks this span only.
+    /// Ends the span of a command that ran. What it exited with is the command's affair and marks
+    /// this span only.
     fn finished(self, finished: &Finished) {
         let span = self.span;
         let ended = &finished.ended;

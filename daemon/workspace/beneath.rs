@@ -1,7 +1,8 @@
 //! Opening beneath a directory: no path leads out of it, and none passes through a symbolic link.
 //!
-//! openat2(2) resolves a whole path under these rules in one call. Kernels and sandboxes without it (gVisor before 2026, old seccomp profiles) get a walk
-//! that opens one component at a time and looks at each. Which way it is, is found out once per directory.
+//! openat2(2) resolves a whole path under these rules in one call. Kernels and sandboxes without it
+//! (gVisor before 2026, old seccomp profiles) get a walk that opens one component at a time and
+//! looks at each. Which way it is, is found out once per directory.
 
 use std::{
     ffi::OsStr,
@@ -20,9 +21,11 @@ use rustix::{
 
 use crate::daemon::sys::Errno;
 
-/// Most attempts while directories on the way are renamed: each fails only when another rename was in between.
+/// Most attempts while directories on the way are renamed: each fails only when another rename was
+/// in between.
 const ATTEMPTS: usize = 128;
-/// Most bytes of a path in one system call: less than PATH_MAX with its final NUL. Longer paths are opened in several steps.
+/// Most bytes of a path in one system call: less than PATH_MAX with its final NUL. Longer paths are
+/// opened in several steps.
 const STEP: usize = 4000;
 /// Where a descriptor only names a place and gives no access to it.
 const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
@@ -94,7 +97,8 @@ impl AsFd for Root {
     }
 }
 
-/// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead elsewhere.
+/// Opens the directory `name` in `parent` for reading. A name, one component, cannot lead
+/// elsewhere.
 pub(super) fn open_child(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| {
         openat(
@@ -106,7 +110,8 @@ pub(super) fn open_child(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd,
     })
 }
 
-/// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened itself.
+/// Opens whatever is called `name` in `parent` without access to it; a symbolic link is opened
+/// itself.
 pub(super) fn open_name(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
     retry_on_intr(|| {
         openat(

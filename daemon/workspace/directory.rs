@@ -127,8 +127,9 @@ impl Listing {
         Some((entry, name(&self.names, entry)))
     }
 
-    /// Keeps the entries that `wanted` wants, which may also mark them as left out, and sorts them: by their names, where a directory's name ends with a
-    /// slash, since that is what the paths of its files go on with.
+    /// Keeps the entries that `wanted` wants, which may also mark them as left out, and sorts them:
+    /// by their names, where a directory's name ends with a slash, since that is what the paths of
+    /// its files go on with.
     pub(super) fn arrange(
         &mut self,
         mut wanted: impl FnMut(&mut Entry, &[u8]) -> Result<bool, Error>,
@@ -188,7 +189,8 @@ impl Listing {
         if !is_directory && !is_file {
             return;
         }
-        // Names of more than 255 bytes do not exist on Linux, and the room for names is far below 4 GiB.
+        // Names of more than 255 bytes do not exist on Linux, and the room for names is far below 4
+        // GiB.
         let (Ok(start), Ok(length)) = (u32::try_from(self.names.len()), u8::try_from(name.len()))
         else {
             return;

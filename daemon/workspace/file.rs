@@ -1,5 +1,5 @@
-//! Regular files, opened for reading. What only looks like one, a FIFO, a socket, a device, is looked at but not opened: opening alone can wait for ever
-//! or make something happen.
+//! Regular files, opened for reading. What only looks like one, a FIFO, a socket, a device, is
+//! looked at but not opened: opening alone can wait for ever or make something happen.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 

@@ -4,7 +4,8 @@ use ignore::overrides::{Override, OverrideBuilder};
 
 use crate::daemon::error::{Error, Reason};
 
-/// Understands globs as ripgrep's `--glob` does: of those that match, the last one decides; empty ones say nothing.
+/// Understands globs as ripgrep's `--glob` does: of those that match, the last one decides; empty
+/// ones say nothing.
 pub(crate) fn globs<'a>(globs: impl IntoIterator<Item = &'a str>) -> Result<Override, Error> {
     let mut builder = OverrideBuilder::new("");
     for glob in globs.into_iter().filter(|glob| !glob.is_empty()) {
@@ -33,7 +34,8 @@ fn invalid_glob(glob: &str, problem: &str) -> Error {
     .with("glob", glob)
 }
 
-/// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a comment and white space at the end would not count.
+/// A glob as a line of an ignore file, which is how the matcher reads it. There, `#` would begin a
+/// comment and white space at the end would not count.
 fn as_line(glob: &str) -> String {
     if glob.starts_with('#') {
         return as_line(&format!("\\{glob}"));

@@ -1,8 +1,10 @@
 //! What `.gitignore`, `.ignore` and `.git/info/exclude` leave out.
 //!
-//! The patterns are those of gitignore(5), understood by ripgrep's matcher; the files are read here, through directory descriptors. As in ripgrep, a
-//! `.ignore` anywhere on the way has precedence over every `.gitignore`, a deeper file over one above it, and `.gitignore` and `.git/info/exclude` count
-//! within a repository only: in or below a directory with a `.git`, and not beyond the next one. Links are not followed, as git does not follow them.
+//! The patterns are those of gitignore(5), understood by ripgrep's matcher; the files are read
+//! here, through directory descriptors. As in ripgrep, a `.ignore` anywhere on the way has
+//! precedence over every `.gitignore`, a deeper file over one above it, and `.gitignore` and
+//! `.git/info/exclude` count within a repository only: in or below a directory with a `.git`, and
+//! not beyond the next one. Links are not followed, as git does not follow them.
 
 use std::{
     ffi::OsStr,
@@ -25,10 +27,11 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Most bytes of the files that count for one directory, together. Compiled, patterns can take up 250 times as much; large projects have some ten
-/// kilobytes.
+/// Most bytes of the files that count for one directory, together. Compiled, patterns can take up
+/// 250 times as much; large projects have some ten kilobytes.
 const BYTES: usize = 256 << 10;
-/// Lines that are compiled at once, and between two looks at the time. All lines of a large file together would be too large for the matcher.
+/// Lines that are compiled at once, and between two looks at the time. All lines of a large file
+/// together would be too large for the matcher.
 const LINES_TOGETHER: usize = 256;
 
 /// The files on the way from the workspace to a directory.
@@ -306,7 +309,8 @@ mod tests {
                 "x",
                 false,
             ),
-            // A repository within another has its own rules; one below a plain directory counts from there on.
+            // A repository within another has its own rules; one below a plain directory counts
+            // from there on.
             (
                 &[REPOSITORY, (".gitignore", "x"), ("a/.git/HEAD", "")],
                 "a/x",

@@ -1,8 +1,9 @@
 //! The workspace: a directory that is reached only through its descriptor.
 //!
-//! Nothing here trusts a path. A request's text becomes a [`RelativePath`] first, without looking at any file; the kernel then resolves it beneath the
-//! directory's descriptor and refuses symbolic links on the way. There is no check that something could be changed behind, and commands that run in the
-//! workspace at the same time may rename whatever they like.
+//! Nothing here trusts a path. A request's text becomes a [`RelativePath`] first, without looking
+//! at any file; the kernel then resolves it beneath the directory's descriptor and refuses symbolic
+//! links on the way. There is no check that something could be changed behind, and commands that
+//! run in the workspace at the same time may rename whatever they like.
 //!
 //! | file | holds |
 //! |---|---|
@@ -56,7 +57,8 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Opens the directory at `path`, where the operator's symbolic links are followed. Commands see it at `mount_path`, an absolute path without `..`.
+    /// Opens the directory at `path`, where the operator's symbolic links are followed. Commands
+    /// see it at `mount_path`, an absolute path without `..`.
     pub(crate) fn open(
         name: impl Into<String>,
         path: impl Into<PathBuf>,
@@ -84,7 +86,8 @@ impl Workspace {
         &self.mount_path
     }
 
-    /// Where it is for the daemon. For messages and for building sandboxes, not for opening what is in it.
+    /// Where it is for the daemon. For messages and for building sandboxes, not for opening what is
+    /// in it.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -108,7 +111,8 @@ impl Workspace {
         RegularFile::open(&found, path.as_str())
     }
 
-    /// Starts a walk over the files below a directory, from behind `after`, a path relative to that directory.
+    /// Starts a walk over the files below a directory, from behind `after`, a path relative to that
+    /// directory.
     pub(crate) fn walk<'a>(
         &'a self,
         base: &RelativePath,

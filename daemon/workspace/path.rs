@@ -13,7 +13,8 @@ use crate::daemon::error::{Error, Reason};
 pub(crate) struct RelativePath(String);
 
 impl RelativePath {
-    /// Understands a path relative to the workspace, or absolute below `mount_path`. `..` takes back the component before it, whatever that is on disk.
+    /// Understands a path relative to the workspace, or absolute below `mount_path`. `..` takes
+    /// back the component before it, whatever that is on disk.
     pub(crate) fn parse(text: &str, mount_path: &Path) -> Result<Self, Error> {
         if text.contains('\0') {
             return Err(Error::new(
@@ -27,7 +28,8 @@ impl RelativePath {
         for component in text.split('/') {
             match component {
                 "" | "." => {}
-                // Above the root of everything is the root; above the workspace is outside of it, even when the path comes back.
+                // Above the root of everything is the root; above the workspace is outside of it,
+                // even when the path comes back.
                 ".." => {
                     if components.pop().is_none() && !absolute {
                         return Err(escape(text, mount_path));

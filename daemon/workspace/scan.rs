@@ -1,7 +1,9 @@
 //! Reading lines of a file, and what is known of the whole of it.
 //!
-//! The file is read once, from start to end, whatever its size: its hash, its lines and whether it is text are of the whole file, and no more of it is
-//! kept than is answered. Only the last lines of a file that is too large to be kept are read a second time, once it is known where they begin.
+//! The file is read once, from start to end, whatever its size: its hash, its lines and whether it
+//! is text are of the whole file, and no more of it is kept than is answered. Only the last lines
+//! of a file that is too large to be kept are read a second time, once it is known where they
+//! begin.
 
 use memchr::memchr_iter;
 use sha2::{Digest as _, Sha256};
@@ -77,7 +79,8 @@ struct Scan {
 /// Where lines start: those that may be the last ones, and the one after the first ones.
 #[derive(Debug)]
 struct Starts {
-    /// Start of the line with each number, counted from 0, modulo the length. A line more than needed: the one that begins where the file ends is none.
+    /// Start of the line with each number, counted from 0, modulo the length. A line more than
+    /// needed: the one that begins where the file ends is none.
     recent: Vec<u64>,
     /// Where the first lines end.
     head: u64,
@@ -144,7 +147,8 @@ impl Scan {
 
     /// Reads the file; false as soon as it turns out not to be the text that was asked for.
     fn read(&mut self, file: &RegularFile, stop: &Stop) -> Result<bool, Error> {
-        // What is appended meanwhile is not read: a file could grow for ever. Some file systems give files no size; those end where they end.
+        // What is appended meanwhile is not read: a file could grow for ever. Some file systems
+        // give files no size; those end where they end.
         let size = match file.size() {
             0 => LARGEST_WHOLE,
             size => size,
@@ -251,7 +255,8 @@ impl Scan {
         }
         let mut truncated = self.cut || omitted_lines > 0;
         if self.as_text {
-            // The file is text, so only the last character can be incomplete, unless others wrote to it meanwhile.
+            // The file is text, so only the last character can be incomplete, unless others wrote
+            // to it meanwhile.
             let valid = str::from_utf8(&kept).map_or_else(|error| error.valid_up_to(), str::len);
             truncated |= valid < kept.len();
             kept.truncate(valid);

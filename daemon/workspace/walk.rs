@@ -1,10 +1,13 @@
 //! The files below a directory, in the order of their whole paths.
 //!
-//! The walk goes depth-first over directory descriptors, never by path, and holds what it has still to do on a stack of its own: a tree may be as deep as
-//! it likes. The deepest [`OPEN`] directories stay open. Coming back to one that was closed, the walk opens [`REOPENED`] of them at once, the topmost
-//! beneath the workspace as any path is opened and the others from one to the next, so that a deep tree costs no more than its depth.
+//! The walk goes depth-first over directory descriptors, never by path, and holds what it has still
+//! to do on a stack of its own: a tree may be as deep as it likes. The deepest [`OPEN`] directories
+//! stay open. Coming back to one that was closed, the walk opens [`REOPENED`] of them at once, the
+//! topmost beneath the workspace as any path is opened and the others from one to the next, so that
+//! a deep tree costs no more than its depth.
 //!
-//! What others do meanwhile is no error: a directory that is gone, or something else by now, is passed over, as is one without permission.
+//! What others do meanwhile is no error: a directory that is gone, or something else by now, is
+//! passed over, as is one without permission.
 
 use std::{
     ffi::OsStr,
@@ -31,7 +34,8 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Directories that stay open. All walks of a busy daemon together stay far below its limit of descriptors.
+/// Directories that stay open. All walks of a busy daemon together stay far below its limit of
+/// descriptors.
 const OPEN: usize = 64;
 /// Directories that are opened again at once.
 const REOPENED: usize = OPEN / 2;
@@ -40,7 +44,8 @@ const ROOM: Room = Room {
     entries: 2 << 20,
     bytes: 64 << 20,
 };
-/// Longest path of a directory that is entered, in bytes: a page token must hold the path of a file in it. No request may name one a third as long.
+/// Longest path of a directory that is entered, in bytes: a page token must hold the path of a file
+/// in it. No request may name one a third as long.
 const LONGEST: usize = 12_000;
 
 /// Which files a walk finds.
@@ -66,7 +71,8 @@ pub(crate) struct Walk<'a> {
     reader: Reader,
     ignore_files: IgnoreFiles,
     frames: Vec<Frame>,
-    /// Path of the current entry, relative to the workspace. Each directory on the stack has a prefix of it.
+    /// Path of the current entry, relative to the workspace. Each directory on the stack has a
+    /// prefix of it.
     path: Vec<u8>,
     /// Length of the walk's own directory in `path`, with its final slash.
     base: usize,
@@ -156,7 +162,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Files and directories so far that were left out because their names are not UTF-8, or a directory's path is longer than can be asked for.
+    /// Files and directories so far that were left out because their names are not UTF-8, or a
+    /// directory's path is longer than can be asked for.
     pub(crate) fn skipped(&self) -> u32 {
         self.skipped
     }
@@ -339,13 +346,15 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether an entry, with all that is in it, comes before or is the file `after`, a path relative to the entry's directory.
+/// Whether an entry, with all that is in it, comes before or is the file `after`, a path relative
+/// to the entry's directory.
 fn is_behind(entry: Entry, name: &[u8], after: &[u8]) -> bool {
     if !entry.is_directory {
         return name <= after;
     }
     match after.strip_prefix(name) {
-        // The same bytes so far: a slash decides, and a path in the directory leaves a rest of it to walk, unless it is only counted.
+        // The same bytes so far: a slash decides, and a path in the directory leaves a rest of it
+        // to walk, unless it is only counted.
         Some([b'/', ..]) => entry.left_out,
         Some([next, ..]) => b'/' < *next,
         Some([]) => false,
@@ -353,7 +362,8 @@ fn is_behind(entry: Entry, name: &[u8], after: &[u8]) -> bool {
     }
 }
 
-/// Whether a directory that could not be entered ends the walk: running out of descriptors must not look like an empty directory.
+/// Whether a directory that could not be entered ends the walk: running out of descriptors must not
+/// look like an empty directory.
 fn is_fatal(errno: Errno) -> bool {
     !matches!(
         errno,
@@ -382,7 +392,8 @@ mod tests {
         }
     }
 
-    /// Removes what [`deep`] made: the library's way to remove a tree needs a descriptor for each level.
+    /// Removes what [`deep`] made: the library's way to remove a tree needs a descriptor for each
+    /// level.
     fn flatten(root: &Path, name: &str) {
         let (top, spare) = (root.join(name), root.join("spare"));
         while top.join(name).exists() {
@@ -406,7 +417,8 @@ mod tests {
         }
     }
 
-    /// All files behind `after`, their number of open descriptors watched, and how many names were skipped.
+    /// All files behind `after`, their number of open descriptors watched, and how many names were
+    /// skipped.
     fn walk(root: &Path, after: Option<&str>) -> (Vec<String>, u32) {
         let root = Root::open(root).unwrap();
         let base = RelativePath::parse(".", Path::new("/workspace")).unwrap();

@@ -1,7 +1,9 @@
-//! System calls that a sandboxed command may make whatever their arguments, in groups with a reason each.
+//! System calls that a sandboxed command may make whatever their arguments, in groups with a reason
+//! each.
 //!
-//! The base is the default profile of the large container engines (moby's, 2026-11) without its capability-bound entries, as data; what
-//! [`super`] decides by arguments is not repeated here. Anything in neither list is refused.
+//! The base is the default profile of the large container engines (moby's, 2026-11) without its
+//! capability-bound entries, as data; what [`super`] decides by arguments is not repeated here.
+//! Anything in neither list is refused.
 
 /// Calls that are allowed for one reason.
 #[derive(Debug)]
@@ -41,7 +43,8 @@ pub(super) mod recent {
     pub(in super::super) const FILE_SETATTR: i64 = 469;
 }
 
-/// Highest number known when the lists were written (Linux 6.18); above it a call does not exist for the command.
+/// Highest number known when the lists were written (Linux 6.18); above it a call does not exist
+/// for the command.
 pub(super) const LAST_KNOWN: i64 = recent::FILE_SETATTR;
 
 /// The calls.

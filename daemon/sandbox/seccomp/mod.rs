@@ -1,8 +1,10 @@
 //! Which system calls a command may make.
 //!
-//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM, what is newer than the lists answers ENOSYS, so that
-//! programs fall back to what they knew before. It is loaded in two parts, because the kernel compiles a filter anew for each sandbox: the large part
-//! once, by the template, with the calls still open that building a sandbox needs; the small part by each sandbox, closing those.
+//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM,
+//! what is newer than the lists answers ENOSYS, so that programs fall back to what they knew
+//! before. It is loaded in two parts, because the kernel compiles a filter anew for each sandbox:
+//! the large part once, by the template, with the calls still open that building a sandbox needs;
+//! the small part by each sandbox, closing those.
 
 mod allowed;
 mod program;
@@ -13,15 +15,18 @@ use self::{
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
-/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in clone(2)'s flags.
+/// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. CLONE_NEWTIME does not fit in
+/// clone(2)'s flags.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
-/// S_ISUID and S_ISGID. In a workspace that is mounted id-mapped, a file with one of them would belong to its owner on the host, perhaps root.
+/// S_ISUID and S_ISGID. In a workspace that is mounted id-mapped, a file with one of them would
+/// belong to its owner on the host, perhaps root.
 const SET_ID_BITS: u32 = 0o6000;
 /// S_IFMT, S_IFCHR, S_IFBLK.
 const FILE_TYPE: u32 = 0o170_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 const BLOCK_DEVICE: u32 = 0o060_000;
-/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its mode.
+/// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its
+/// mode.
 const CREATES: u32 = 0o100 | 0o20_000_000;
 
 const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
@@ -32,7 +37,8 @@ macro_rules! refuse_if {
     };
 }
 
-/// Address families that a command may use. Everything else, AF_VSOCK, AF_ALG and AF_PACKET among them, has a history of holes and no use here.
+/// Address families that a command may use. Everything else, AF_VSOCK, AF_ALG and AF_PACKET among
+/// them, has a history of holes and no use here.
 const FAMILIES: Action = Action::Decide(Decision {
     tests: &[
         Test {
@@ -82,7 +88,8 @@ const DECIDED: &[(i64, Action)] = &[
         libc::SYS_ioctl,
         refuse_if!(Condition::Equals(1, 0x5412), Condition::Equals(1, 0x541c)),
     ),
-    // Querying (0xffffffff), plain Linux, and UNAME26 variants; not ADDR_NO_RANDOMIZE or READ_IMPLIES_EXEC.
+    // Querying (0xffffffff), plain Linux, and UNAME26 variants; not ADDR_NO_RANDOMIZE or
+    // READ_IMPLIES_EXEC.
     (
         libc::SYS_personality,
         Action::Decide(Decision {
@@ -157,7 +164,8 @@ const DECIDED: &[(i64, Action)] = &[
             otherwise: Verdict::Allow,
         }),
     ),
-    // Its mode lies behind a pointer, so the bits above could not be seen. Programs fall back to openat.
+    // Its mode lies behind a pointer, so the bits above could not be seen. Programs fall back to
+    // openat.
     (libc::SYS_openat2, Action::Refuse(Errno::NOSYS)),
     (
         libc::SYS_mknod,
@@ -177,7 +185,8 @@ const DECIDED: &[(i64, Action)] = &[
     ),
     (libc::SYS_mkdir, Action::Allow),
     (libc::SYS_mkdirat, Action::Allow),
-    // Process 1 is the sandbox's init: limiting, starving or moving it would be felt by the daemon that waits for it.
+    // Process 1 is the sandbox's init: limiting, starving or moving it would be felt by the daemon
+    // that waits for it.
     (libc::SYS_prlimit64, refuse_if!(Condition::Equals(0, 1))),
     (libc::SYS_sched_setattr, refuse_if!(Condition::Equals(0, 1))),
     (
@@ -207,7 +216,8 @@ const DECIDED: &[(i64, Action)] = &[
     (recent::OPEN_TREE_ATTR, Action::Refuse(Errno::NOSYS)),
 ];
 
-/// Calls with which one process looks into another. They stay in the run's process namespace, and a debugger needs them.
+/// Calls with which one process looks into another. They stay in the run's process namespace, and a
+/// debugger needs them.
 const INSPECTION: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
@@ -217,7 +227,8 @@ const INSPECTION: &[i64] = &[
     libc::SYS_kcmp,
 ];
 
-/// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with flags that make namespaces.
+/// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with
+/// flags that make namespaces.
 const BUILDING: &[(i64, Action)] = &[
     (
         libc::SYS_clone,

@@ -1,7 +1,10 @@
-//! Assembling a seccomp filter: a binary search over ranges of system call numbers that share an action.
+//! Assembling a seccomp filter: a binary search over ranges of system call numbers that share an
+//! action.
 //!
-//! Each sandbox loads a filter of its own, and the kernel checks and compiles every instruction of it each time: a tree of ranges costs half of what a
-//! chain of comparisons does (measured: 70 against 111 µs for 61 calls). The crate `seccompiler` makes chains, and knows one action per filter.
+//! Each sandbox loads a filter of its own, and the kernel checks and compiles every instruction of
+//! it each time: a tree of ranges costs half of what a chain of comparisons does (measured: 70
+//! against 111 µs for 61 calls). The crate `seccompiler` makes chains, and knows one action per
+//! filter.
 
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
@@ -52,8 +55,9 @@ pub(super) struct Test {
     pub(super) then: Verdict,
 }
 
-/// A condition on the low 32 bits of one argument: the kernel looks at no more of the arguments compared here, and a comparison of all 64 could be
-/// dodged by setting the others (CVE-2019-10063).
+/// A condition on the low 32 bits of one argument: the kernel looks at no more of the arguments
+/// compared here, and a comparison of all 64 could be dodged by setting the others
+/// (CVE-2019-10063).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Condition {
     /// The argument has this value.
@@ -73,8 +77,8 @@ pub(super) enum Verdict {
     Refuse(Errno),
 }
 
-/// Assembles the filter that does `actions[n]` with call number n and `beyond` with higher ones. A call of another architecture ends the process:
-/// its numbers mean something else.
+/// Assembles the filter that does `actions[n]` with call number n and `beyond` with higher ones. A
+/// call of another architecture ends the process: its numbers mean something else.
 pub(super) fn assemble(actions: &[Action], beyond: Action) -> Vec<Instruction> {
     let mut ranges: Vec<(u32, Action)> = Vec::new();
     for (number, action) in (0..).zip(actions.iter().copied().chain([beyond])) {
