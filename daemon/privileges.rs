@@ -29,7 +29,14 @@ pub(super) fn give_up() -> io::Result<()> {
             inheritable: CapabilitySet::empty(),
         },
     )?;
-    // Every run holds a handful of descriptors. Sandboxes have limits of their own.
+    Ok(())
+}
+
+/// Takes as many descriptors as it may have, for itself and for the keeper: every run holds a
+/// handful, and the kernel lets a process send a descriptor only while its user has fewer in flight
+/// than the sender may have open (unix(7), ETOOMANYREFS), so the keeper's processes must be allowed
+/// more than a command is. Sandboxes have limits of their own.
+pub(super) fn raise_descriptor_limit() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(
         Resource::Nofile,

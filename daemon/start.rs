@@ -31,6 +31,7 @@ use super::{
         listener::{BindError, Listeners},
     },
     store::state_dir::{OpenError, StateDir},
+    sys::landlock,
     telemetry::{Telemetry, logs},
     tool::{RunSettings, Scene},
     workspace::Workspace,
@@ -116,16 +117,8 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
 /// Checks the configuration and the sandbox; answers a report.
 pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::start(config.log, tracing::Level::ERROR);
-    // Bound and let go: what could not be bound is told.
-    drop(Listeners::bind(&config.listen)?);
-    let prepared = prepare(config)?;
-    let Prepared {
-        config,
-        workspaces,
-        keeper,
-        runtime,
-        ..
-    } = prepared;
+    // Neither the addresses nor the state directory are touched: a daemon may be running on them.
+    let (workspaces, keeper, runtime) = prepare_sandboxes(&config)?;
     let proven = runtime.block_on(prove(keeper, &config))?;
     let mut report = String::from("configuration: ok\n");
     for (workspace, result) in workspaces.iter().zip(&proven.results) {
@@ -141,11 +134,15 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             workspace.path().display(),
             isolation.level
         );
-        for layer in isolation.layers() {
-            let mark = if layer.applied { "yes" } else { "no" };
-            report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
-            if !layer.remedy.is_empty() {
-                report += &format!("  {:<18}      remedy: {}\n", "", layer.remedy);
+        if let Some((_, failure)) = &isolation.failure {
+            report += &format!("  {failure}\n  remedy: {}\n", failure.stage.remedy());
+        } else {
+            for layer in isolation.layers() {
+                let mark = if layer.applied { "yes" } else { "no" };
+                report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
+                if !layer.remedy.is_empty() {
+                    report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
+                }
             }
         }
         if !isolation.is_ready() {
@@ -212,6 +209,20 @@ where
 fn prepare(config: Config) -> Result<Prepared, StartError> {
     let started = server::now();
     let store = StateDir::open(&config.state_dir)?;
+    let (workspaces, keeper, runtime) = prepare_sandboxes(&config)?;
+    Ok(Prepared {
+        config,
+        started,
+        workspaces,
+        store,
+        keeper,
+        runtime,
+    })
+}
+
+fn prepare_sandboxes(
+    config: &Config,
+) -> Result<(Vec<Workspace>, KeeperProcess, Runtime), StartError> {
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
         let opened = Workspace::open(
@@ -228,7 +239,8 @@ fn prepare(config: Config) -> Result<Prepared, StartError> {
         .iter()
         .map(|workspace| workspace.as_fd())
         .collect();
-    let keeper = KeeperProcess::start(plan(&config, &workspaces), &directories)
+    privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
+    let keeper = KeeperProcess::start(plan(config, &workspaces), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
     // With one worker, flushing telemetry at the end could wait for itself.
@@ -239,32 +251,29 @@ fn prepare(config: Config) -> Result<Prepared, StartError> {
         .enable_all()
         .build()
         .map_err(io_error("starting the runtime"))?;
-    Ok(Prepared {
-        config,
-        started,
-        workspaces,
-        store,
-        keeper,
-        runtime,
-    })
+    Ok((workspaces, keeper, runtime))
 }
 
 fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
-    let workspaces = config
-        .workspaces
-        .iter()
-        .zip(workspaces)
-        .map(|(config, workspace)| WorkspacePlan {
-            name: config.name.clone(),
-            path: config.path.clone(),
-            identity: workspace.identity(),
-            mount_path: config.mount_path.clone(),
-            binds: config.binds.clone(),
-        });
+    let workspaces =
+        config
+            .workspaces
+            .iter()
+            .zip(workspaces)
+            .enumerate()
+            .map(|(index, (config, workspace))| WorkspacePlan {
+                index,
+                name: config.name.clone(),
+                path: config.path.clone(),
+                identity: workspace.identity(),
+                mount_path: config.mount_path.clone(),
+                binds: config.binds.clone(),
+            });
     Plan {
         workspaces: workspaces.collect(),
         limits: config.limits,
         allow_ptrace: config.allow_ptrace,
+        landlock_abi: landlock::abi(),
         sandbox_id: config.sandbox_id,
     }
 }
@@ -311,6 +320,8 @@ async fn serve(
             None => {
                 tracing::info!(workspace = workspace.name(), isolation = %isolation.level, "commands are isolated")
             }
+            // Whoever embeds the daemon is told by its answer.
+            Some(_) if !announce => {}
             Some((_, failure)) => tracing::error!(
                 workspace = workspace.name(),
                 stage = failure.stage.name(),
@@ -399,6 +410,9 @@ fn isolation(config: &Config, workspace: &str, result: &Result<Identity, Failure
     }
 }
 
+/// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
+const LONGEST_FOLDER: usize = 80;
+
 /// Makes a folder that commands in `workspace` cannot reach.
 fn temporary_folder(workspace: &Path) -> Result<tempfile::TempDir, StartError> {
     let workspace = std::fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
@@ -413,7 +427,7 @@ fn temporary_folder(workspace: &Path) -> Result<tempfile::TempDir, StartError> {
         let Ok(base) = std::fs::canonicalize(base) else {
             continue;
         };
-        if base.starts_with(&workspace) {
+        if base.starts_with(&workspace) || base.as_os_str().len() > LONGEST_FOLDER {
             continue;
         }
         match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {
@@ -422,7 +436,7 @@ fn temporary_folder(workspace: &Path) -> Result<tempfile::TempDir, StartError> {
         }
     }
     Err(StartError::Io {
-        what: "making a temporary folder outside of the workspace",
+        what: "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
         source: last,
     })
 }

@@ -4,7 +4,7 @@
 use std::{future::Future, sync::OnceLock};
 
 use tokio::task::JoinHandle;
-use tokio_util::task::TaskTracker;
+use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 use tracing::Instrument as _;
 
 static TRACKER: OnceLock<TaskTracker> = OnceLock::new();
@@ -29,6 +29,11 @@ where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
     spawn(name, tracker().track_future(future))
+}
+
+/// Makes the daemon wait, before it exits, until the token is dropped.
+pub(crate) fn hold() -> TaskTrackerToken {
+    tracker().token()
 }
 
 /// Runs a function that blocks, on a thread kept for such.

@@ -75,6 +75,11 @@ impl Incoming {
         }
     }
 
+    /// Id of the RPC's span.
+    pub(crate) fn span_id(&self) -> String {
+        self.parent.span().span_context().span_id().to_string()
+    }
+
     /// Id of the trace that the call is part of.
     pub(crate) fn trace_id(&self) -> String {
         self.parent.span().span_context().trace_id().to_string()

@@ -87,7 +87,7 @@ impl Pipeline {
         })
     }
 
-    /// The session that a call belongs to.
+    /// The session that a call belongs to, made where it is new.
     pub(crate) async fn session(
         self: &Arc<Self>,
         incoming: &Incoming,
@@ -98,6 +98,19 @@ impl Pipeline {
         let pipeline = Arc::clone(self);
         let id = incoming.session.clone();
         task::blocking(move || pipeline.store.session(&id))
+            .await
+            .map_err(Error::internal)?
+            .map_err(|error| storage(&error))
+    }
+
+    /// The session that a call belongs to, if there is one.
+    pub(crate) async fn existing_session(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+    ) -> Result<Option<Arc<Session>>, Error> {
+        let pipeline = Arc::clone(self);
+        let id = incoming.session.clone();
+        task::blocking(move || pipeline.store.existing_session(&id))
             .await
             .map_err(Error::internal)?
             .map_err(|error| storage(&error))
@@ -115,6 +128,8 @@ impl Pipeline {
             .tool(T::NAME)
             .ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))?;
         let (params, shown) = validate::<T>(spec, request, &scene)?;
+        // Taken before the drain is looked at: whoever is let in is waited for.
+        let _waited_for = task::hold();
         let permit = self.admission.enter(&self.drain)?;
         let session = self.session(&incoming).await?;
         let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
@@ -135,7 +150,7 @@ impl Pipeline {
             scene,
         };
         let until = incoming.received + spec.default_timeout();
-        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), tool = T::NAME);
+        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
         let work = Arc::clone(self).execute::<T>(incoming, params, work, permit);
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         // Dropped with the caller: then nobody waits for the work any more.
@@ -219,10 +234,6 @@ fn validate<T: Tool>(
 fn log_end<R>(result: &Result<Done<R>, Error>) {
     match result {
         Ok(_) => tracing::debug!("call finished"),
-        Err(error) if error.reason == Reason::Internal => {
-            let cause = error.cause.as_ref().map(ToString::to_string);
-            tracing::error!(cause, "call failed by a defect");
-        }
         Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
     }
 }
@@ -261,7 +272,12 @@ fn storage(error: &std::io::Error) -> Error {
             "the daemon has no file descriptors left; nothing was started",
         )
         .retry_after(Duration::from_secs(1)),
-        _ => Error::internal(std::io::Error::new(error.kind(), error.to_string())),
+        _ => Error::new(
+            Reason::Internal,
+            format!(
+                "the daemon's state directory cannot be used ({error}); nothing was started: its operator must mend it"
+            ),
+        ),
     }
 }
 

@@ -1,4 +1,6 @@
-//! Flags and their environment variables, as they were written.
+//! Flags and their environment variables, as they were written. An empty variable counts as not set.
+//! A variable for a flag that can be given several times holds one value, but for `JIG_LISTEN`
+//! (separated by commas) and `JIG_PATH` (by colons).
 
 use std::path::PathBuf;
 
@@ -19,15 +21,11 @@ pub(crate) struct Args {
 
     /// A workspace to serve; the first one is the default of calls that name none. Without any, the
     /// current directory. Can be given several times
-    #[arg(
-        long,
-        value_name = "[NAME=]PATH",
-        env = "JIG_WORKSPACE",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "[NAME=]PATH", env = "JIG_WORKSPACE")]
     pub(crate) workspace: Vec<String>,
 
-    /// Directory for the daemon's state. Default: $XDG_STATE_HOME/jig, for root /var/lib/jig
+    /// Directory for the daemon's state. Default: $XDG_STATE_HOME/jig, else ~/.local/state/jig, for
+    /// root /var/lib/jig
     #[arg(long, value_name = "DIR", env = "JIG_STATE_DIR")]
     pub(crate) state_dir: Option<PathBuf>,
 
@@ -35,7 +33,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", env = "JIG_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Isolation below which no command is run: L3 (the default), L2, L1
+    /// Isolation below which no command is run: L3 (the default). L2 and L1 can be named, but are not
+    /// built yet
     #[arg(long, value_name = "LEVEL", env = "JIG_MINIMUM_LEVEL")]
     pub(crate) minimum_level: Option<String>,
 
@@ -45,21 +44,11 @@ pub(crate) struct Args {
 
     /// A directory or file that commands see, read-only, at the same path or at DEST. Can be given
     /// several times
-    #[arg(
-        long,
-        value_name = "PATH[:DEST]",
-        env = "JIG_BIND_RO",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "PATH[:DEST]", env = "JIG_BIND_RO")]
     pub(crate) bind_ro: Vec<String>,
 
     /// A directory or file that commands see and may change. Can be given several times
-    #[arg(
-        long,
-        value_name = "PATH[:DEST]",
-        env = "JIG_BIND",
-        value_delimiter = ','
-    )]
+    #[arg(long, value_name = "PATH[:DEST]", env = "JIG_BIND")]
     pub(crate) bind: Vec<String>,
 
     /// A directory, as commands see it, in which programs are looked up before the usual ones. Can
@@ -84,4 +73,32 @@ pub(crate) struct Args {
     /// exit
     #[arg(long)]
     pub(crate) check: bool,
+}
+
+impl Args {
+    /// Drops what is empty.
+    pub(super) fn without_empty(mut self) -> Self {
+        for list in [
+            &mut self.listen,
+            &mut self.workspace,
+            &mut self.bind_ro,
+            &mut self.bind,
+            &mut self.path,
+        ] {
+            list.retain(|value| !value.is_empty());
+        }
+        for value in [
+            &mut self.minimum_level,
+            &mut self.network,
+            &mut self.log,
+            &mut self.log_level,
+            &mut self.drain_timeout,
+        ] {
+            value.take_if(|value| value.is_empty());
+        }
+        for path in [&mut self.state_dir, &mut self.config] {
+            path.take_if(|path| path.as_os_str().is_empty());
+        }
+        self
+    }
 }

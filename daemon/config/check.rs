@@ -3,7 +3,7 @@
 use std::{
     collections::HashSet,
     env, fs,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -12,25 +12,25 @@ use super::{
     DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_MOUNT_PATH, DEFAULT_SANDBOX_ID,
     WorkspaceConfig,
     args::Args,
+    exposure::{binds, binds_into_writable_ones, check_destination, keep_apart, shows_the_host},
     file::{self, File},
     listen::Address,
 };
 use crate::daemon::{
     sandbox::{
         level::Level,
-        plan::{Bind, HOME, Limits},
+        plan::{Bind, Limits},
     },
     telemetry::logs::Format,
 };
 
-/// Where nothing may be bound: the sandbox mounts these itself.
-const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
-/// What must not be shown to commands.
-const REVEALING: &[&str] = &["/", "/proc", "/sys", "/dev", "/run", "/var/run"];
+/// Longest time that can be configured.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 impl Config {
     /// Reads the file that `args` names, if any, and puts both together.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
+        let args = args.without_empty();
         let file = match &args.config {
             Some(path) => File::read(path).map_err(|problem| ConfigError(vec![problem]))?,
             None => File::default(),
@@ -63,15 +63,18 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     keep_apart(&workspaces, &state_dir, &listen, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
-    let minimum_level = parse(minimum_level.as_deref(), Level::L3, &mut problems, |text| {
-        let level: Level = text.parse()?;
-        if level == Level::L0 {
-            return Err(format!(
+    let minimum_level = parse(
+        minimum_level.as_deref(),
+        Level::L3,
+        &mut problems,
+        |text| match text.parse() {
+            Ok(Level::L0) => Err(format!(
                 "--minimum-level {text} would run commands without isolation, which jigd never does"
-            ));
-        }
-        Ok(level)
-    });
+            )),
+            Ok(level) => Ok(level),
+            Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
+        },
+    );
     if let Some(mode) = args
         .network
         .or(file.sandbox.network)
@@ -106,7 +109,9 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         &mut problems,
         |text| {
             time(text).ok_or_else(|| {
-                format!("--drain-timeout {text}: give a time, such as 25s, 500ms or 2m")
+                format!(
+                    "--drain-timeout {text}: give a time of at most a day, such as 25s, 500ms or 2m"
+                )
             })
         },
     );
@@ -114,7 +119,11 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         file.sandbox.grace.as_deref(),
         DEFAULT_GRACE,
         &mut problems,
-        |text| time(text).ok_or_else(|| format!("sandbox.grace {text}: give a time, such as 2s")),
+        |text| {
+            time(text).ok_or_else(|| {
+                format!("sandbox.grace {text}: give a time of at most a day, such as 2s")
+            })
+        },
     );
     let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
     for directory in path
@@ -126,6 +135,18 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         ));
     }
     let limits = limits(&file.limits, &mut problems);
+    let concurrent_calls = count(
+        file.limits.concurrent_calls,
+        DEFAULT_CONCURRENT_CALLS,
+        "concurrent_calls",
+        &mut problems,
+    );
+    let concurrent_runs = count(
+        file.limits.concurrent_runs,
+        DEFAULT_CONCURRENT_RUNS,
+        "concurrent_runs",
+        &mut problems,
+    );
     let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
     if sandbox_id == 0 || sandbox_id == u32::MAX {
         problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
@@ -147,8 +168,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         grace,
         limits,
         artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
-        concurrent_calls: at_least_one(file.limits.concurrent_calls, DEFAULT_CONCURRENT_CALLS),
-        concurrent_runs: at_least_one(file.limits.concurrent_runs, DEFAULT_CONCURRENT_RUNS),
+        concurrent_calls,
+        concurrent_runs,
     })
 }
 
@@ -200,13 +221,21 @@ fn workspaces(
                 problems.push("--workspace /: the root directory cannot be a workspace; give the directory of the project".to_owned());
                 continue;
             }
+            Ok(path) if shows_the_host(&path) => {
+                problems.push(format!(
+                    "--workspace {shown} would show the host to commands; give the directory of the project"
+                ));
+                continue;
+            }
             Ok(path) if path.is_dir() => path,
             Ok(_) => {
                 problems.push(format!("--workspace {shown} is not a directory"));
                 continue;
             }
             Err(error) => {
-                problems.push(format!("--workspace {shown}: {error}"));
+                problems.push(format!(
+                    "--workspace {shown}: {error}: give a directory that this user can enter"
+                ));
                 continue;
             }
         };
@@ -215,13 +244,9 @@ fn workspaces(
                 .map(|name| name.to_string_lossy().into_owned())
                 .unwrap_or_default()
         });
-        if name.is_empty()
-            || name
-                .chars()
-                .any(|char| char.is_control() || char.is_whitespace())
-            || name.len() > 120
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.len() > 120
         {
-            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, without blanks"));
+            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, of visible ASCII characters"));
         }
         if !names.insert(name.clone()) {
             problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));
@@ -246,6 +271,13 @@ fn workspaces(
                 mount_path.display()
             ));
         }
+        for (outer, inner) in binds_into_writable_ones(&binds) {
+            problems.push(format!(
+                "workspace {name}: {} cannot be bound below {}, which commands may change",
+                inner.display(),
+                outer.display()
+            ));
+        }
         checked.push(WorkspaceConfig {
             name,
             path,
@@ -254,105 +286,6 @@ fn workspaces(
         });
     }
     checked
-}
-
-fn binds(texts: &[String], flag: &str, writable: bool, problems: &mut Vec<String>) -> Vec<Bind> {
-    let bind = |text: &String| {
-        let (source, destination) = text
-            .split_once(':')
-            .map_or((text.as_str(), None), |(source, destination)| {
-                (source, Some(destination))
-            });
-        let path = fs::canonicalize(source).map_err(|error| format!("{flag} {text}: {error}"))?;
-        let destination = PathBuf::from(destination.unwrap_or(source));
-        check_destination(&destination).map_err(|problem| format!("{flag} {text}: {problem}"))?;
-        if REVEALING
-            .iter()
-            .any(|revealing| path == Path::new(revealing))
-            || path.starts_with("/proc")
-            || path.starts_with("/sys")
-        {
-            return Err(format!(
-                "{flag} {text}: {} would show the host to commands",
-                path.display()
-            ));
-        }
-        let kind = fs::metadata(&path).map_err(|error| format!("{flag} {text}: {error}"))?;
-        if !kind.is_dir() && !kind.is_file() {
-            return Err(format!(
-                "{flag} {text}: a socket, FIFO or device cannot be given to commands"
-            ));
-        }
-        Ok(Bind {
-            source: path,
-            destination,
-            writable,
-        })
-    };
-    texts
-        .iter()
-        .filter_map(|text| bind(text).map_err(|problem| problems.push(problem)).ok())
-        .collect()
-}
-
-/// Checks a path at which commands are to see something.
-fn check_destination(path: &Path) -> Result<(), String> {
-    let plain = path
-        .components()
-        .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
-    let shown = path.display();
-    if !path.is_absolute() || !plain || path == Path::new("/") {
-        return Err(format!(
-            "{shown} must be an absolute path without `.` and `..`"
-        ));
-    }
-    match RESERVED
-        .iter()
-        .find(|reserved| path.starts_with(reserved) || Path::new(reserved).starts_with(path))
-    {
-        Some(reserved) => Err(format!(
-            "{shown} would hide {reserved}, which every sandbox has for itself"
-        )),
-        None => Ok(()),
-    }
-}
-
-/// Sees that commands cannot reach the daemon's state or its sockets through a workspace or a bind.
-fn keep_apart(
-    workspaces: &[WorkspaceConfig],
-    state_dir: &Path,
-    listen: &[Address],
-    problems: &mut Vec<String>,
-) {
-    let state_dir = fs::canonicalize(state_dir).unwrap_or_else(|_| {
-        std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned())
-    });
-    let sockets = listen.iter().filter_map(|address| match address {
-        Address::Unix(path) => Some(
-            path.parent()
-                .and_then(|parent| fs::canonicalize(parent).ok())
-                .unwrap_or_else(|| path.clone()),
-        ),
-        Address::Tcp(_) => None,
-    });
-    let kept: Vec<(PathBuf, &str)> = sockets
-        .map(|path| (path, "--listen unix:"))
-        .chain([(state_dir, "--state-dir")])
-        .collect();
-    for workspace in workspaces {
-        for visible in
-            std::iter::once(&workspace.path).chain(workspace.binds.iter().map(|bind| &bind.source))
-        {
-            for (path, flag) in &kept {
-                let inside = path.starts_with(visible)
-                    || (*flag == "--state-dir" && visible.starts_with(path));
-                if inside {
-                    let (path, visible) = (path.display(), visible.display());
-                    problems.push(format!("commands could reach {path} through {visible}: choose a place outside of it with {flag}"));
-                }
-            }
-        }
-    }
 }
 
 fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
@@ -382,9 +315,12 @@ fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
     limits
 }
 
-fn at_least_one(written: Option<usize>, default: usize) -> usize {
-    // A semaphore of the runtime cannot hold more.
-    written.unwrap_or(default).clamp(1, 1 << 20)
+fn count(written: Option<usize>, default: usize, key: &str, problems: &mut Vec<String>) -> usize {
+    let count = written.unwrap_or(default);
+    if !(1..=1 << 20).contains(&count) {
+        problems.push(format!("limits.{key} must be from 1 to 1048576"));
+    }
+    count
 }
 
 fn parse<T>(
@@ -410,12 +346,13 @@ fn time(text: &str) -> Option<Duration> {
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let number: u64 = number.parse().ok()?;
-    match unit {
-        "ms" => Some(Duration::from_millis(number)),
-        "s" => Some(Duration::from_secs(number)),
-        "m" => number.checked_mul(60).map(Duration::from_secs),
-        _ => None,
-    }
+    let time = match unit {
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "m" => Duration::from_secs(number.checked_mul(60)?),
+        _ => return None,
+    };
+    (time <= LONGEST).then_some(time)
 }
 
 fn default_state_dir() -> PathBuf {
@@ -513,7 +450,16 @@ mod tests {
         assert_eq!(time("25s"), Some(Duration::from_secs(25)));
         assert_eq!(time("500ms"), Some(Duration::from_millis(500)));
         assert_eq!(time("2m"), Some(Duration::from_secs(120)));
-        for bad in ["", "s", "25", "2h", "-1s", "1.5s", "99999999999999999999s"] {
+        for bad in [
+            "",
+            "s",
+            "25",
+            "2h",
+            "-1s",
+            "1.5s",
+            "99999999999999999999s",
+            "9999999999999999999s",
+        ] {
             assert_eq!(time(bad), None, "{bad}");
         }
     }

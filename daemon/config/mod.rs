@@ -6,6 +6,7 @@
 
 pub(crate) mod args;
 mod check;
+mod exposure;
 mod file;
 pub(crate) mod listen;
 

@@ -4,9 +4,13 @@ use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Instant};
 
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use super::{metadata::incoming, status::to_status};
+use super::{
+    metadata::incoming,
+    status::{self, to_status},
+};
 use crate::{
     api::v1::{
         ReadArtifactRequest, ReadArtifactResponse, artifact_service_server::ArtifactService,
@@ -42,7 +46,9 @@ impl ArtifactService for Artifacts {
                 .0
                 .catalog
                 .check("jig.v1.ReadArtifactRequest", request.into_inner())?;
-            let session = self.0.session(&incoming).await?;
+            let Some(session) = self.0.existing_session(&incoming).await? else {
+                return Err(missing(&request.path));
+            };
             let path = request.path.clone();
             let artifact = task::blocking(move || session.artifact(&path))
                 .await
@@ -54,19 +60,27 @@ impl ArtifactService for Artifacts {
                 Artifact::Missing => Err(missing(&request.path)),
             }
         };
-        let (file, request) = opened.await.map_err(|error: Error| to_status(&error))?;
+        let (file, request) = opened
+            .await
+            .map_err(|error: Error| status::answer(&error, &incoming.call_id))?;
         let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
-        task::spawn("artifact", send(file, request, sender, incoming.deadline));
+        let end = self.0.drain.end_token();
+        task::spawn_tracked(
+            "artifact",
+            send(file, request, sender, incoming.deadline, end),
+        );
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
 }
 
-/// Reads the file and sends it, until it is sent, the client is gone, or its deadline has passed.
+/// Reads the file and sends it, until it is sent, the client is gone, its deadline has passed, or
+/// the daemon has drained long enough.
 async fn send(
     file: Option<File>,
     request: ReadArtifactRequest,
     sender: mpsc::Sender<Result<ReadArtifactResponse, Status>>,
     deadline: Option<Instant>,
+    end: CancellationToken,
 ) {
     let file = file.map(Arc::new);
     let mut offset = request.offset;
@@ -91,25 +105,26 @@ async fn send(
             }
             Err(error) => (true, Err(to_status(&Error::internal(error)))),
         };
-        let sent = match deadline {
-            None => sender.send(message).await.is_ok(),
-            Some(deadline) => {
-                match tokio::time::timeout_at(deadline.into(), sender.send(message)).await {
-                    Ok(sent) => sent.is_ok(),
-                    Err(_) => {
-                        // Its queue is full and nobody reads it: this is for a client that begins
-                        // to read again.
-                        let _gone = sender
-                            .send(Err(to_status(&call::timed_out("ReadArtifact"))))
-                            .await;
-                        false
-                    }
-                }
+        let sent = tokio::select! {
+            biased;
+            () = passed(deadline) => {
+                // Where nobody reads there is no room for it, and nobody to be told.
+                let _unheard = sender.try_send(Err(to_status(&call::timed_out("ReadArtifact"))));
+                false
             }
+            () = end.cancelled() => false,
+            sent = sender.send(message) => sent.is_ok(),
         };
         if ended || !sent {
             return;
         }
+    }
+}
+
+async fn passed(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
         call::Pipeline,
-        sandbox::{level::Isolation, plan::Limits, pool::Sandboxes, wire::Identity},
+        sandbox::{level::Isolation, plan::Limits, pool::Sandboxes, stage::Stage, wire::Identity},
     },
 };
 
@@ -48,7 +48,7 @@ impl DaemonService for Info {
             pid: std::process::id(),
             start_time: Some(start_time.into()),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            isolation: Some(isolation(&self.isolation)),
+            isolation: Some(self.isolation()),
             run_limits: Some(self.limits()),
             workspaces: self.workspaces(),
             counts: Some(self.counts()),
@@ -57,6 +57,43 @@ impl DaemonService for Info {
 }
 
 impl Info {
+    fn isolation(&self) -> v1::Isolation {
+        let isolation = &self.isolation;
+        let layers = isolation
+            .layers()
+            .into_iter()
+            .map(|layer| v1::IsolationLayer {
+                name: layer.name.to_owned(),
+                applied: layer.applied,
+                detail: layer.detail,
+                remedy: layer.remedy.to_owned(),
+            });
+        let failure = match &isolation.failure {
+            Some((workspace, failure)) => Some(v1::SandboxFailure {
+                stage: failure.stage.name().to_owned(),
+                errno: failure.errno_name(),
+                message: failure.to_string(),
+                remedy: failure.stage.remedy().to_owned(),
+                workspace: workspace.clone(),
+            }),
+            None if self.sandboxes.are_lost() => Some(v1::SandboxFailure {
+                stage: Stage::Launcher.name().to_owned(),
+                message: "the process that makes sandboxes has died".to_owned(),
+                remedy: "restart the daemon".to_owned(),
+                ..v1::SandboxFailure::default()
+            }),
+            None => None,
+        };
+        v1::Isolation {
+            level: isolation.level.to_string(),
+            minimum_level: isolation.minimum.to_string(),
+            ready: isolation.is_ready() && !self.sandboxes.are_lost(),
+            layers: layers.collect(),
+            network: "none".to_owned(),
+            failure,
+        }
+    }
+
     fn limits(&self) -> v1::RunLimits {
         let default_timeout_sec = self
             .pipeline
@@ -106,35 +143,6 @@ impl Info {
             sandboxes_warm: self.sandboxes.warm(),
             sandboxes_quarantined: self.sandboxes.quarantined(),
         }
-    }
-}
-
-fn isolation(isolation: &Isolation) -> v1::Isolation {
-    let layers = isolation
-        .layers()
-        .into_iter()
-        .map(|layer| v1::IsolationLayer {
-            name: layer.name.to_owned(),
-            applied: layer.applied,
-            detail: layer.detail,
-            remedy: layer.remedy.to_owned(),
-        });
-    v1::Isolation {
-        level: isolation.level.to_string(),
-        minimum_level: isolation.minimum.to_string(),
-        ready: isolation.is_ready(),
-        layers: layers.collect(),
-        network: "none".to_owned(),
-        failure: isolation
-            .failure
-            .as_ref()
-            .map(|(workspace, failure)| v1::SandboxFailure {
-                stage: failure.stage.name().to_owned(),
-                errno: failure.errno_name(),
-                message: failure.to_string(),
-                remedy: failure.stage.remedy().to_owned(),
-                workspace: workspace.clone(),
-            }),
     }
 }
 

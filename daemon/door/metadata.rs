@@ -6,7 +6,10 @@ use opentelemetry::Context;
 use tonic::{Request, Status};
 
 use super::status::to_status;
-use crate::daemon::{call::context::Incoming, error::Error};
+use crate::daemon::{
+    call::context::Incoming,
+    error::{Error, Violation},
+};
 
 /// Left by the trace layer: the call's id, its span, and when it came.
 #[derive(Debug, Clone)]
@@ -41,6 +44,22 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
         .get::<Deadline>()
         .map(|deadline| deadline.0);
     let metadata = request.metadata();
+    // What is there but cannot be read must not count as not there: the call would go elsewhere.
+    let unreadable: Vec<Violation> = ["jig-workspace", "jig-session", "jig-request-id"]
+        .into_iter()
+        .filter(|key| {
+            metadata
+                .get(*key)
+                .is_some_and(|value| value.to_str().is_err())
+        })
+        .map(|key| Violation {
+            field: key.to_owned(),
+            description: "must be of visible ASCII characters".to_owned(),
+        })
+        .collect();
+    if !unreadable.is_empty() {
+        return Err(to_status(&Error::invalid(unreadable)));
+    }
     Incoming::new(call_id, received, deadline, context, |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })

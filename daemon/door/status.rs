@@ -38,6 +38,15 @@ pub(crate) fn to_status(error: &Error) -> Status {
     Status::with_error_details(code(error.reason), shorten(&error.message), details)
 }
 
+/// The status that tells `error` to the caller of `call_id`. A defect is logged under that id.
+pub(crate) fn answer(error: &Error, call_id: &str) -> Status {
+    if error.reason == Reason::Internal {
+        let cause = error.cause.as_ref().map(ToString::to_string);
+        tracing::error!(call_id, cause, error = %error, "a call failed by a defect");
+    }
+    to_status(error)
+}
+
 /// The code of a reason. Each arm says what a caller should do.
 pub(crate) fn code(reason: Reason) -> Code {
     match reason {

@@ -11,6 +11,9 @@ use crate::daemon::{error::Violation, sandbox::image::Command};
 /// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself.
 const LARGEST_IMAGE: usize = (2 << 20) - 8192;
 
+/// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
+const LONGEST_NAME: usize = 255;
+
 /// The program and its arguments.
 #[derive(Debug, Clone)]
 pub(crate) enum Program {
@@ -38,6 +41,32 @@ pub(crate) struct Spec {
 }
 
 impl Program {
+    /// What is wrong with a program that no kernel would execute in `environment`, whatever it is.
+    pub(crate) fn violation(&self, environment: &Environment) -> Option<Violation> {
+        let strings = self.argv().into_iter().chain(environment.strings());
+        let bytes: usize = strings
+            .map(|string| string.as_bytes_with_nul().len() + size_of::<usize>())
+            .sum();
+        let field = match self {
+            Self::Shell(_) => "command",
+            Self::Argv(_) => "argv",
+        };
+        (bytes > LARGEST_IMAGE).then(|| Violation {
+            field: field.to_owned(),
+            description: format!(
+                "with the environment it takes {bytes} bytes; the kernel executes at most {LARGEST_IMAGE}: pass large input through stdin or a file"
+            ),
+        })
+    }
+
+    /// The arguments, the program's name first.
+    fn argv(&self) -> Vec<CString> {
+        match self {
+            Self::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
+            Self::Argv(argv) => argv.clone(),
+        }
+    }
+
     /// Name of the program, for people: `sh` for a shell's text.
     pub(crate) fn name(&self) -> String {
         let program = match self {
@@ -47,17 +76,15 @@ impl Program {
                 .map(|program| program.to_string_lossy().into_owned())
                 .unwrap_or_default(),
         };
-        program.rsplit('/').next().unwrap_or_default().to_owned()
+        let name = program.rsplit('/').next().unwrap_or_default();
+        name.chars().take(LONGEST_NAME).collect()
     }
 }
 
 impl Spec {
     /// The command as the sandbox receives it.
     pub(crate) fn command(&self) -> Command {
-        let argv = match &self.program {
-            Program::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
-            Program::Argv(argv) => argv.clone(),
-        };
+        let argv = self.program.argv();
         let programs = argv
             .first()
             .map(|program| self.candidates(program))
@@ -69,31 +96,6 @@ impl Spec {
             envp: self.environment.strings(),
             has_stdin: !self.stdin.is_empty(),
         }
-    }
-
-    /// Field violations of what no kernel would execute, whatever the program.
-    pub(crate) fn violations(&self) -> Vec<Violation> {
-        let command = self.command();
-        let bytes: usize = command
-            .argv
-            .iter()
-            .chain(&command.envp)
-            .map(|string| string.as_bytes_with_nul().len() + 8)
-            .sum();
-        if bytes <= LARGEST_IMAGE {
-            return Vec::new();
-        }
-        let field = match &self.program {
-            Program::Shell(_) => "command",
-            Program::Argv(_) => "argv",
-        };
-        let description = format!(
-            "arguments and environment take {bytes} bytes; the kernel executes at most {LARGEST_IMAGE}: pass large input through stdin or a file"
-        );
-        vec![Violation {
-            field: field.to_owned(),
-            description,
-        }]
     }
 
     /// Where the program may lie: itself if it names a path, else in each directory of the

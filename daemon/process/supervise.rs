@@ -73,7 +73,10 @@ pub(crate) enum RunError {
     NoSandboxInTime,
     /// Nobody waits any more; nothing was started.
     #[error("the call was cancelled before a sandbox was free")]
-    Cancelled,
+    Abandoned,
+    /// The daemon is shutting down; nothing was started.
+    #[error("the daemon was told to end before a sandbox was free")]
+    Draining,
     /// The sandbox was lost while the command ran.
     #[error("the sandbox was lost while the command ran")]
     Lost,
@@ -123,7 +126,8 @@ pub(crate) async fn run(
             taken = timeout_at(deadline.into(), pool.take()) => {
                 taken.map_err(|_| RunError::NoSandboxInTime)?.map_err(RunError::NotStarted)?
             }
-            () = stop.abandon.cancelled() => return Err(RunError::Cancelled),
+            () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
+            () = stop.drain.cancelled() => return Err(RunError::Draining),
         };
         let dispatched = Instant::now();
         give_pipes(pool, [&stdout_end, &stderr_end]);

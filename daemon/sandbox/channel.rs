@@ -50,21 +50,23 @@ impl Channel {
         }
     }
 
-    /// Sends `message` and waits for the answer, with the socket that comes with it.
+    /// Sends `message` about the workspace with this index and waits for the answer, with the
+    /// socket that comes with it. Must not be cancelled: the answer would be taken for the next's.
     pub(super) async fn ask<T: Serialize>(
         &self,
         message: &T,
+        workspace: usize,
         stage: Stage,
     ) -> Result<(Identity, OwnedFd), Failure> {
         let bytes = serde_json::to_vec(message)
             .map_err(|error| Failure::other(stage, error.to_string()))?;
         let (identity, fds) = match self.send(&bytes, &[]) {
-            Ok(()) => self.answer(stage).await?,
+            Ok(()) => self.answer(workspace, stage).await?,
             Err(errno) => {
                 // One that has failed says why before it ends: that is still to be read when it
                 // cannot be asked any more.
                 let failure = Failure::kernel(stage, errno, "asking");
-                return Err(match self.answer(stage).await {
+                return Err(match self.answer(workspace, stage).await {
                     Err(why) if failure.is_disconnection() && !why.is_disconnection() => why,
                     _ => failure,
                 });
@@ -77,8 +79,12 @@ impl Channel {
         Ok((identity, socket))
     }
 
-    /// Waits for an answer.
-    pub(super) async fn answer(&self, stage: Stage) -> Result<(Identity, Vec<OwnedFd>), Failure> {
+    /// Waits for an answer about the workspace with this index.
+    pub(super) async fn answer(
+        &self,
+        workspace: usize,
+        stage: Stage,
+    ) -> Result<(Identity, Vec<OwnedFd>), Failure> {
         let mut bytes = [0; 4096];
         let (received, fds) = self
             .receive(&mut bytes)
@@ -86,10 +92,18 @@ impl Channel {
             .map_err(|errno| Failure::kernel(stage, errno, "answer"))?;
         let text = bytes.get(..received.length).unwrap_or_default();
         if text.is_empty() {
-            return Err(Failure::other(stage, "its process died"));
+            return Err(Failure::kernel(stage, Errno::CONNRESET, "its process died"));
         }
         match parse::<Answer>(text, stage)? {
-            Answer::Done(identity) => Ok((identity, fds)),
+            Answer::Done {
+                workspace: answered,
+                identity,
+            } if answered == workspace => Ok((identity, fds)),
+            // Never used: its sandboxes would hold somebody else's files.
+            Answer::Done { .. } => Err(Failure::other(
+                stage,
+                "an answer is about another workspace",
+            )),
             Answer::Failed(failure) => Err(failure),
         }
     }

@@ -85,6 +85,22 @@ pub(super) fn user_namespace(
     opened
 }
 
+/// Whether `id` exists in this process's user namespace, whose map is in `file`.
+pub(super) fn is_mapped(file: &str, id: u32) -> bool {
+    fs::read_to_string(file).is_ok_and(|map| {
+        map.lines().any(|line| {
+            let mut fields = line
+                .split_whitespace()
+                .filter_map(|field| field.parse::<u64>().ok());
+            let (Some(first), Some(_), Some(count)) = (fields.next(), fields.next(), fields.next())
+            else {
+                return false;
+            };
+            (first..first + count).contains(&u64::from(id))
+        })
+    })
+}
+
 /// Writes a file of /proc that takes one write.
 pub(super) fn write(path: &str, text: &str) -> Result<(), Failure> {
     fs::write(path, text).map_err(|error| {

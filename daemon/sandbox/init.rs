@@ -86,6 +86,10 @@ pub(super) struct State {
 /// An empty directory of the root, for masks.
 pub(super) const EMPTY: &CStr = c"/.empty";
 
+/// Processes that count in the slot's user namespace beside the command's: the slot's keeper, this
+/// run's init, and the last run's while it is torn down.
+const PROCESSES_OF_OURS: u64 = 3;
+
 /// A step that failed.
 struct Broken(Stage, Errno);
 
@@ -314,8 +318,7 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
     at(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
     at(Stage::ResourceLimits);
-    // Counted in this run's user namespace, where the init counts too.
-    let processes = u64::from(state.blueprint.limits.processes).saturating_add(1);
+    let processes = u64::from(state.blueprint.limits.processes).saturating_add(PROCESSES_OF_OURS);
     setrlimit(
         Resource::Nproc,
         Rlimit {

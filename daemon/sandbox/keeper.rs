@@ -5,16 +5,13 @@
 //! does the two things that need them: becoming another user, and mapping the owner of a workspace
 //! to that user. It dies with the daemon.
 
-use std::{
-    fs,
-    os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd},
-};
+use std::os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd};
 
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{
         DumpableBehavior, Pid, Signal, WaitOptions, getegid, geteuid, set_dumpable_behavior,
-        set_parent_process_death_signal, waitpid,
+        set_parent_process_death_signal, setsid, waitpid,
     },
     thread::{CapabilitySet, capabilities, set_thread_groups},
 };
@@ -25,7 +22,7 @@ use super::{
     plan::{Plan, WorkspacePlan},
     root,
     stage::{Failure, Stage, at},
-    wire::{Answer, Identity, StartTemplate, ToKeeper, pair, receive, send},
+    wire::{Answer, Identity, StartTemplate, ToKeeper, pair, receive, send, send_answer},
 };
 use crate::daemon::sys::{
     fd::keep_only,
@@ -78,7 +75,11 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
     let stage = Stage::Launcher;
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(at(stage, "death signal"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(at(stage, "dumpable"))?;
-    signal::reset_all().map_err(at(stage, "signals"))?;
+    signal::reset_all()
+        .and_then(|()| signal::outlive_the_daemons_signals())
+        .map_err(at(stage, "signals"))?;
+    // A terminal's Ctrl-C is meant for the daemon.
+    setsid().map_err(at(stage, "session"))?;
     let proof =
         SingleThreaded::check().map_err(|error| Failure::other(stage, error.to_string()))?;
     let (message, workspaces) = receive(socket)
@@ -94,11 +95,11 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
         ));
     }
     let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
+    let held = capabilities(None).map_err(at(stage, "capabilities"))?;
     let privileged = geteuid().is_root()
-        && capabilities(None)
-            .map_err(at(stage, "capabilities"))?
-            .effective
-            .contains(needed);
+        && held.effective.contains(needed)
+        && id_map::is_mapped("/proc/self/uid_map", plan.sandbox_id)
+        && id_map::is_mapped("/proc/self/gid_map", plan.sandbox_id);
     if privileged {
         // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
         set_thread_groups(&[]).map_err(at(Stage::SetUser, "groups"))?;
@@ -121,7 +122,13 @@ impl Keeper {
                 exit_now(0); // the launcher's death signal ends it with this process
             };
             let sent = match self.start_template(workspace) {
-                Ok((identity, socket)) => send(daemon, &Answer::Done(identity), &[socket.as_fd()]),
+                Ok((identity, socket)) => {
+                    let answer = Answer::Done {
+                        workspace,
+                        identity,
+                    };
+                    send_answer(daemon, &answer, &[socket.as_fd()], Stage::Launcher)
+                }
                 Err(failure) => send(daemon, &Answer::Failed(failure), &[]),
             };
             if sent.is_err() {
@@ -164,7 +171,7 @@ impl Keeper {
             .collect();
         send(&launcher.socket, &order, &fds).map_err(at(Stage::Launcher, "ordering a template"))?;
         match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
-            Some((Answer::Done(identity), _)) => Ok((identity, daemon)),
+            Some((Answer::Done { identity, .. }, _)) => Ok((identity, daemon)),
             Some((Answer::Failed(failure), _)) => Err(failure),
             None => Err(Failure::other(Stage::Launcher, "it died")),
         }
@@ -220,7 +227,7 @@ impl Keeper {
         launcher.write_maps()?;
         send(&launcher.socket, &(), &[]).map_err(at(Stage::Launcher, "starting it"))?;
         match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
-            Some((Answer::Done(_), _)) => Ok(launcher),
+            Some((Answer::Done { .. }, _)) => Ok(launcher),
             Some((Answer::Failed(failure), _)) => Err(failure),
             None => Err(Failure::other(
                 Stage::Launcher,
@@ -233,18 +240,23 @@ impl Keeper {
     /// mounted with its owner mapped to it, else its owner.
     fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
         if !self.privileged {
-            let identity = Identity {
-                uid: geteuid().as_raw(),
-                gid: getegid().as_raw(),
-                id_mapped: false,
-            };
-            if identity.uid == 0 && is_root_of_the_host() {
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            if uid == 0 {
+                // Its commands would be root of the machine, or root of the namespace that the
+                // daemon's own memory belongs to.
                 return Err(Failure::other(
                     Stage::Identity,
-                    "the daemon is root but may not become another user (CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN)",
+                    format!(
+                        "the daemon is root and cannot become user {} (it needs CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, and that id in its user namespace)",
+                        self.plan.sandbox_id
+                    ),
                 ));
             }
-            return Ok(identity);
+            return Ok(Identity {
+                uid,
+                gid,
+                id_mapped: false,
+            });
         }
         let owner = Owner::of(self.directory(workspace)?)
             .map_err(at(Stage::Identity, "owner of the workspace"))?;
@@ -286,6 +298,7 @@ impl Keeper {
         for bind in &self.workspace(workspace)?.binds {
             let name = bind.source.display().to_string();
             let tree = root::detached(&bind.source)?;
+            root::check_identity(&bind.source, bind.identity, &tree)?;
             let owner = Owner::of(tree.as_fd()).map_err(at(Stage::OpenSource, &name))?;
             let map = if bind.writable {
                 self.map(owner, map_to)?
@@ -313,7 +326,7 @@ impl Keeper {
             | OpenTreeFlags::AT_EMPTY_PATH;
         let tree = open_tree(self.directory(workspace)?, "", flags)
             .map_err(at(Stage::OpenSource, &name))?;
-        root::check_identity(plan, &tree)?;
+        root::check_identity(&plan.path, plan.identity, &tree)?;
         let owner = Owner::of(tree.as_fd()).map_err(at(Stage::OpenSource, &name))?;
         let map = self.map(owner, map_to)?;
         set_attributes(
@@ -384,13 +397,7 @@ impl Drop for Launcher {
     fn drop(&mut self) {
         // It may be dead already; then this only takes it from the process table.
         let _dead = signal::send(self.pidfd.as_fd(), libc::SIGKILL);
-        let _reaped = waitpid(Some(self.process), WaitOptions::empty());
+        // Without waiting: a process that hangs in the kernel would hold up its successor.
+        let _reaped = waitpid(Some(self.process), WaitOptions::NOHANG);
     }
-}
-
-/// Whether root here is root of the machine, and not of a container's user namespace.
-fn is_root_of_the_host() -> bool {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let mut fields = map.split_whitespace();
-    fields.next() == Some("0") && fields.next() == Some("0")
 }

@@ -46,9 +46,8 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    /// Prepares rules for what the kernel knows.
-    pub(super) fn new(paths: impl IntoIterator<Item = (CString, Access)>) -> Self {
-        let abi = landlock::abi();
+    /// Prepares rules for version `abi` of Landlock; 0 stands for a kernel without.
+    pub(super) fn new(abi: u32, paths: impl IntoIterator<Item = (CString, Access)>) -> Self {
         // Version 1 knows the 13 lowest rights, the later ones one more each.
         let mut handled = REFER - 1;
         for (version, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {

@@ -43,7 +43,13 @@ pub(super) fn run(
         })
         .and_then(|()| root::make_private());
     let sent = match ready {
-        Ok(()) => send(socket, &Answer::Done(identity), &[]),
+        Ok(()) => {
+            let answer = Answer::Done {
+                workspace: 0,
+                identity,
+            };
+            send(socket, &answer, &[])
+        }
         Err(failure) => send(socket, &Answer::Failed(failure), &[]),
     };
     if sent.is_err() {
@@ -54,8 +60,12 @@ pub(super) fn run(
             exit_now(0);
         };
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
+        let workspace = order.workspace;
         let answer = match start_template(order, fds, plan, proof) {
-            Ok(identity) => Answer::Done(identity),
+            Ok(identity) => Answer::Done {
+                workspace,
+                identity,
+            },
             Err(failure) => Answer::Failed(failure),
         };
         if send(socket, &answer, &[]).is_err() {

@@ -135,7 +135,7 @@ impl fmt::Display for Level {
 }
 
 impl FromStr for Level {
-    type Err = String;
+    type Err = ();
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
@@ -143,7 +143,7 @@ impl FromStr for Level {
             "L1" => Ok(Self::L1),
             "L2" => Ok(Self::L2),
             "L3" => Ok(Self::L3),
-            _ => Err(format!("{text} is no isolation level: L3, L2, L1 or L0")),
+            _ => Err(()),
         }
     }
 }

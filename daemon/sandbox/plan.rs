@@ -14,6 +14,8 @@ pub(crate) struct Plan {
     pub(crate) limits: Limits,
     /// Whether a command may ptrace(2) processes of its own run.
     pub(crate) allow_ptrace: bool,
+    /// Version of Landlock that the daemon has seen and tells about; 0 where there is none.
+    pub(crate) landlock_abi: u32,
     /// User and group id that a daemon with root's rights takes for its sandboxes.
     pub(crate) sandbox_id: u32,
 }
@@ -21,6 +23,8 @@ pub(crate) struct Plan {
 /// One workspace, as its sandboxes see it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct WorkspacePlan {
+    /// Its place in the plan, by which the launcher's processes name it.
+    pub(crate) index: usize,
     /// Name, for messages.
     pub(crate) name: String,
     /// Where the workspace lies.
@@ -43,6 +47,8 @@ pub(crate) struct Bind {
     pub(crate) destination: PathBuf,
     /// Whether commands may change it.
     pub(crate) writable: bool,
+    /// Device and inode of what is there: what is mounted must be the same.
+    pub(crate) identity: (u64, u64),
 }
 
 /// Limits of each run.
@@ -74,6 +80,12 @@ impl Default for Limits {
         }
     }
 }
+
+/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
+/// (`/bin` of a merged `/usr`), so it is for them.
+pub(crate) const SYSTEM: &[&str] = &[
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt",
+];
 
 /// Directory that commands have as `HOME`.
 pub(crate) const HOME: &str = "/home/agent";

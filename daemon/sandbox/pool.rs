@@ -14,7 +14,7 @@ use std::{
     process::{Child, Stdio},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -46,6 +46,8 @@ const WARM_AT_START: usize = 2;
 /// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of
 /// kernel memory.
 const WARM_AT_MOST: usize = 8;
+/// Slots that may die in a row before a caller is told: as many as die with one launcher.
+const DEATHS_UNTOLD: u32 = 64;
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
 /// this is not one to wait for.
 const BUILD_PATIENCE: Duration = Duration::from_secs(30);
@@ -76,6 +78,8 @@ pub(crate) struct Pool {
     template: AsyncMutex<Option<Channel>>,
     state: Mutex<State>,
     quarantined: AtomicU32,
+    /// Whether the keeper has died, so that nothing can be made any more.
+    keeper_died: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -87,6 +91,8 @@ struct State {
     /// Slots whose sandbox was given away.
     lent: usize,
     identity: Option<Identity>,
+    /// Slots that died since one last made a sandbox.
+    deaths: u32,
     closed: bool,
 }
 
@@ -132,6 +138,7 @@ impl Sandboxes {
         slots_at_most: usize,
     ) -> io::Result<Self> {
         let channel = Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?));
+        let keeper_died = Arc::new(AtomicBool::new(false));
         let pool = |workspace| {
             Arc::new(Pool {
                 workspace,
@@ -140,6 +147,7 @@ impl Sandboxes {
                 template: AsyncMutex::new(None),
                 state: Mutex::default(),
                 quarantined: AtomicU32::new(0),
+                keeper_died: Arc::clone(&keeper_died),
             })
         };
         let pools: Vec<_> = (0..workspaces).map(pool).collect();
@@ -161,6 +169,14 @@ impl Sandboxes {
         if self.keeper.readable().await.is_err() {
             std::future::pending().await
         }
+        for pool in &self.pools {
+            pool.keeper_died.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nothing can be made any more.
+    pub(crate) fn are_lost(&self) -> bool {
+        self.pools.iter().any(|pool| pool.is_lost())
     }
 
     /// Sandboxes that wait for a request.
@@ -217,6 +233,11 @@ impl Pool {
             .ok_or_else(|| Failure::other(Stage::Launcher, "no template has said as whom it runs"))
     }
 
+    /// Whether nothing can be made any more, because the keeper has died.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.keeper_died.load(Ordering::Relaxed)
+    }
+
     /// As whom the sandboxes run, once one was made.
     pub(crate) fn identity(&self) -> Option<Identity> {
         self.state().identity
@@ -233,19 +254,16 @@ impl Pool {
             let (sender, receiver) = oneshot::channel();
             state.waiting.retain(|waiting| !waiting.is_closed());
             state.waiting.push_back(sender);
-            let coming = state.slots - state.lent;
-            if coming < state.waiting.len() && state.slots < self.slots_at_most {
+            if state.closed {
+                return Err(shutting_down());
+            }
+            if state.wants_slot(self.slots_at_most) {
                 state.slots += 1;
                 self.start_slot();
             }
             receiver
         };
-        receiver.await.unwrap_or_else(|_| {
-            Err(Failure::other(
-                Stage::Launcher,
-                "the daemon is shutting down",
-            ))
-        })
+        receiver.await.unwrap_or_else(|_| Err(shutting_down()))
     }
 
     fn start_slot(self: &Arc<Self>) {
@@ -253,16 +271,27 @@ impl Pool {
         task::spawn("sandbox slot", async move {
             if let Err(failure) = pool.keep_slot().await {
                 tracing::warn!(stage = failure.stage.name(), %failure, "sandbox slot lost");
-                // Whoever waits longest is told; each slot that cannot be made tells one.
-                let mut state = pool.state();
-                while let Some(waiting) = state.waiting.pop_front() {
-                    if waiting.send(Err(failure.clone())).is_ok() {
-                        break;
-                    }
-                }
+                pool.tell(&failure);
             }
             pool.slot_ended();
         });
+    }
+
+    /// Tells whoever waits longest why no sandbox could be made; each slot that fails tells one.
+    /// That a process has died is told only when it goes on so: another slot may do better.
+    fn tell(&self, failure: &Failure) {
+        let mut state = self.state();
+        if failure.is_disconnection() && !self.keeper_died.load(Ordering::Relaxed) {
+            state.deaths += 1;
+            if state.deaths <= DEATHS_UNTOLD {
+                return;
+            }
+        }
+        while let Some(waiting) = state.waiting.pop_front() {
+            if waiting.send(Err(failure.clone())).is_ok() {
+                break;
+            }
+        }
     }
 
     /// Counts a slot out, and starts another for calls that would otherwise wait for nothing.
@@ -270,7 +299,7 @@ impl Pool {
         let mut state = self.state();
         state.slots -= 1;
         state.waiting.retain(|waiting| !waiting.is_closed());
-        if state.slots == state.lent && !state.waiting.is_empty() && !state.closed {
+        if state.wants_slot(self.slots_at_most) {
             state.slots += 1;
             drop(state);
             self.start_slot();
@@ -279,9 +308,14 @@ impl Pool {
 
     /// Keeps one slot until it is not wanted any more or is lost.
     async fn keep_slot(self: &Arc<Self>) -> Result<(), Failure> {
-        let slot = timeout(BUILD_PATIENCE, self.make_slot())
-            .await
-            .unwrap_or_else(|_| Err(too_slow(Stage::SlotNamespace)))?;
+        // In a task of its own, which is polled to its end: were it cancelled between a question and
+        // its answer, the next question would get that answer.
+        let pool = Arc::clone(self);
+        let made = task::spawn("make slot", async move { pool.make_slot().await });
+        let slot = match timeout(BUILD_PATIENCE, made).await {
+            Ok(Ok(made)) => made?,
+            Ok(Err(_)) | Err(_) => return Err(too_slow(Stage::SlotNamespace)),
+        };
         loop {
             let (fate, told) = oneshot::channel();
             let warm = timeout(BUILD_PATIENCE, refill(&slot, fate))
@@ -332,6 +366,7 @@ impl Pool {
     /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.
     fn offer(&self, mut warm: Warm) -> bool {
         let mut state = self.state();
+        state.deaths = 0;
         if state.closed {
             return false;
         }
@@ -365,16 +400,19 @@ impl Pool {
             let Some(channel) = template.as_ref() else {
                 continue;
             };
-            match channel.ask(&MakeSlot, Stage::SlotNamespace).await {
+            match channel
+                .ask(&MakeSlot, self.workspace, Stage::SlotNamespace)
+                .await
+            {
                 Ok((_, socket)) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
-                    slot.answer(Stage::SlotNamespace).await?;
+                    slot.answer(self.workspace, Stage::SlotNamespace).await?;
                     return Ok(slot);
                 }
                 // It died, perhaps long ago: its successor is asked, once.
-                Err(failure) if !started_here && is_death(&failure) => *template = None,
+                Err(failure) if !started_here && failure.is_disconnection() => *template = None,
                 Err(failure) => {
-                    if is_death(&failure) {
+                    if failure.is_disconnection() {
                         *template = None;
                     }
                     return Err(failure);
@@ -386,11 +424,15 @@ impl Pool {
     async fn start_template(&self) -> Result<Channel, Failure> {
         let keeper = self.keeper.lock().await;
         let (_, socket) = keeper
-            .ask(&ToKeeper::Template(self.workspace), Stage::Launcher)
+            .ask(
+                &ToKeeper::Template(self.workspace),
+                self.workspace,
+                Stage::Launcher,
+            )
             .await?;
         drop(keeper);
         let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
-        let (identity, _) = template.answer(Stage::BuildRoot).await?;
+        let (identity, _) = template.answer(self.workspace, Stage::BuildRoot).await?;
         self.state().identity = Some(identity);
         Ok(template)
     }
@@ -414,7 +456,7 @@ async fn refill(slot: &Channel, fate: oneshot::Sender<SlotFate>) -> Result<Warm,
             Some(Report::Failed { stage, errno }) => {
                 Failure::kernel(stage, errno, "making a sandbox")
             }
-            _ => Failure::other(stage, "the slot's keeper died"),
+            _ => failed(Errno::CONNRESET),
         });
     };
     let control = Channel::new(control).map_err(|error| io_failure(&error))?;
@@ -429,13 +471,24 @@ async fn refill(slot: &Channel, fate: oneshot::Sender<SlotFate>) -> Result<Warm,
         Some(Report::Failed { stage, errno }) => {
             Err(Failure::kernel(stage, errno, "building a sandbox"))
         }
-        _ => Err(Failure::other(stage, "a sandbox died while it was built")),
+        _ => Err(Failure::kernel(
+            stage,
+            Errno::CONNRESET,
+            "a sandbox died while it was built",
+        )),
     }
 }
 
-/// Whether the template may be dead, so that another can be asked.
-fn is_death(failure: &Failure) -> bool {
-    failure.errno == 0 || failure.is_disconnection()
+impl State {
+    /// Whether a call waits that no slot is coming for, and another slot may be made.
+    fn wants_slot(&self, slots_at_most: usize) -> bool {
+        let coming = self.slots.saturating_sub(self.lent);
+        !self.closed && coming < self.waiting.len() && self.slots < slots_at_most
+    }
+}
+
+fn shutting_down() -> Failure {
+    Failure::other(Stage::Launcher, "the daemon is shutting down")
 }
 
 fn too_slow(stage: Stage) -> Failure {

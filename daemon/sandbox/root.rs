@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{CWD, Mode, mkdirat},
+    fs::{CWD, FileType, Mode, fstat, fstatfs, mkdirat},
     mount::{
         MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
         mount_change, mount_remount, move_mount, open_tree, unmount,
@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::{
-    plan::{Bind, HOME, USER, WorkspacePlan},
+    plan::{Bind, HOME, SYSTEM, USER, WorkspacePlan},
     stage::{Failure, Stage, at},
     wire::Identity,
 };
@@ -30,11 +30,6 @@ use crate::daemon::sys::{
     mount::{attribute, set_attributes},
 };
 
-/// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link
-/// (`/bin` of a merged `/usr`), so it is for them.
-const SYSTEM: &[&str] = &[
-    "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt",
-];
 /// Directories of `/etc` that commands see, read-only: what programs look up there that is no
 /// secret.
 const ETC_DIRECTORIES: &[&str] = &[
@@ -79,6 +74,9 @@ const REVEALING: &[&str] = &[
     "efivarfs",
     "mqueue",
 ];
+/// The worst of them by what statfs(2) calls them: PROC_SUPER_MAGIC, SYSFS_MAGIC,
+/// CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC.
+const REVEALING_MAGIC: &[rustix::fs::FsWord] = &[0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270];
 /// Where the new root is put together: a directory that every system has, whose content is opened
 /// before it is covered.
 const SCAFFOLD: &str = "/usr";
@@ -93,6 +91,19 @@ struct Piece {
     is_directory: bool,
 }
 
+impl Piece {
+    fn new(tree: OwnedFd, destination: PathBuf) -> Result<Self, Failure> {
+        let name = destination.display().to_string();
+        let stat = fstat(&tree).map_err(at(Stage::OpenSource, &name))?;
+        let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
+        Ok(Self {
+            tree,
+            destination,
+            is_directory,
+        })
+    }
+}
+
 /// Builds the root of `workspace` and makes it this process's root. `trees` holds the workspace's
 /// and its binds' trees where the keeper opened them.
 pub(super) fn build(
@@ -102,34 +113,15 @@ pub(super) fn build(
 ) -> Result<(), Failure> {
     make_private()?;
     let mut pieces = system_pieces()?;
-    if trees.is_empty() {
-        pieces.push(Piece {
-            tree: open_workspace(workspace)?,
-            destination: workspace.mount_path.clone(),
-            is_directory: true,
-        });
-        for bind in &workspace.binds {
-            let tree = open_source(&bind.source, bind_attributes(bind))?;
-            pieces.push(Piece {
-                tree,
-                destination: bind.destination.clone(),
-                is_directory: bind.source.is_dir(),
-            });
-        }
+    let trees = if trees.is_empty() {
+        open_trees(workspace)?
     } else {
-        let destinations = workspace
-            .binds
-            .iter()
-            .map(|bind| (bind.destination.clone(), bind.source.is_dir()));
-        let destinations =
-            std::iter::once((workspace.mount_path.clone(), true)).chain(destinations);
-        for (tree, (destination, is_directory)) in trees.into_iter().zip(destinations) {
-            pieces.push(Piece {
-                tree,
-                destination,
-                is_directory,
-            });
-        }
+        trees
+    };
+    let destinations = workspace.binds.iter().map(|bind| &bind.destination);
+    let destinations = std::iter::once(&workspace.mount_path).chain(destinations);
+    for (tree, destination) in trees.into_iter().zip(destinations) {
+        pieces.push(Piece::new(tree, destination.clone())?);
     }
     let etc = EtcFiles::read();
 
@@ -212,27 +204,38 @@ pub(super) fn detached(source: &Path) -> Result<OwnedFd, Failure> {
     open_tree(CWD, source, flags).map_err(at(Stage::OpenSource, &name))
 }
 
-fn open_workspace(workspace: &WorkspacePlan) -> Result<OwnedFd, Failure> {
+/// Opens the trees of the workspace and its binds, in this order.
+fn open_trees(workspace: &WorkspacePlan) -> Result<Vec<OwnedFd>, Failure> {
     let tree = open_source(&workspace.path, attribute::NOSUID | attribute::NODEV)?;
-    check_identity(workspace, &tree)?;
-    Ok(tree)
+    check_identity(&workspace.path, workspace.identity, &tree)?;
+    let mut trees = vec![tree];
+    for bind in &workspace.binds {
+        let tree = open_source(&bind.source, bind_attributes(bind))?;
+        check_identity(&bind.source, bind.identity, &tree)?;
+        trees.push(tree);
+    }
+    Ok(trees)
 }
 
-/// Checks that `tree` is the directory that the daemon holds open: its path may lead elsewhere by
-/// now.
-pub(super) fn check_identity(workspace: &WorkspacePlan, tree: &OwnedFd) -> Result<(), Failure> {
-    let name = workspace.path.display();
-    let stat = rustix::fs::fstat(tree).map_err(at(Stage::OpenSource, &name.to_string()))?;
-    if (stat.st_dev, stat.st_ino) == workspace.identity {
-        Ok(())
-    } else {
-        Err(Failure::other(
-            Stage::OpenSource,
-            format!(
-                "{name} is not the directory any more that the daemon was started with: restart it"
-            ),
-        ))
+/// Checks that `tree` is what was at `path` when the daemon started, and that it shows nothing of
+/// the host: the path may lead elsewhere by now.
+pub(super) fn check_identity(
+    path: &Path,
+    identity: (u64, u64),
+    tree: &OwnedFd,
+) -> Result<(), Failure> {
+    let name = path.display().to_string();
+    let stat = fstat(tree).map_err(at(Stage::OpenSource, &name))?;
+    if (stat.st_dev, stat.st_ino) != identity {
+        let text = format!("{name} is not what it was when the daemon was started: restart it");
+        return Err(Failure::other(Stage::OpenSource, text));
     }
+    let kind = fstatfs(tree).map_err(at(Stage::OpenSource, &name))?.f_type;
+    if REVEALING_MAGIC.contains(&kind) {
+        let text = format!("{name} would show the host's processes, devices or settings");
+        return Err(Failure::other(Stage::OpenSource, text));
+    }
+    Ok(())
 }
 
 fn system_pieces() -> Result<Vec<Piece>, Failure> {
@@ -242,7 +245,7 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
         .iter()
         .map(|name| PathBuf::from("/etc").join(name))
         .chain(java_directories());
-    let system = SYSTEM.iter().map(|name| Path::new("/").join(name));
+    let system = SYSTEM.iter().map(PathBuf::from);
     for path in system.chain(etc) {
         // A symbolic link is made anew when the root is put together.
         if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir()) {
@@ -376,9 +379,8 @@ impl EtcFiles {
                 .map(|content| (*name, content))
         };
         let link = |name: &&'static str| {
-            fs::read_link(Path::new("/").join(name))
-                .ok()
-                .map(|target| (*name, target))
+            let target = fs::read_link(name).ok()?;
+            Some((name.trim_start_matches('/'), target))
         };
         Self {
             files: ETC_FILES.iter().filter_map(read).collect(),

@@ -62,7 +62,11 @@ pub(super) fn run(
             exit_now(1);
         }
     };
-    if send(socket, &Answer::Done(identity), &[]).is_err() {
+    let ready = Answer::Done {
+        workspace: workspace.index,
+        identity,
+    };
+    if send(socket, &ready, &[]).is_err() {
         exit_now(0);
     }
     loop {
@@ -72,7 +76,14 @@ pub(super) fn run(
             _ => exit_now(0),
         }
         let sent = match make_sandbox(&mut berths, blueprint) {
-            Ok((control, pidfd)) => send_bytes(socket, TOKEN, &[control.as_fd(), pidfd.as_fd()]),
+            Ok((control, pidfd)) => {
+                let fds = [control.as_fd(), pidfd.as_fd()];
+                send_bytes(socket, TOKEN, &fds).or_else(|errno| {
+                    // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
+                    let stage = Stage::RunNamespaces;
+                    send_bytes(socket, &Report::Failed { stage, errno }.encode(), &[])
+                })
+            }
             Err(Failure { stage, errno, .. }) => {
                 let errno = Errno::from_raw_os_error(errno);
                 send_bytes(socket, &Report::Failed { stage, errno }.encode(), &[])
@@ -153,7 +164,7 @@ fn prepare(
         scratch_options: options("1777")?,
         home_options: options("0755")?,
         limits,
-        rules: Rules::new(paths),
+        rules: Rules::new(plan.landlock_abi, paths),
         filter,
     })
 }

@@ -149,7 +149,7 @@ impl Stage {
                 "in a container that runs as root, add CAP_SETUID, CAP_SETGID and CAP_SETFCAP, or run as a user that is not root"
             }
             Self::Identity | Self::SetUser => {
-                "run the daemon as root with CAP_SETUID and CAP_SETGID, or as an ordinary user that owns its workspace"
+                "run the daemon as root with CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN, or as an ordinary user that owns its workspace"
             }
             Self::Propagation | Self::BuildRoot | Self::MountScratch => {
                 "allow mounts in the daemon's user namespace: containerd's default AppArmor profile denies them (use a Localhost profile), and so do \

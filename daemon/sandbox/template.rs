@@ -30,7 +30,7 @@ use super::{
     seccomp::Filters,
     slot,
     stage::{Failure, Stage, at},
-    wire::{Answer, Identity, MakeSlot, pair, receive, send},
+    wire::{Answer, Identity, MakeSlot, pair, receive, send, send_answer},
 };
 use crate::daemon::sys::{
     Errno,
@@ -88,7 +88,11 @@ pub(super) fn run(
         Ok(template) => template,
         Err(failure) => give_up(socket, failure),
     };
-    if send(socket, &Answer::Done(identity), &[]).is_err() {
+    let done = Answer::Done {
+        workspace: workspace.index,
+        identity,
+    };
+    if send(socket, &done, &[]).is_err() {
         exit_now(0);
     }
     loop {
@@ -98,7 +102,7 @@ pub(super) fn run(
         }
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let sent = match template.make_slot() {
-            Ok(slot) => send(socket, &Answer::Done(identity), &[slot.as_fd()]),
+            Ok(slot) => send_answer(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
             Err(failure) => send(socket, &Answer::Failed(failure), &[]),
         };
         if sent.is_err() {
@@ -122,7 +126,9 @@ fn build(
     become_user(identity)?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(at(Stage::TemplateNamespaces, "death signal"))?;
-    signal::reset_all().map_err(at(Stage::TemplateNamespaces, "signals"))?;
+    signal::reset_all()
+        .and_then(|()| signal::outlive_the_daemons_signals())
+        .map_err(at(Stage::TemplateNamespaces, "signals"))?;
     umask(Mode::from_raw_mode(0o022));
     // The kernel ends runs before it ends anything else when memory runs out. Raising the score
     // needs no right, but while a process is not dumpable its files in /proc belong to root.

@@ -47,7 +47,12 @@ pub(super) enum ToKeeper {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     /// Done; sockets that belong to it come with the message.
-    Done(Identity),
+    Done {
+        /// Index of the workspace in the plan.
+        workspace: usize,
+        /// As whom its sandboxes run.
+        identity: Identity,
+    },
     /// Not done.
     Failed(Failure),
 }
@@ -116,6 +121,26 @@ pub(crate) enum Report {
 pub(crate) const REPORT_BYTES: usize = 40;
 
 // === JSON messages ===
+
+/// Answers with descriptors; where they cannot be sent, says so instead. An error means that the
+/// peer is gone.
+///
+/// The kernel counts descriptors in flight per user, so commands can make a send fail that is none
+/// of their business (ETOOMANYREFS, unix(7)).
+pub(super) fn send_answer(
+    socket: impl AsFd,
+    answer: &Answer,
+    fds: &[BorrowedFd<'_>],
+    stage: Stage,
+) -> Result<(), Errno> {
+    match send(&socket, answer, fds) {
+        Err(errno) if !Failure::kernel(stage, errno, "").is_disconnection() => {
+            let failure = Failure::kernel(stage, errno, "sending a descriptor");
+            send(&socket, &Answer::Failed(failure), &[])
+        }
+        sent => sent,
+    }
+}
 
 /// Makes a pair of connected sockets that keep messages apart.
 pub(super) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {

@@ -5,6 +5,7 @@ use std::{
     future::Future,
     io,
     net::SocketAddr,
+    path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -53,8 +54,8 @@ struct Silence {
 pub(crate) enum Peer {
     /// A port.
     Tcp(SocketAddr),
-    /// A process on this machine.
-    Unix,
+    /// A process on this machine, at the socket of this path.
+    Unix(Option<PathBuf>),
     /// It is gone already.
     Unknown,
 }
@@ -83,7 +84,10 @@ impl Connected for Connection {
     fn connect_info(&self) -> Peer {
         match &self.socket {
             Socket::Tcp(socket) => socket.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
-            Socket::Unix(_) => Peer::Unix,
+            Socket::Unix(socket) => {
+                let address = socket.local_addr().ok();
+                Peer::Unix(address.and_then(|address| address.as_pathname().map(Path::to_owned)))
+            }
         }
     }
 }

@@ -87,15 +87,20 @@ impl TraceLayer {
                     .map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))),
             );
         }
-        if let Some(Peer::Tcp(peer)) = request.extensions().get::<Peer>() {
-            attributes.push(KeyValue::new(
-                semconv::NETWORK_PEER_ADDRESS,
-                peer.ip().to_string(),
-            ));
-            attributes.push(KeyValue::new(
-                semconv::NETWORK_PEER_PORT,
-                i64::from(peer.port()),
-            ));
+        match request.extensions().get::<Peer>() {
+            Some(Peer::Tcp(peer)) => {
+                attributes.push(KeyValue::new(
+                    semconv::NETWORK_PEER_ADDRESS,
+                    peer.ip().to_string(),
+                ));
+                let port = i64::from(peer.port());
+                attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
+            }
+            Some(Peer::Unix(Some(path))) => {
+                let path = path.display().to_string();
+                attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, path));
+            }
+            Some(Peer::Unix(None) | Peer::Unknown) | None => {}
         }
         let parent = propagation::extract(request.headers());
         let span = Span::start(

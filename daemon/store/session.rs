@@ -2,8 +2,8 @@
 
 use std::{
     fs::{DirBuilder, File, OpenOptions},
-    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom},
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
     path::PathBuf,
     sync::{Mutex, PoisonError},
 };
@@ -103,7 +103,6 @@ impl Session {
             .open(folder.join("events.jsonl"))?;
         let (length, last_sequence, last_step) = recover(&mut file)?;
         file.set_len(length)?;
-        file.seek(SeekFrom::Start(length))?;
         Ok(Self {
             folder,
             events: Mutex::new(Events {
@@ -208,10 +207,9 @@ impl Events {
         record.extend(fields);
         let mut line = serde_json::to_vec(&record)?;
         line.push(b'\n');
-        if let Err(error) = self.file.write_all(&line) {
-            // Half a record would make the next one unreadable.
+        // At its place and not at the end: what is left of a record that did not fit is overwritten.
+        if let Err(error) = self.file.write_all_at(&line, self.length) {
             self.file.set_len(self.length)?;
-            self.file.seek(SeekFrom::Start(self.length))?;
             return Err(error);
         }
         self.length += line.len() as u64;

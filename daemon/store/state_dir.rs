@@ -16,6 +16,9 @@ use rustix::{
 
 use super::session::{Session, SessionId};
 
+/// Sessions held open beyond those in use; each costs a descriptor.
+const OPEN_SESSIONS: usize = 256;
+
 /// A state directory that this daemon holds, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StateDir {
@@ -105,8 +108,25 @@ impl StateDir {
         if let Some(session) = sessions.get(id) {
             return Ok(Arc::clone(session));
         }
-        let session = Arc::new(Session::open(self.path.join("sessions").join(id.as_str()))?);
+        if sessions.len() >= OPEN_SESSIONS {
+            // Whoever holds one keeps it; the others are found again by their files.
+            sessions.retain(|_, session| Arc::strong_count(session) > 1);
+        }
+        let session = Arc::new(Session::open(self.folder(id))?);
         sessions.insert(id.clone(), Arc::clone(&session));
         Ok(session)
+    }
+
+    /// The session of this id, if there is one. Blocks.
+    pub(crate) fn existing_session(&self, id: &SessionId) -> io::Result<Option<Arc<Session>>> {
+        if self.folder(id).is_dir() {
+            self.session(id).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
+    fn folder(&self, id: &SessionId) -> PathBuf {
+        self.path.join("sessions").join(id.as_str())
     }
 }

@@ -70,6 +70,23 @@ pub(crate) fn reset_all() -> Result<(), Errno> {
     .map(|_| ())
 }
 
+/// Makes this process survive the signals that end a daemon: they come to it too when they are sent
+/// to a whole process group or control group, and it must outlive the calls that the daemon drains.
+///
+/// They are caught and not ignored: what is ignored stays so across execve(2).
+pub(crate) fn outlive_the_daemons_signals() -> Result<(), Errno> {
+    let action = Action {
+        handler: shrug as *const () as usize,
+        flags: libc::SA_RESTART as u64 | SA_RESTORER,
+        restorer: restore as *const () as usize,
+        mask: 0,
+    };
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+        set_action(signal, &action)?;
+    }
+    Ok(())
+}
+
 /// Makes this process, a sandbox's init, relay what comes with [`RELAY`] to the command.
 ///
 /// A command may send it too; it then reaches nothing that the command could not reach by itself.
@@ -153,6 +170,8 @@ fn set_action(signal: i32, action: &Action) -> Result<(), Errno> {
     }
     .map(|_| ())
 }
+
+extern "C" fn shrug(_signal: i32) {}
 
 extern "C" fn relay(_signal: i32, info: *const Queued, _context: *const u8) {
     // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.

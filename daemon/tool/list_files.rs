@@ -37,9 +37,26 @@ impl Tool for ListFiles {
 
     fn check(
         request: Self::Request,
-        _: &Scene,
-        _: &mut Vec<Violation>,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
+        let base = scene
+            .workspace
+            .resolve(request.root.as_deref().unwrap_or("."));
+        let token = request
+            .page_token
+            .as_deref()
+            .filter(|token| !token.is_empty());
+        if let (Ok(base), Some(token)) = (&base, token)
+            && let Err(error) = read_token(token, &filters(&scene.workspace, base, &request))
+        {
+            violations.extend(error.violations);
+        }
+        if !violations.is_empty() {
+            return Ok(None);
+        }
+        base?;
+        globs(request.glob.as_deref())?;
         Ok(Some(request))
     }
 

@@ -28,9 +28,16 @@ impl Tool for ReadFile {
 
     fn check(
         request: Self::Request,
-        _: &Scene,
-        _: &mut Vec<Violation>,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error> {
+        if let Err(error) = lines(&request) {
+            violations.extend(error.violations);
+        }
+        if !violations.is_empty() {
+            return Ok(None);
+        }
+        scene.workspace.resolve(&request.path)?;
         Ok(Some(request))
     }
 

@@ -119,6 +119,9 @@ impl Tool for Run {
                 });
             }
         }
+        if let Some(program) = &program {
+            violations.extend(program.violation(&environment));
+        }
         if !violations.is_empty() {
             return Ok(None);
         }
@@ -147,6 +150,9 @@ impl Tool for Run {
         if !scene.isolation.is_ready() {
             return Err(unavailable(&scene));
         }
+        if scene.sandboxes.is_lost() {
+            return Err(lost());
+        }
         let cwd = params.cwd.absolute(scene.workspace.mount_path());
         let Params {
             program,
@@ -173,10 +179,6 @@ impl Tool for Run {
             timeout,
             inline_bytes,
         };
-        let violations = spec.violations();
-        if !violations.is_empty() {
-            return Err(process.failed(Error::invalid(violations), process_error::SPAWN_FAILED));
-        }
         let cap = scene.settings.artifact_bytes;
         let (stdout, stderr) = (
             session.sink(step, StreamName::Stdout, cap),
@@ -203,7 +205,7 @@ impl Tool for Run {
             Err(error) => {
                 let error_type = match error {
                     RunError::Lost => process_error::SANDBOX_LOST,
-                    RunError::Cancelled => process_error::CANCELLED,
+                    RunError::Abandoned | RunError::Draining => process_error::CANCELLED,
                     RunError::NotStarted(_) | RunError::NoSandboxInTime => {
                         process_error::SPAWN_FAILED
                     }
@@ -405,6 +407,16 @@ fn unavailable(scene: &Scene) -> Error {
         .with("workspace", workspace.clone())
 }
 
+/// The keeper of sandboxes has died, which nothing but an operator or a defect can bring about.
+fn lost() -> Error {
+    let remedy = "restart the daemon";
+    let text = format!("commands are not run: the process that makes sandboxes has died: {remedy}");
+    Error::new(Reason::SandboxUnavailable, text)
+        .with("stage", Stage::Launcher.name())
+        .with("errno", "")
+        .with("remedy", remedy)
+}
+
 /// Why a command was not run, in the terms of the contract.
 fn run_error(error: RunError, spec: &Spec) -> Error {
     match error {
@@ -414,7 +426,14 @@ fn run_error(error: RunError, spec: &Spec) -> Error {
             "no sandbox became free within timeout_sec: too many commands run at once; try again later, or allow more at a time (limits.concurrent_runs)",
         )
         .retry_after(RETRY_AFTER),
-        RunError::Cancelled => Error::new(Reason::Draining, "the call was cancelled before its command was started"),
+        RunError::Abandoned => Error::new(
+            Reason::Timeout,
+            "nobody waited any more before the command was started; nothing was run",
+        ),
+        RunError::Draining => Error::new(
+            Reason::Draining,
+            "the daemon was told to end before the command was started; nothing was run: retry elsewhere or later",
+        ),
         RunError::Lost => Error::new(
             Reason::SandboxError,
             "the sandbox was lost while the command ran: what it did until then stands, and its output is in the artifacts as far as it was read",
@@ -457,12 +476,12 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
         .with("program", program),
         (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
         (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
-        (_, libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
+        (_, libc::EMFILE | libc::ETOOMANYREFS | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
             let text = format!("the host has not enough left to build a sandbox: {failure}");
             Error::new(Reason::ResourceExhausted, text).with("stage", failure.stage.name()).with("errno", failure.errno_name()).retry_after(RETRY_AFTER)
         }
         (stage, _) => {
-            let text = format!("the command was not run: {failure}. {}", stage.remedy());
+            let text = format!("the command was not run: {failure}. What may help: {}", stage.remedy());
             Error::new(Reason::SandboxError, text).with("stage", stage.name()).with("errno", failure.errno_name()).caused_by(failure)
         }
     }

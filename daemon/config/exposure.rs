@@ -1,0 +1,174 @@
+//! What commands may be shown of the host, and where: binds, and what must stay out of their reach.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Component, Path, PathBuf},
+};
+
+use super::{WorkspaceConfig, listen::Address};
+use crate::daemon::sandbox::plan::{Bind, HOME, SYSTEM};
+
+/// Where nothing may be bound: the sandbox mounts these itself.
+const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
+/// What must not be shown to commands as a whole.
+const REVEALING: &[&str] = &["/", "/dev", "/run", "/var/run"];
+/// What must not be shown to commands, nor anything below it.
+const REVEALING_TREES: &[&str] = &["/proc", "/sys"];
+
+/// Whether `path`, without symbolic links, would show commands the host.
+pub(super) fn shows_the_host(path: &Path) -> bool {
+    REVEALING
+        .iter()
+        .any(|revealing| path == Path::new(revealing))
+        || REVEALING_TREES.iter().any(|tree| path.starts_with(tree))
+}
+
+/// Reads binds, as `flag` was given them.
+pub(super) fn binds(
+    texts: &[String],
+    flag: &str,
+    writable: bool,
+    problems: &mut Vec<String>,
+) -> Vec<Bind> {
+    texts
+        .iter()
+        .filter_map(|text| {
+            bind(text, writable)
+                .map_err(|problem| problems.push(format!("{flag} {text}: {problem}")))
+                .ok()
+        })
+        .collect()
+}
+
+fn bind(text: &str, writable: bool) -> Result<Bind, String> {
+    let (source, destination) = match text.split_once(':') {
+        Some((source, destination)) => (source, destination),
+        None => (text, text),
+    };
+    let path = fs::canonicalize(source).map_err(|error| format!("{error}: give what is there"))?;
+    let destination = PathBuf::from(destination);
+    check_destination(&destination)?;
+    if shows_the_host(&path) {
+        return Err(format!(
+            "{} would show the host to commands",
+            path.display()
+        ));
+    }
+    let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
+    if !metadata.is_dir() && !metadata.is_file() {
+        return Err("a socket, FIFO or device cannot be given to commands".to_owned());
+    }
+    Ok(Bind {
+        source: path,
+        destination,
+        writable,
+        identity: (metadata.dev(), metadata.ino()),
+    })
+}
+
+/// Checks a path at which commands are to see something.
+pub(super) fn check_destination(path: &Path) -> Result<(), String> {
+    let plain = path
+        .components()
+        .all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
+    let shown = path.display();
+    if !path.is_absolute() || !plain || path == Path::new("/") {
+        return Err(format!(
+            "{shown} must be an absolute path without `.` and `..`"
+        ));
+    }
+    match RESERVED
+        .iter()
+        .find(|reserved| path.starts_with(reserved) || Path::new(reserved).starts_with(path))
+    {
+        Some(reserved) => Err(format!(
+            "{shown} would hide {reserved}, which every sandbox has for itself"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Binds to be made below a writable one, where commands could have planted links.
+pub(super) fn binds_into_writable_ones(binds: &[Bind]) -> impl Iterator<Item = (&Path, &Path)> {
+    binds
+        .iter()
+        .filter(|outer| outer.writable)
+        .flat_map(|outer| {
+            let below = binds.iter().filter(|inner| {
+                inner.destination != outer.destination
+                    && inner.destination.starts_with(&outer.destination)
+            });
+            below.map(|inner| (outer.destination.as_path(), inner.destination.as_path()))
+        })
+}
+
+/// Sees that commands cannot reach the daemon's state or its sockets, nor replace what they are to
+/// be shown by something else.
+pub(super) fn keep_apart(
+    workspaces: &[WorkspaceConfig],
+    state_dir: &Path,
+    listen: &[Address],
+    problems: &mut Vec<String>,
+) {
+    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
+    let shown = workspaces.iter().flat_map(|workspace| {
+        let sources = workspace.binds.iter().map(|bind| bind.source.clone());
+        std::iter::once(workspace.path.clone()).chain(sources)
+    });
+    let visible: Vec<PathBuf> = system.chain(shown).collect();
+    let state_dir = existing_part(state_dir);
+    let sockets = listen.iter().filter_map(|address| match address {
+        Address::Unix(path) => Some((existing_part(path), "--listen unix:")),
+        Address::Tcp(_) => None,
+    });
+    for (path, flag) in sockets.chain([(state_dir.clone(), "--state-dir")]) {
+        if let Some(visible) = visible.iter().find(|visible| path.starts_with(visible)) {
+            problems.push(format!(
+                "commands could reach {} through {}: choose a place outside of it with {flag}",
+                path.display(),
+                visible.display()
+            ));
+        }
+    }
+    for visible in visible
+        .iter()
+        .filter(|visible| visible.starts_with(&state_dir))
+    {
+        problems.push(format!(
+            "{} lies in the daemon's state directory {}: choose another with --state-dir",
+            visible.display(),
+            state_dir.display()
+        ));
+    }
+    let writable = workspaces.iter().flat_map(|workspace| {
+        let binds = workspace.binds.iter().filter(|bind| bind.writable);
+        std::iter::once(&workspace.path).chain(binds.map(|bind| &bind.source))
+    });
+    let writable: Vec<&PathBuf> = writable.collect();
+    for bind in workspaces.iter().flat_map(|workspace| &workspace.binds) {
+        let inside = |tree: &&&PathBuf| bind.source != ***tree && bind.source.starts_with(tree);
+        if let Some(tree) = writable.iter().find(inside) {
+            problems.push(format!(
+                "{} lies in {}, where commands could replace it: bind something else",
+                bind.source.display(),
+                tree.display()
+            ));
+        }
+    }
+}
+
+/// `path` without symbolic links, as far as it exists.
+fn existing_part(path: &Path) -> PathBuf {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    for ancestor in path.ancestors() {
+        if let Ok(real) = fs::canonicalize(ancestor) {
+            return match path.strip_prefix(ancestor) {
+                Ok(rest) if rest.as_os_str().is_empty() => real,
+                Ok(rest) => real.join(rest),
+                Err(_) => real,
+            };
+        }
+    }
+    path
+}
