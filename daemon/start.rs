@@ -20,9 +20,10 @@ use super::{
     door::info::Info,
     privileges,
     sandbox::{
+        launch::KeeperProcess,
         level::{Isolation, Level},
         plan::{Plan, WorkspacePlan},
-        pool::{KeeperProcess, Sandboxes},
+        pool::Sandboxes,
         stage::Failure,
         wire::Identity,
     },

@@ -17,6 +17,8 @@
 mod attack;
 /// Requests that are refused before anything is started.
 mod bad_input;
+/// The command `jig`.
+mod client;
 /// The rules that the contract keeps, and its compatibility.
 mod contract;
 /// As whom commands run, and to whom the files belong that they make.
@@ -27,6 +29,8 @@ mod isolation;
 mod lifecycle;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
+/// Starting a daemon: what it refuses, and what it takes care of.
+mod start;
 /// Starting daemons, calling them, and looking at what they leave behind.
 mod support;
 /// What a collector is told.

@@ -86,9 +86,9 @@ pub(super) struct State {
 /// An empty directory of the root, for masks.
 pub(super) const EMPTY: &CStr = c"/.empty";
 
-/// Processes that count in the slot's user namespace beside the command's: the slot's keeper, this
-/// run's init, and the last run's while it is torn down.
-const PROCESSES_OF_OURS: u64 = 3;
+/// Processes that count in the slot's user namespace beside the command's: the slot's keeper and the
+/// init.
+const PROCESSES_OF_OURS: u64 = 2;
 
 /// A step that failed.
 struct Broken(Stage, Errno);

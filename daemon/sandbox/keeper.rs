@@ -25,6 +25,7 @@ use super::{
     wire::{Answer, Identity, StartTemplate, ToKeeper, pair, receive, send, send_answer},
 };
 use crate::daemon::sys::{
+    Errno,
     fd::keep_only,
     mount::{attribute, set_attributes},
     name_process,
@@ -244,8 +245,9 @@ impl Keeper {
             if uid == 0 {
                 // Its commands would be root of the machine, or root of the namespace that the
                 // daemon's own memory belongs to.
-                return Err(Failure::other(
+                return Err(Failure::kernel(
                     Stage::Identity,
+                    Errno::PERM,
                     format!(
                         "the daemon is root and cannot become user {} (it needs CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, and that id in its user namespace)",
                         self.plan.sandbox_id

@@ -25,7 +25,7 @@
 //! | [`plan`], [`wire`], [`image`] | what they tell one another |
 //! | [`root`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
-//! | [`pool`], [`channel`], [`running`] | the daemon's side |
+//! | [`launch`], [`pool`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
@@ -35,6 +35,7 @@ pub(crate) mod image;
 mod init;
 pub(crate) mod keeper;
 mod landlock;
+pub(crate) mod launch;
 mod launcher;
 pub(crate) mod level;
 pub(crate) mod plan;

@@ -7,11 +7,8 @@
 use std::{
     collections::VecDeque,
     io,
-    os::{
-        fd::{BorrowedFd, OwnedFd},
-        unix::process::CommandExt as _,
-    },
-    process::{Child, Stdio},
+    os::fd::OwnedFd,
+    process::Child,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -19,7 +16,6 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::{
     io::unix::AsyncFd,
     sync::{Mutex as AsyncMutex, oneshot},
@@ -28,12 +24,11 @@ use tokio::{
 
 use super::{
     channel::Channel,
-    keeper,
-    plan::Plan,
+    launch::KeeperProcess,
     running::{SlotFate, Warm},
     slot::{REFILL, TOKEN},
     stage::{Failure, Stage},
-    wire::{self, Identity, MakeSlot, REPORT_BYTES, Report, ToKeeper},
+    wire::{Identity, MakeSlot, REPORT_BYTES, Report, ToKeeper},
 };
 use crate::daemon::{
     sys::{Errno, readiness::watch},
@@ -51,14 +46,6 @@ const DEATHS_UNTOLD: u32 = 64;
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
 /// this is not one to wait for.
 const BUILD_PATIENCE: Duration = Duration::from_secs(30);
-
-/// The keeper's process and the socket to it, before the runtime runs.
-#[derive(Debug)]
-pub(crate) struct KeeperProcess {
-    socket: OwnedFd,
-    child: Child,
-    pidfd: OwnedFd,
-}
 
 /// All sandboxes.
 #[derive(Debug)]
@@ -94,37 +81,6 @@ struct State {
     /// Slots that died since one last made a sandbox.
     deaths: u32,
     closed: bool,
-}
-
-// === impl KeeperProcess ===
-
-impl KeeperProcess {
-    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper
-    /// inherits what it is.
-    pub(crate) fn start(plan: Plan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
-        let (daemon, keeper) = wire::pair()?;
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the one child of the daemon, started before it has threads"
-        )]
-        let child = std::process::Command::new("/proc/self/exe")
-            .arg0(keeper::ARG0)
-            .env_clear()
-            .current_dir("/")
-            .stdin(Stdio::from(keeper))
-            .stdout(Stdio::null())
-            .stderr(Stdio::inherit())
-            .spawn()?;
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
-        wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
-        Ok(Self {
-            socket: daemon,
-            child,
-            pidfd,
-        })
-    }
 }
 
 // === impl Sandboxes ===

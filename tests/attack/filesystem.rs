@@ -10,7 +10,7 @@ use jig::api::v1::RunRequest;
 use sha2::{Digest as _, Sha256};
 
 use crate::support::{
-    Daemon, HostProgram, Refusal, Setup, argv, binary, check_answers, compile, shell,
+    Daemon, HostProgram, Refusal, Setup, argv, binary, check_answers, compile, copy_program, shell,
 };
 
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn case_50_set_user_id_programs_and_file_capabilities_give_nothing() {
     let uid = daemon.info().await.workspaces.first().unwrap().uid;
     let plain = compile(&daemon, "identity");
     let copy = |name: &str, mode: u32| {
-        fs::copy(daemon.file("identity"), daemon.file(name)).unwrap();
+        copy_program(&daemon.file("identity"), &daemon.file(name));
         fs::set_permissions(daemon.file(name), fs::Permissions::from_mode(mode)).unwrap();
         format!("./{name}")
     };

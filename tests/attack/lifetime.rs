@@ -186,9 +186,13 @@ async fn bomb(request: RunRequest) {
         .await
         .unwrap()
         .unwrap();
-    mark.assert_gone();
+    if response.kill_pending {
+        // A machine that has other work too may need longer than the daemon waits; then it must say so.
+        mark.vanishes().await;
+    } else {
+        mark.assert_gone();
+    }
     assert_ne!(response.outcome(), Outcome::Unspecified);
-    assert!(!response.kill_pending, "{response:?}");
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
@@ -305,12 +309,11 @@ async fn case_15_every_signal_is_told_by_its_name() {
 #[tokio::test]
 async fn case_15_what_cannot_be_executed_says_why() {
     let daemon = Daemon::start().await;
-    std::fs::write(daemon.file("plain"), "#!/bin/sh\necho no\n").unwrap();
-    std::fs::write(daemon.file("text"), "echo from a script\n").unwrap();
-    std::fs::write(daemon.file("broken"), b"\x7fELF and nothing else").unwrap();
-    std::fs::write(daemon.file("lost"), "#!/no/such/interpreter\n").unwrap();
     daemon
-        .output(shell("chmod 755 text broken lost; chmod 644 plain"))
+        .output(shell(
+            "echo '#!/bin/sh' > plain; echo 'echo from a script' > text; printf '\\177ELF nothing' > broken; \
+             echo '#!/no/such/interpreter' > lost; chmod 755 text broken lost",
+        ))
         .await;
     for (program, reason) in [
         ("no-such-program", "COMMAND_NOT_FOUND"),

@@ -13,5 +13,5 @@ pub(crate) use daemon::{Daemon, tools};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
 pub(crate) use program::{HostProgram, check_answers, compile};
 pub(crate) use proxy::Proxy;
-pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, jigd};
+pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use wait::{PROMPT, eventually, promptly, while_waiting};

@@ -126,7 +126,7 @@ impl Setup {
         chown(place.folder.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
             // The directory of the build may be closed to others.
-            fs::copy(JIGD, place.own_binary()).unwrap();
+            copy_program(Path::new(JIGD), &place.own_binary());
         }
         self.start_at(place).await
     }
@@ -235,6 +235,13 @@ pub(crate) fn jigd(arguments: &[&str]) -> Output {
         .stdin(Stdio::null())
         .output()
         .unwrap()
+}
+
+/// Copies a program that is to be executed. By a process of its own: a child that another test starts at the same moment would hold this one's
+/// descriptor for a while, and what somebody may write cannot be executed.
+pub(crate) fn copy_program(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
+    assert!(copied.success());
 }
 
 /// Path of the daemon's binary.

@@ -1,0 +1,55 @@
+//! Starting the keeper: the one child of the daemon, made before it has threads.
+
+use std::{
+    io,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    process::{Child, Stdio},
+};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{
+    keeper,
+    plan::Plan,
+    wire::{self, ToKeeper},
+};
+
+/// The keeper's process and the socket to it, before the runtime runs.
+#[derive(Debug)]
+pub(crate) struct KeeperProcess {
+    pub(super) socket: OwnedFd,
+    pub(super) child: Child,
+    pub(super) pidfd: OwnedFd,
+}
+
+impl KeeperProcess {
+    /// Starts the keeper and tells it what to build. The process must have one thread: the keeper
+    /// inherits what it is.
+    pub(crate) fn start(plan: Plan, directories: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        let (daemon, keeper) = wire::pair()?;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the one child of the daemon, started before it has threads"
+        )]
+        let child = std::process::Command::new("/proc/self/exe")
+            .arg0(keeper::ARG0)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(keeper))
+            .stdout(Stdio::null())
+            .stderr(Stdio::inherit())
+            .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("a child has no process id"))?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        wire::send(&daemon, &ToKeeper::Plan(plan), directories)?;
+        Ok(Self {
+            socket: daemon,
+            child,
+            pidfd,
+        })
+    }
+}

@@ -1,0 +1,145 @@
+//! The command `jig`, as people use it: embedded in one call, and with a daemon elsewhere.
+
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use crate::support::{Daemon, Setup};
+
+/// Runs `jig` in `directory`.
+fn jig(directory: &Path, arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_jig"))
+        .args(arguments)
+        .current_dir(directory)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// Runs `jig`, which must exit with `code`; answers what it wrote to standard output.
+fn jig_exits(directory: &Path, arguments: &[&str], code: i32) -> String {
+    let output = jig(directory, arguments);
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{arguments:?}: {output:?}"
+    );
+    text(&output.stdout).to_owned()
+}
+
+#[test]
+fn without_an_address_the_daemon_lives_as_long_as_the_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    let uname = jig_exits(here, &["run", "uname -a; echo made > file"], 0);
+    assert!(uname.starts_with("Linux jig "), "{uname}");
+    assert_eq!(
+        std::fs::read_to_string(here.join("file")).unwrap(),
+        "made\n"
+    );
+    assert_eq!(jig_exits(here, &["read", "file"], 0), "made\n");
+    assert_eq!(jig_exits(here, &["ls"], 0), "file\n");
+    assert!(jig_exits(here, &["info"], 0).contains("L3"));
+}
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    // One argument is a command line, what follows `--` is a program and its arguments.
+    assert_eq!(jig_exits(here, &["run", "echo $((1 + 1))"], 0), "2\n");
+    assert_eq!(
+        jig_exits(here, &["run", "--", "echo", "$((1 + 1))"], 0),
+        "$((1 + 1))\n"
+    );
+    jig_exits(here, &["run", "exit 7"], 7);
+    jig_exits(here, &["run", "kill -SEGV $$"], 128 + 11);
+    jig_exits(here, &["run", "--timeout", "1", "sleep 100"], 124);
+    let output = jig(here, &["run", "--", "no-such-program"]);
+    assert_eq!(output.status.code(), Some(125));
+    assert!(
+        text(&output.stderr).contains("COMMAND_NOT_FOUND"),
+        "{output:?}"
+    );
+    let output = jig(here, &["run", "echo out; echo err >&2"]);
+    assert_eq!(
+        (text(&output.stdout), text(&output.stderr)),
+        ("out\n", "err\n")
+    );
+}
+
+#[tokio::test]
+async fn with_an_address_the_daemon_there_is_asked() {
+    let daemon = Setup::new().tcp().start().await;
+    let unix = format!("unix:{}", daemon.socket().display());
+    let tcp = format!("127.0.0.1:{}", daemon.port());
+    let nowhere = tempfile::tempdir().unwrap();
+    for address in [&unix, &tcp] {
+        let here = nowhere.path();
+        let on = |arguments: &[&'static str]| [&["--address", address], arguments].concat();
+        assert_eq!(jig_exits(here, &on(&["run", "pwd"]), 0), "/workspace\n");
+        jig_exits(here, &on(&["health"]), 0);
+        jig_exits(here, &on(&["health", "jig.v1.ToolService"]), 0);
+        let json = jig_exits(here, &on(&["--json", "run", "echo hi; exit 3"]), 3);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["outcome"], "OUTCOME_EXITED", "{json}");
+        assert_eq!(json["exit_code"], 3, "{json}");
+        assert_eq!(json["stdout"], "hi\n", "{json}");
+        let path = json["stdout_path"].as_str().unwrap();
+        let read = ["--address", address, "artifact", path];
+        assert_eq!(jig_exits(here, &read, 0), "hi\n");
+    }
+}
+
+#[test]
+fn what_cannot_be_done_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, code, says) in [
+        (
+            &["--address", "unix:/nowhere/jig.sock", "run", "true"][..],
+            125,
+            "jig serve",
+        ),
+        (&["--address", "nonsense", "health"], 1, "nonsense"),
+        (&["run"], 125, "run"),
+        (&["no-such-command"], 64, "no-such-command"),
+        (&["serve", "--listen", "0.0.0.0:1"], 78, "loopback"),
+        (&["serve", "--no-such-flag"], 64, "--no-such-flag"),
+    ] {
+        let output = jig(folder.path(), arguments);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {output:?}"
+        );
+        assert!(
+            text(&output.stderr).contains(says),
+            "{arguments:?}: {output:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_bench_prints_its_ratios_beside_a_bare_process() {
+    let _turn = Daemon::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = ["bench", "run", "--count", "40", "--clients", "2"];
+    let report = jig_exits(folder.path(), &arguments, 0);
+    for part in [
+        "bare posix_spawn",
+        "jig run, sandboxed",
+        "p50",
+        "p99",
+        "runs/s",
+        "isolated at L3",
+    ] {
+        assert!(report.contains(part), "{part} in {report}");
+    }
+}

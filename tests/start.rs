@@ -1,0 +1,236 @@
+//! Starting a daemon: what it refuses, what it says, and what it takes care of.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tonic::{Code, Request};
+
+use crate::support::{Daemon, Mark, Refusal, Setup, binary, eventually, jigd, shell};
+
+/// Runs `jigd`, which must end with `code` and say each of `parts` on standard error.
+fn refuses(arguments: &[&str], code: i32, parts: &[&str]) {
+    let output = jigd(arguments);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    for part in parts {
+        assert!(said.contains(part), "{part} in {arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::create_dir(path("ws")).unwrap();
+    fs::write(path("bad.toml"), "[sandbox]\nminimum_levle = \"L3\"\n").unwrap();
+    fs::write(path("file"), "").unwrap();
+    refuses(&["--no-such-flag"], 64, &["--no-such-flag"]);
+    let all = [
+        "--listen",
+        "0.0.0.0:1",
+        "--workspace",
+        "/nowhere",
+        "--network",
+        "host",
+    ];
+    refuses(&all, 78, &["0.0.0.0:1", "/nowhere", "--network host"]);
+    refuses(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
+    for (flag, value, says) in [
+        ("--workspace", "/", "root directory"),
+        ("--workspace", "/proc", "show the host"),
+        ("--workspace", &path("file"), "not a directory"),
+        ("--state-dir", &path("ws/state"), "--state-dir"),
+        ("--state-dir", "/usr/jig-state", "--state-dir"),
+        ("--listen", &format!("unix:{}", path("ws/sock")), "--listen"),
+        ("--bind", "/proc/1:/x", "show the host"),
+        ("--bind-ro", "/usr:/tmp/usr", "/tmp"),
+        ("--bind-ro", "/nowhere", "/nowhere"),
+        ("--minimum-level", "L0", "without isolation"),
+        ("--minimum-level", "L9", "--minimum-level L9"),
+        ("--drain-timeout", "soon", "25s"),
+    ] {
+        // What is not looked at is right.
+        let (workspace, state) = (path("ws"), path("state"));
+        let mut arguments = vec![flag, value];
+        if flag != "--workspace" {
+            arguments.extend(["--workspace", &workspace]);
+        }
+        if flag != "--state-dir" {
+            arguments.extend(["--state-dir", &state]);
+        }
+        refuses(&arguments, 78, &[says]);
+    }
+    let output = jigd(&["--version"]);
+    assert!(output.status.success());
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap().trim(),
+        concat!("jigd ", env!("CARGO_PKG_VERSION"))
+    );
+}
+
+#[tokio::test]
+async fn a_socket_is_its_users_alone_and_a_dead_daemons_is_replaced() {
+    let daemon = Daemon::start().await;
+    let mode = fs::metadata(daemon.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "{mode:o}");
+    // Killed, so that its socket stays behind.
+    daemon.signal(Signal::KILL);
+    let socket = daemon.socket();
+    let daemon = daemon.restart().await;
+    assert!(socket.exists());
+    assert_eq!(daemon.output(shell("echo again")).await, "again\n");
+}
+
+#[tokio::test]
+async fn a_check_is_possible_beside_a_running_daemon() {
+    let daemon = Daemon::start().await;
+    let listen = format!("unix:{}", daemon.socket().display());
+    let workspace = daemon.file(".").display().to_string();
+    let state = daemon.state().display().to_string();
+    let arguments = [
+        "--check",
+        "--listen",
+        &listen,
+        "--workspace",
+        &workspace,
+        "--state-dir",
+        &state,
+    ];
+    let output = jigd(&arguments);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("isolation L3 ok"), "{said}");
+    assert_eq!(daemon.output(shell("echo unharmed")).await, "unharmed\n");
+}
+
+#[tokio::test]
+async fn a_signal_to_the_whole_group_drains_as_one_to_the_daemon_does() {
+    let daemon = Setup::new()
+        .arguments(&["--drain-timeout", "60s"])
+        .start()
+        .await;
+    let mark = Mark::new();
+    let call = daemon.begin(mark.on(shell(
+        "until [ -e end ]; do sleep 0.05; done; echo finished",
+    )));
+    mark.appears(1).await;
+    let everybody = crate::support::descendants(daemon.pid());
+    // As a control group is signalled: each process by itself.
+    for process in &everybody {
+        if !mark.processes().contains(&process.pid) {
+            let pid = Pid::from_raw(process.pid).unwrap();
+            let _gone_already = kill_process(pid, Signal::TERM);
+        }
+    }
+    daemon.signal(Signal::TERM);
+    fs::write(daemon.file("end"), "").unwrap();
+    assert_eq!(call.await.unwrap().unwrap().stdout, "finished\n");
+}
+
+#[tokio::test]
+async fn ctrl_c_reaches_the_daemon_and_not_what_makes_its_sandboxes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    fs::create_dir(path("ws")).unwrap();
+    let mut command = Command::new(binary());
+    command
+        .args(["--listen", &format!("unix:{}", path("sock").display())])
+        .args([Path::new("--workspace"), &path("ws")])
+        .args([Path::new("--state-dir"), &path("state")])
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    let mut child = command.spawn().unwrap();
+    eventually("its socket is there", async || path("sock").exists()).await;
+    let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
+    kill_process_group(group, Signal::INT).unwrap();
+    eventually("it ends", async || child.try_wait().unwrap().is_some()).await;
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(!said.contains("keeper"), "{said}");
+}
+
+#[tokio::test]
+async fn two_workspaces_are_two_worlds() {
+    let other = tempfile::tempdir().unwrap();
+    fs::write(other.path().join("who"), "other").unwrap();
+    let named = format!("other={}", other.path().display());
+    let daemon = Setup::new()
+        .arguments(&["--workspace", &named])
+        .start()
+        .await;
+    fs::write(daemon.file("who"), "first").unwrap();
+    for (name, who) in [
+        (None, "first"),
+        (Some("other"), "other"),
+        (Some("workspace"), "first"),
+    ] {
+        let mut request = Request::new(shell("cat who"));
+        if let Some(name) = name {
+            request
+                .metadata_mut()
+                .insert("jig-workspace", name.parse().unwrap());
+        }
+        let answer = daemon.tools().run(request).await.unwrap().into_inner();
+        assert_eq!(answer.stdout, who, "{name:?}");
+    }
+}
+
+#[tokio::test]
+async fn metadata_that_cannot_be_read_is_refused() {
+    let daemon = Daemon::start().await;
+    for (key, value) in [
+        ("jig-session", "../etc"),
+        ("jig-session", ""),
+        ("jig-request-id", ""),
+    ] {
+        let mut request = Request::new(shell("true"));
+        request.metadata_mut().insert(key, value.parse().unwrap());
+        let status = daemon.tools().run(request).await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(Refusal::of(&status).fields(), [key]);
+    }
+}
+
+#[tokio::test]
+async fn a_refused_request_leaves_no_record() {
+    let daemon = Daemon::start().await;
+    let mut bad = shell("true");
+    bad.timeout_sec = Some(0);
+    daemon.refuses(bad, "INVALID_PARAMS").await;
+    let words = vec!["true".to_owned(); 1]
+        .into_iter()
+        .chain((0..200).map(|_| "x".repeat(11_000)));
+    let mut large = shell("");
+    large.command = None;
+    large.argv = words.collect();
+    daemon.refuses(large, "INVALID_PARAMS").await;
+    assert!(
+        !daemon
+            .state()
+            .join("sessions/default/events.jsonl")
+            .exists()
+    );
+    daemon.output(shell("true")).await;
+    let events = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
+    let events: Vec<serde_json::Value> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert_eq!(events[0]["event"], "tool_call_started");
+    assert_eq!(events[0]["params"]["command"], "true");
+    assert_eq!(
+        (&events[1]["event"], &events[1]["status"]),
+        (&"tool_call_finished".into(), &"success".into())
+    );
+    assert_eq!(events[0]["request_id"], events[1]["request_id"]);
+}
