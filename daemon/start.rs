@@ -91,13 +91,13 @@ struct Proven {
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
-    let listeners = Listeners::bind(&config.listen)?;
     let prepared = prepare(config)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
-        // Before anything that takes time: a signal that comes meanwhile must not be lost, nor end
-        // the process half-way.
+        // Before the sockets are there: whoever sees one may send a signal, which must not end the
+        // process half-way.
         let signals = Signals::catch().map_err(io_error("catching signals"))?;
+        let listeners = Listeners::bind(&prepared.config.listen)?;
         let parts = Parts {
             config: prepared.config,
             started: prepared.started,

@@ -30,7 +30,7 @@ const BACKLOG: usize = 16;
 /// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// Sockets that are bound, before the runtime runs.
+/// Sockets that are bound, but not driven by the runtime yet.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     tcp: Vec<StdTcpListener>,
@@ -196,7 +196,7 @@ fn bind_tcp(address: SocketAddr) -> io::Result<StdTcpListener> {
 /// behind is replaced.
 fn bind_unix(path: &Path) -> io::Result<BoundUnix> {
     // Made with the right mode from the start: between binding and chmod anybody could connect. No
-    // thread exists yet that the mask could hit.
+    // other thread makes files yet that the mask could hit.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
     let bound = StdUnixListener::bind(path).or_else(|error| {
         if error.kind() != io::ErrorKind::AddrInUse {
