@@ -9,17 +9,14 @@ use rustix::thread::{
 
 use crate::daemon::sys::Errno;
 
-/// Capabilities that making sandboxes needs in a slot's user namespace; the rest is dropped there
-/// once instead of in each sandbox.
-const FOR_BUILDING: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::SETPCAP);
-
-/// Drops from the bounding set what making sandboxes does not need.
-pub(super) fn keep_for_building() -> Result<(), Errno> {
-    drop_bounding(|capability| FOR_BUILDING.contains(capability))
-}
-
-/// Empties all five sets and locks the rules by which they could grow again. Allocates nothing.
-pub(super) fn give_up_all() -> Result<(), Errno> {
+/// Makes what this process still has the last that anything made from it can have: nothing can be
+/// gained by executing a program or changing user ids, and none of that can be undone. What is
+/// permitted now can be used on, which making sandboxes needs.
+///
+/// Done once for a slot, because it takes a system call for each capability that there is. Its
+/// sandboxes inherit it all; only a new user namespace could fill the bounding set again, and they
+/// are made without one.
+pub(super) fn forbid_gaining() -> Result<(), Errno> {
     // NOROOT: executing as uid 0 gives nothing. NO_SETUID_FIXUP and KEEP_CAPS (locked off):
     // changing user ids gives nothing. NO_CAP_AMBIENT_RAISE: nothing can be kept across execve. All
     // locked.
@@ -32,8 +29,17 @@ pub(super) fn give_up_all() -> Result<(), Errno> {
             | CapabilitiesSecureBits::NO_CAP_AMBIENT_RAISE_LOCKED
             | CapabilitiesSecureBits::KEEP_CAPS_LOCKED,
     )?;
-    drop_bounding(|_| false)?;
+    for capability in known()? {
+        if capability_is_in_bounding_set(capability)? {
+            remove_capability_from_bounding_set(capability)?;
+        }
+    }
     clear_ambient_capability_set()?;
+    check_nothing_to_gain()
+}
+
+/// Gives up what [`forbid_gaining`] has left. Allocates nothing.
+pub(super) fn give_up_all() -> Result<(), Errno> {
     let none = CapabilitySet::empty();
     set_capabilities(
         None,
@@ -45,24 +51,27 @@ pub(super) fn give_up_all() -> Result<(), Errno> {
     )
 }
 
-/// Checks that all five sets are empty and no_new_privs is on. Allocates nothing.
-pub(super) fn check_none() -> Result<(), Errno> {
+/// Checks that nothing is left and no_new_privs is on. Without a permitted capability there is no
+/// ambient one (capabilities(7)); that the bounding set is empty, the slot has checked. Allocates
+/// nothing.
+pub(super) fn check_given_up() -> Result<(), Errno> {
     let sets = capabilities(None)?;
     if !(sets.effective | sets.permitted | sets.inheritable).is_empty() || !no_new_privs()? {
         return Err(Errno::PERM);
     }
-    for capability in known()? {
-        if capability_is_in_bounding_set(capability)? || capability_is_in_ambient_set(capability)? {
-            return Err(Errno::PERM);
-        }
-    }
     Ok(())
 }
 
-fn drop_bounding(keep: impl Fn(CapabilitySet) -> bool) -> Result<(), Errno> {
+/// Checks all five sets and no_new_privs, one capability after the other. Allocates nothing.
+pub(super) fn check_none() -> Result<(), Errno> {
+    check_given_up()?;
+    check_nothing_to_gain()
+}
+
+fn check_nothing_to_gain() -> Result<(), Errno> {
     for capability in known()? {
-        if !keep(capability) && capability_is_in_bounding_set(capability)? {
-            remove_capability_from_bounding_set(capability)?;
+        if capability_is_in_bounding_set(capability)? || capability_is_in_ambient_set(capability)? {
+            return Err(Errno::PERM);
         }
     }
     Ok(())

@@ -186,27 +186,6 @@ fn build(state: &State) -> Result<(), Broken> {
             .map_err(|errno| Broken(Stage::MountScratch, errno))?;
     }
 
-    let limits = blueprint.limits;
-    let same = |value: u64| Rlimit {
-        current: Some(value),
-        maximum: Some(value),
-    };
-    for (resource, limit) in [
-        // A core pattern that pipes to a program is run whatever the limit, but for 1
-        // (fs/coredump.c).
-        (Resource::Core, same(1)),
-        (
-            Resource::Nofile,
-            Rlimit {
-                current: Some(u64::from(limits.open_files)),
-                maximum: Some(u64::from(limits.open_files_hard)),
-            },
-        ),
-        (Resource::Fsize, same(limits.file_size_bytes)),
-    ] {
-        setrlimit(resource, limit).map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
-    }
-
     capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
     blueprint
         .rules
@@ -225,7 +204,7 @@ const _: () = assert!(
 
 /// Reads back what must be in force in every sandbox; the probe of [`canary`] looks further, once.
 fn check() -> Result<(), Errno> {
-    capabilities::check_none()?;
+    capabilities::check_given_up()?;
     if secure_computing_mode()? != SecureComputingMode::Filter {
         return Err(Errno::PERM);
     }

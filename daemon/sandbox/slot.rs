@@ -14,8 +14,8 @@ use std::{
 use rustix::{
     net::sockopt::set_socket_passcred,
     process::{
-        DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior,
-        set_parent_process_death_signal, wait,
+        DumpableBehavior, Resource, Rlimit, Signal, WaitOptions, set_dumpable_behavior,
+        set_parent_process_death_signal, setrlimit, wait,
     },
 };
 
@@ -23,7 +23,7 @@ use super::{
     capabilities,
     init::{Blueprint, State, run_command, run_init},
     landlock::{Access, Rules},
-    plan::{HOME, Plan, WorkspacePlan},
+    plan::{HOME, Limits, Plan, WorkspacePlan},
     proc_masks::MASKS,
     stage::{Failure, Stage, at},
     wire::{Answer, Identity, Report, pair, receive_bytes, send, send_bytes},
@@ -119,9 +119,9 @@ fn prepare(
         })?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
-    capabilities::keep_for_building().map_err(in_stage(Stage::Capabilities))?;
-
+    capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
+    set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
     let options = |mode: &str| {
         let text = format!(
             "size={},nr_inodes={},mode={mode},uid={},gid={}",
@@ -167,6 +167,25 @@ fn prepare(
         rules: Rules::new(plan.landlock_abi, paths),
         filter,
     })
+}
+
+/// Sets the limits that sandboxes inherit. The one on processes is set last of all, by the command's
+/// own process.
+fn set_limits(limits: Limits) -> Result<(), Errno> {
+    let same = |value: u64| Rlimit {
+        current: Some(value),
+        maximum: Some(value),
+    };
+    // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
+    setrlimit(Resource::Core, same(1))?;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(u64::from(limits.open_files)),
+            maximum: Some(u64::from(limits.open_files_hard)),
+        },
+    )?;
+    setrlimit(Resource::Fsize, same(limits.file_size_bytes))
 }
 
 /// The entries of `/proc` that this kernel has and that the sandbox's user could open.

@@ -2,7 +2,6 @@
 //! process that made them.
 
 use std::{
-    cell::UnsafeCell,
     ffi::c_void,
     os::fd::{AsFd, FromRawFd as _, OwnedFd},
     ptr::NonNull,
@@ -37,10 +36,10 @@ pub(crate) type Entry<S> = fn(&'static Cabin<S>) -> !;
 #[repr(align(8))]
 struct Image([u8; IMAGE_BYTES]);
 
-/// Room for the two processes of one sandbox: two stacks and a [`Cabin`].
+/// Room for the two processes of one sandbox: two stacks, a [`Cabin`], and room for a request.
 ///
 /// ```text
-/// | guard | stack of the first | guard | stack of the second | cabin |
+/// | guard | stack of the first | guard | stack of the second | cabin | image |
 /// ```
 #[derive(Debug)]
 pub(crate) struct Berth<S: 'static> {
@@ -56,21 +55,23 @@ pub(crate) struct Cabin<S: 'static> {
     pub(crate) state: S,
     first: Entry<S>,
     second: Entry<S>,
-    image: UnsafeCell<Image>,
+    /// Lies behind the cabin, and not in it: so it need not be written with each new cabin.
+    image: NonNull<Image>,
     image_taken: AtomicBool,
     mapped_at: AtomicUsize,
     mapped_bytes: AtomicUsize,
 }
 
-// SAFETY: `image` is handed out once, by a swap of `image_taken`; the rest is immutable or atomic,
-// and `S` is Sync.
+// SAFETY: what `image` points to is handed out once, by a swap of `image_taken`; the rest is
+// immutable or atomic, and `S` is Sync.
 unsafe impl<S: Sync> Sync for Cabin<S> {}
 
 // === impl Berth ===
 
 impl<S: Sync + 'static> Berth<S> {
     const CABIN_AT: usize = 2 * (GUARD_BYTES + STACK_BYTES);
-    const BYTES: usize = (Self::CABIN_AT + size_of::<Cabin<S>>()).next_multiple_of(4096);
+    const IMAGE_AT: usize = (Self::CABIN_AT + size_of::<Cabin<S>>()).next_multiple_of(4096);
+    const BYTES: usize = Self::IMAGE_AT + size_of::<Image>();
 
     /// Maps the memory. Nothing of it is touched until a process moves in.
     pub(crate) fn new() -> Result<Self, Errno> {
@@ -117,11 +118,13 @@ impl<S: Sync + 'static> Berth<S> {
         if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
             return Err(Errno::BUSY);
         }
+        // SAFETY: the address lies in the mapping of this berth.
+        let image = unsafe { self.base.byte_add(Self::IMAGE_AT) }.cast::<Image>();
         let cabin = Cabin {
             state,
             first,
             second,
-            image: UnsafeCell::new(Image([0; IMAGE_BYTES])),
+            image,
             image_taken: AtomicBool::new(false),
             mapped_at: AtomicUsize::new(0),
             mapped_bytes: AtomicUsize::new(0),
@@ -194,8 +197,10 @@ impl<S: Sync + 'static> Cabin<S> {
         if self.image_taken.swap(true, Ordering::Relaxed) {
             return None;
         }
-        // SAFETY: the swap has shown that this is the only reference ever made.
-        let image = unsafe { &mut *self.image.get() };
+        // SAFETY: the place is aligned, as large as an image, and was zero when it was mapped, so
+        // that all of it is initialised; the swap has shown that this is the only reference made in
+        // this cabin's life, and those of the cabins before it are gone with their processes.
+        let image = unsafe { &mut *self.image.as_ptr() };
         Some(&mut image.0)
     }
 
