@@ -37,12 +37,12 @@ pub(crate) fn hold() -> TaskTrackerToken {
 }
 
 /// Runs a function that blocks, on a thread kept for such.
-pub(crate) async fn blocking<T: Send + 'static>(
+pub(crate) fn blocking<T: Send + 'static>(
     function: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, tokio::task::JoinError> {
+) -> JoinHandle<T> {
     let span = tracing::Span::current();
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
-    tokio::task::spawn_blocking(move || span.in_scope(function)).await
+    tokio::task::spawn_blocking(move || span.in_scope(function))
 }
 
 /// Waits until no tracked task is left.

@@ -1,22 +1,37 @@
 //! What a command writes: its head and its tail for the answer, the whole for an artifact, and all
 //! of it counted.
 
-use std::{collections::VecDeque, io, os::fd::OwnedFd};
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
 use rustix::{
+    buffer::spare_capacity,
     io::{ioctl_fionbio, ioctl_fionread},
     pipe::{PipeFlags, pipe_with},
 };
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::{
+    io::{Interest, unix::AsyncFd},
+    task::{JoinHandle, yield_now},
+    time::timeout_at,
+};
 
 use crate::daemon::{store::artifact::Sink, sys::readiness::watch, task};
 
 /// Bytes read at a time: the capacity of a pipe.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// Bytes read first: most commands write less, or nothing.
+const FIRST_CHUNK_BYTES: usize = 4 * 1024;
 /// Bytes gathered before they are written to the artifact.
 const FLUSH_BYTES: usize = 256 * 1024;
 /// Chunks read before others get a turn.
 const CHUNKS_PER_TURN: usize = 4;
+/// How long the disk may take for what is left when the command has ended. Its caller gets its
+/// answer then, without the whole output.
+const DISK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One output stream of a command, from the daemon's side.
 #[derive(Debug)]
@@ -24,10 +39,22 @@ pub(crate) struct Stream {
     /// The end that is read; none once the other end was closed.
     pipe: Option<AsyncFd<OwnedFd>>,
     capture: Capture,
-    /// Read but not yet in the artifact.
+    /// Read but not yet given to the artifact.
     pending: Vec<u8>,
-    sink: Option<Sink>,
-    chunk: Vec<u8>,
+    /// Memory for what is read while `pending` is being written.
+    spare: Vec<u8>,
+    artifact: Artifact,
+}
+
+/// Where a stream's artifact is.
+#[derive(Debug)]
+enum Artifact {
+    /// Here, to be written to.
+    Idle(Sink),
+    /// On a thread that writes to it, with the bytes.
+    Writing(JoinHandle<(Sink, Vec<u8>)>),
+    /// Lost with such a thread.
+    Lost,
 }
 
 /// What a command wrote.
@@ -71,40 +98,40 @@ impl Stream {
             pipe: Some(watch(reader)?),
             capture: Capture::new(inline_bytes),
             pending: Vec::new(),
-            sink: Some(sink),
-            chunk: Vec::new(),
+            spare: Vec::new(),
+            artifact: Artifact::Idle(sink),
         };
         Ok((stream, writer))
     }
 
-    /// Waits until there is something to read. Never ready once the stream was closed. May be
-    /// cancelled.
-    pub(crate) async fn readable(&self) {
+    /// Waits until there is something to read and reads a bounded amount of it; while the disk is
+    /// behind, waits for the disk. Never ready once the stream was closed. May be cancelled:
+    /// nothing that was read is lost.
+    pub(crate) async fn advance(&mut self) {
+        if self.pending.len() >= FLUSH_BYTES {
+            self.written().await;
+            self.flush();
+        }
         match &self.pipe {
-            Some(pipe) => {
-                if pipe.readable().await.is_err() {
-                    std::future::pending().await
-                }
-            }
-            None => std::future::pending().await,
+            Some(pipe) if pipe.readable().await.is_ok() => {}
+            Some(_) | None => std::future::pending().await,
         }
-    }
-
-    /// Reads what is there, a bounded amount of it. Not to be cancelled.
-    pub(crate) async fn read(&mut self) {
         for _ in 0..CHUNKS_PER_TURN {
-            if !self.read_chunk(CHUNK_BYTES, Readiness::Known) {
-                break;
+            if !self.read_chunk(Readiness::Known) {
+                return;
             }
-            if self.pending.len() >= FLUSH_BYTES {
-                self.flush().await;
+            if self.pending.len() >= FLUSH_BYTES && !self.flush() {
+                return;
             }
         }
+        // There is more: others first.
+        yield_now().await;
     }
 
-    /// Reads what the command had written when it ended, and no more: somebody else may hold the
-    /// pipe and write on.
+    /// Reads what the command had written when it ended, and hardly more: somebody else may hold
+    /// the pipe and write on.
     pub(crate) async fn finish(mut self, path: &str) -> Captured {
+        let deadline = Instant::now() + DISK_PATIENCE;
         let mut left = self
             .pipe
             .as_ref()
@@ -112,24 +139,12 @@ impl Stream {
             .unwrap_or(0);
         while left > 0 {
             let before = self.capture.bytes;
-            let limit = usize::try_from(left).unwrap_or(usize::MAX).min(CHUNK_BYTES);
-            if !self.read_chunk(limit, Readiness::Unknown) {
+            if !self.read_chunk(Readiness::Unknown) {
                 break;
             }
             left = left.saturating_sub(self.capture.bytes - before);
-            if self.pending.len() >= FLUSH_BYTES {
-                self.flush().await;
-            }
         }
-        if !self.pending.is_empty() {
-            self.flush().await;
-        }
-        let artifact_error = self
-            .sink
-            .as_mut()
-            .and_then(Sink::take_error)
-            .map(|error| error.to_string())
-            .unwrap_or_default();
+        let artifact_error = self.close(deadline).await;
         let (text, truncated) = self.capture.text(path);
         Captured {
             text,
@@ -139,16 +154,18 @@ impl Stream {
         }
     }
 
-    /// Reads once, at most `limit` bytes. Answers whether there may be more.
-    fn read_chunk(&mut self, limit: usize, readiness: Readiness) -> bool {
+    /// Reads once. Answers whether there may be more.
+    fn read_chunk(&mut self, readiness: Readiness) -> bool {
         let Some(pipe) = &self.pipe else {
             return false;
         };
-        if self.chunk.is_empty() {
-            self.chunk = vec![0; CHUNK_BYTES];
-        }
-        let room = self.chunk.get_mut(..limit).unwrap_or_default();
-        let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, &mut *room)?);
+        let before = self.pending.len();
+        let pending = &mut self.pending;
+        pending.reserve(match self.capture.bytes {
+            0 => FIRST_CHUNK_BYTES,
+            _ => CHUNK_BYTES,
+        });
+        let mut read = |pipe: &OwnedFd| Ok(rustix::io::read(pipe, spare_capacity(pending))?);
         let read = match readiness {
             // Forgets the readiness when the pipe is empty, without losing one that comes
             // meanwhile.
@@ -161,11 +178,11 @@ impl Stream {
                 self.pipe = None; // every writer has closed it
                 false
             }
-            Ok(length) => {
-                let data = self.chunk.get(..length).unwrap_or_default();
-                self.capture.push(data);
-                if self.sink.as_ref().is_some_and(Sink::wants_more) {
-                    self.pending.extend_from_slice(data);
+            Ok(_) => {
+                self.capture
+                    .push(self.pending.get(before..).unwrap_or_default());
+                if !self.artifact.wants_more() {
+                    self.pending.truncate(before);
                 }
                 true
             }
@@ -178,20 +195,75 @@ impl Stream {
         }
     }
 
-    /// Writes to the artifact what was gathered, on a thread that may block.
-    async fn flush(&mut self) {
-        let Some(mut sink) = self.sink.take() else {
-            return;
+    /// Has what was gathered written to the artifact, on a thread that may block. Answers whether
+    /// it has; not while that thread is still writing.
+    fn flush(&mut self) -> bool {
+        match std::mem::replace(&mut self.artifact, Artifact::Lost) {
+            Artifact::Idle(mut sink) => {
+                let spare = std::mem::take(&mut self.spare);
+                let mut bytes = std::mem::replace(&mut self.pending, spare);
+                self.artifact = Artifact::Writing(task::blocking(move || {
+                    sink.write(&bytes);
+                    bytes.clear();
+                    (sink, bytes)
+                }));
+                true
+            }
+            writing @ Artifact::Writing(_) => {
+                self.artifact = writing;
+                false
+            }
+            Artifact::Lost => {
+                self.pending.clear();
+                true
+            }
+        }
+    }
+
+    /// Waits until nothing is being written. May be cancelled.
+    async fn written(&mut self) {
+        if let Artifact::Writing(thread) = &mut self.artifact {
+            self.artifact = match thread.await {
+                Ok((sink, spare)) => {
+                    self.spare = spare;
+                    Artifact::Idle(sink)
+                }
+                Err(_) => Artifact::Lost,
+            };
+        }
+    }
+
+    /// Writes the rest to the artifact. Answers what is wrong with it; nothing when it is whole.
+    async fn close(&mut self, deadline: Instant) -> String {
+        let all_written = async {
+            self.written().await;
+            if !self.pending.is_empty() {
+                self.flush();
+                self.written().await;
+            }
         };
-        let mut pending = std::mem::take(&mut self.pending);
-        let written = task::blocking(move || {
-            sink.write(&pending);
-            pending.clear();
-            (sink, pending)
-        });
-        if let Ok((sink, pending)) = written.await {
-            self.sink = Some(sink);
-            self.pending = pending;
+        let in_time = timeout_at(deadline.into(), all_written).await.is_ok();
+        match &mut self.artifact {
+            Artifact::Idle(sink) => sink
+                .take_error()
+                .map(|error| error.to_string())
+                .unwrap_or_default(),
+            Artifact::Writing(_) if !in_time => {
+                let patience = DISK_PATIENCE.as_secs();
+                format!("the disk did not take the rest within {patience} s")
+            }
+            Artifact::Writing(_) | Artifact::Lost => "the thread that wrote it failed".to_owned(),
+        }
+    }
+}
+
+impl Artifact {
+    /// Whether what is read is worth keeping for it.
+    fn wants_more(&self) -> bool {
+        match self {
+            Self::Idle(sink) => sink.wants_more(),
+            Self::Writing(_) => true, // it will leave out what does not fit
+            Self::Lost => false,
         }
     }
 }

@@ -139,8 +139,7 @@ pub(crate) async fn run(
             Err(failure) => return Err(RunError::NotStarted(failure)),
         }
     };
-    // Ours would keep the pipes open for ever.
-    drop((stdin, stdout_end, stderr_end));
+    drop(stdin);
     observer.started(running.pid());
 
     let mut watched = Watched {
@@ -150,6 +149,9 @@ pub(crate) async fn run(
         ladder: Ladder::Running { until: deadline },
     };
     let ended = watched.wait(stop).await;
+    // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
+    // command's: what ends a command is told by its init, who is not to wait for that.
+    drop((stdout_end, stderr_end));
     let duration = dispatched.elapsed();
     let (ended, stdout, stderr) = match ended {
         Waited::Ended(ended) => (ended?, watched.stdout, watched.stderr),
@@ -166,8 +168,10 @@ pub(crate) async fn run(
             )
         }
     };
-    let stdout = stdout.finish(&artifacts.stdout.1).await;
-    let stderr = stderr.finish(&artifacts.stderr.1).await;
+    let (stdout, stderr) = tokio::join!(
+        stdout.finish(&artifacts.stdout.1),
+        stderr.finish(&artifacts.stderr.1)
+    );
     Ok(Finished {
         ended,
         stdout,
@@ -216,14 +220,7 @@ impl Watched {
                 () = stop.abandon.cancelled() => Event::Abandoned,
                 () = wait_until(self.ladder.next()) => Event::Timer(Instant::now()),
                 () = stop.drain.cancelled(), if !draining => Event::Drain(Instant::now()),
-                () = self.stdout.readable() => {
-                    self.stdout.read().await;
-                    continue;
-                }
-                () = self.stderr.readable() => {
-                    self.stderr.read().await;
-                    continue;
-                }
+                () = advance(&mut self.stdout, &mut self.stderr) => continue,
             };
             let (ladder, action) = self.ladder.on(event, stop.grace);
             self.ladder = ladder;
@@ -253,6 +250,14 @@ impl Watched {
             (End::Gone, Some(cause)) => Waited::ToKill(cause),
             (End::Gone, None) => Waited::Ended(Err(RunError::Lost)),
         }
+    }
+}
+
+/// Reads whichever of the two has something, neither before the other. May be cancelled.
+async fn advance(stdout: &mut Stream, stderr: &mut Stream) {
+    tokio::select! {
+        () = stdout.advance() => {}
+        () = stderr.advance() => {}
     }
 }
 
