@@ -5,6 +5,7 @@ use std::{
     env,
     future::Future,
     io,
+    num::NonZeroUsize,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -244,8 +245,10 @@ fn prepare_sandboxes(
     let keeper = KeeperProcess::start(plan(config, &workspaces), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
-    // With one worker, flushing telemetry at the end could wait for itself.
-    let workers = std::thread::available_parallelism().map_or(2, |count| count.get().max(2));
+    // Half the machine: the commands that calls run are what needs it, and a call that is handed
+    // from one thread to another waits for a wake-up each time.
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let workers = cores.div_ceil(2);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
         .thread_name("jigd")
