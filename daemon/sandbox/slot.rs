@@ -7,14 +7,15 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs,
+    fs, io,
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+    path::Path,
 };
 
 use rustix::{
     net::sockopt::set_socket_passcred,
     process::{
-        DumpableBehavior, Resource, Rlimit, Signal, WaitOptions, set_dumpable_behavior,
+        DumpableBehavior, Resource, Rlimit, Signal, WaitOptions, getrlimit, set_dumpable_behavior,
         set_parent_process_death_signal, setrlimit, wait,
     },
 };
@@ -39,10 +40,35 @@ use crate::daemon::sys::{
 /// Sandboxes of one slot that can exist at a time: the live one, and those that are still being
 /// torn down.
 const BERTHS: usize = 4;
+/// Signals that may be queued for a run's processes, timers included.
+const QUEUED_SIGNALS: u64 = 4096;
+/// What of the kernel's counts a slot may have.
+const QUOTAS: &[(&str, Quota)] = &[
+    ("/proc/sys/user/max_user_namespaces", Quota::None),
+    ("/proc/sys/user/max_net_namespaces", Quota::None),
+    ("/proc/sys/user/max_fanotify_groups", Quota::None),
+    (
+        "/proc/sys/user/max_inotify_instances",
+        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_instances"),
+    ),
+    (
+        "/proc/sys/user/max_inotify_watches",
+        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
+    ),
+];
 /// What the daemon sends to get a sandbox.
 pub(super) const REFILL: &[u8] = b"g";
 /// What comes with a sandbox's control socket and pidfd.
 pub(super) const TOKEN: &[u8] = b"t";
+
+/// A part of what there is.
+#[derive(Debug)]
+enum Quota {
+    /// Nothing: no command needs it.
+    None,
+    /// A quarter of what a user may have, whom all runs share.
+    QuarterOf(&'static str),
+}
 
 /// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it
 /// is asked, until the daemon closes the socket.
@@ -119,6 +145,7 @@ fn prepare(
         })?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
+    set_quotas()?;
     capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
     set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
@@ -169,6 +196,29 @@ fn prepare(
     })
 }
 
+/// Sets what the slot's user namespace may have of what the kernel counts by user, who is the same
+/// in all runs (namespaces(7), /proc/sys/user): one run must not use up the others' share.
+fn set_quotas() -> Result<(), Failure> {
+    let failed = |path: &str, error: &io::Error| {
+        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        Failure::kernel(Stage::SlotNamespace, errno, path)
+    };
+    for (path, quota) in QUOTAS {
+        if !Path::new(path).exists() {
+            continue; // this kernel does not count it
+        }
+        let quota = match quota {
+            Quota::None => 0,
+            Quota::QuarterOf(all) => {
+                let text = fs::read_to_string(all).map_err(|error| failed(all, &error))?;
+                text.trim().parse().unwrap_or(0_u64).div_ceil(4)
+            }
+        };
+        fs::write(path, quota.to_string()).map_err(|error| failed(path, &error))?;
+    }
+    Ok(())
+}
+
 /// Sets the limits that sandboxes inherit. The one on processes is set last of all, by the command's
 /// own process.
 fn set_limits(limits: Limits) -> Result<(), Errno> {
@@ -185,7 +235,10 @@ fn set_limits(limits: Limits) -> Result<(), Errno> {
             maximum: Some(u64::from(limits.open_files_hard)),
         },
     )?;
-    setrlimit(Resource::Fsize, same(limits.file_size_bytes))
+    setrlimit(Resource::Fsize, same(limits.file_size_bytes))?;
+    // Counted by user over all runs, like the quotas above.
+    let signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);
+    setrlimit(Resource::Sigpending, same(signals.min(QUEUED_SIGNALS)))
 }
 
 /// The entries of `/proc` that this kernel has and that the sandbox's user could open.

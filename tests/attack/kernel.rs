@@ -1,8 +1,10 @@
 //! Calls of the kernel that would open the sandbox: mounts, namespaces, other processes, capabilities, and all that a command has no use for.
 
+use std::fs;
+
 use jig::api::v1::{Outcome, RunResponse};
 
-use crate::support::{Daemon, Mark, argv, check_answers, compile, shell};
+use crate::support::{Daemon, Mark, argv, check_answers, compile, eventually, shell};
 
 /// Compiles a program and runs it.
 async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResponse {
@@ -275,4 +277,29 @@ async fn case_72_there_is_no_capability_and_no_other_user() {
             ("chown", "EPERM|EINVAL"),
         ],
     );
+}
+
+#[tokio::test]
+async fn one_run_cannot_take_all_inotify_instances() {
+    // On a kernel that counts them by user, who is the same in all runs.
+    let daemon = Daemon::start().await;
+    let program = compile(&daemon, "watchers");
+    let count = |stdout: &str| -> u32 {
+        let first = stdout.lines().next().unwrap();
+        first.strip_prefix("instances ").unwrap().parse().unwrap()
+    };
+    let greedy = daemon.begin(argv(&[&program]));
+    let taken = daemon.file("taken");
+    eventually("the first has them", async || taken.exists()).await;
+    fs::remove_file(&taken).unwrap();
+    let modest = daemon.begin(argv(&[&program]));
+    eventually("the second has some", async || taken.exists()).await;
+    fs::write(daemon.file("go"), "").unwrap();
+    let (greedy, modest) = (
+        greedy.await.unwrap().unwrap(),
+        modest.await.unwrap().unwrap(),
+    );
+    assert!(count(&greedy.stdout) >= 8, "{greedy:?}");
+    assert_eq!(count(&greedy.stdout), count(&modest.stdout));
+    assert!(!modest.stdout.contains("no watch"), "{modest:?}");
 }
