@@ -1,4 +1,5 @@
-//! As whom commands run, and to whom the files belong that they make: the workspace's owner, whoever that is, on disk; the sandbox's user, inside.
+//! As whom commands run, and to whom the files belong that they make: the workspace's owner,
+//! whoever that is, on disk; the sandbox's user, inside.
 
 use std::{
     fs,
@@ -12,8 +13,8 @@ const SOMEBODY: u32 = 1234;
 /// An ordinary user who runs a daemon.
 const ORDINARY: u32 = 12345;
 
-/// Checks that commands, the tools and the host see one another's files, which belong to `owner` on disk. Answers as whom commands run and how the
-/// workspace was made theirs.
+/// Checks that commands, the tools and the host see one another's files, which belong to `owner` on
+/// disk. Answers as whom commands run and how the workspace was made theirs.
 async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
     let output = daemon
         .output(shell(

@@ -1,6 +1,8 @@
-//! What a hostile command tries, by the numbers of the catalogue of attacks that the design was made from.
+//! What a hostile command tries, by the numbers of the catalogue of attacks that the design was
+//! made from.
 //!
-//! The programs in `programs/` make the system calls that no shell command makes. What they try and what must be answered stands in the tests.
+//! The programs in `programs/` make the system calls that no shell command makes. What they try and
+//! what must be answered stands in the tests.
 
 /// What a killed process of the daemon's own takes along: 12 to 14.
 mod death;

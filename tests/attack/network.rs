@@ -18,8 +18,9 @@ use crate::support::{
     Daemon, Mark, PROMPT, Setup, argv, check_answers, compile, eventually, shell,
 };
 
-/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has its network reaches them: the metadata service of
-/// clouds, a cluster's API server, a public name server.
+/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has
+/// its network reaches them: the metadata service of clouds, a cluster's API server, a public name
+/// server.
 const HOST: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
 
 #[tokio::test]

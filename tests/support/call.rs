@@ -23,7 +23,8 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain, with the code that belongs to its reason.
+    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain,
+    /// with the code that belongs to its reason.
     pub(crate) fn of(status: &Status) -> Self {
         let details = status.get_error_details_vec();
         let mut infos = details.iter().filter_map(|detail| match detail {

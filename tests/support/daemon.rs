@@ -1,4 +1,5 @@
-//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped, and its log is shown when the test has failed.
+//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped,
+//! and its log is shown when the test has failed.
 
 use std::{
     fs,

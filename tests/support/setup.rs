@@ -237,8 +237,9 @@ pub(crate) fn jigd(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Copies a program that is to be executed. By a process of its own: a child that another test starts at the same moment would hold this one's
-/// descriptor for a while, and what somebody may write cannot be executed.
+/// Copies a program that is to be executed. By a process of its own: a child that another test
+/// starts at the same moment would hold this one's descriptor for a while, and what somebody may
+/// write cannot be executed.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
     assert!(copied.success());
