@@ -31,6 +31,8 @@ mod isolation;
 mod lifecycle;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
+/// Sessions: their records, their numbers, their artifacts.
+mod sessions;
 /// Starting a daemon: what it refuses, and what it takes care of.
 mod start;
 /// Starting daemons, calling them, and looking at what they leave behind.

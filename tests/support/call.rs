@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use jig::api::v1::RunRequest;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use tonic_types::{ErrorDetail, FieldViolation, StatusExt as _};
 
 /// Largest message that tests send or take, in bytes.
@@ -71,6 +71,13 @@ pub(crate) fn argv(words: &[&str]) -> RunRequest {
         argv: words.iter().map(|word| (*word).to_owned()).collect(),
         ..RunRequest::default()
     }
+}
+
+/// A request with a key of the call's metadata, such as the workspace or the session that it is for.
+pub(crate) fn with<T>(key: &'static str, value: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert(key, value.parse().unwrap());
+    request
 }
 
 /// Everything about an error, for a failed test's message.
