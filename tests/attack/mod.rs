@@ -8,6 +8,8 @@
 mod death;
 /// Files that are not the command's: 37, 50 to 55, 63.
 mod filesystem;
+/// Descriptors that commands send.
+mod in_flight;
 /// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65 to 72.
 mod kernel;
 /// What lives on, or would: 1 to 17.
