@@ -43,3 +43,5 @@ mod telemetry;
 mod tidy;
 /// A host that cannot isolate commands: none is run.
 mod unavailable;
+/// Several workspaces of one daemon.
+mod workspaces;
