@@ -25,7 +25,8 @@ fn with_env(name: &str, value: &str) -> RunRequest {
     }
 }
 
-/// Each of these requests must be refused as breaking rules, naming one field that contains the text.
+/// Each of these requests must be refused as breaking rules, naming one field that contains the
+/// text.
 async fn refused_for(daemon: &Daemon, requests: Vec<(RunRequest, &str)>) {
     for (request, field) in requests {
         let refusal = daemon.refuses(request, "INVALID_PARAMS").await;

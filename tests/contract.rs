@@ -1,5 +1,6 @@
-//! The rules of the contract, checked on its descriptors: the lint rules of buf (STANDARD and COMMENTS), what the options of tools and fields must say,
-//! and the names that clients were promised.
+//! The rules of the contract, checked on its descriptors: the lint rules of buf (STANDARD and
+//! COMMENTS), what the options of tools and fields must say, and the names that clients were
+//! promised.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -61,7 +62,8 @@ enum Default {
     Flag(bool),
 }
 
-/// RPC, name, risk and seconds of every tool that was promised. Those that are not built yet bind whoever builds them.
+/// RPC, name, risk and seconds of every tool that was promised. Those that are not built yet bind
+/// whoever builds them.
 const TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("ListFiles", "list_files", Risk::ReadOnly, 30),
     ("ListDirectory", "list_dir", Risk::ReadOnly, 30),
@@ -479,7 +481,8 @@ fn a_list_of_errors_is_told_from_prose() {
     assert!(!lists_errors(" Does.\n"));
 }
 
-/// Whether a comment has a line `Errors:` (with a remark in parentheses, perhaps) followed by a list of reasons, or by `none`.
+/// Whether a comment has a line `Errors:` (with a remark in parentheses, perhaps) followed by a
+/// list of reasons, or by `none`.
 fn lists_errors(comment: &str) -> bool {
     let mut lines = comment.lines().map(str::trim);
     let Some(head) = lines.find_map(|line| line.strip_prefix("Errors")) else {

@@ -1,9 +1,13 @@
-//! As whom commands run, and to whom the files belong that they make: the workspace's owner, whoever that is, on disk; the sandbox's user, inside.
+//! As whom commands run, and to whom the files belong that they make: the workspace's owner,
+//! whoever that is, on disk; the sandbox's user, inside.
 
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
+    path::Path,
 };
+
+use tempfile::TempDir;
 
 use crate::support::{Daemon, Setup, shell};
 
@@ -12,8 +16,8 @@ const SOMEBODY: u32 = 1234;
 /// An ordinary user who runs a daemon.
 const ORDINARY: u32 = 12345;
 
-/// Checks that commands, the tools and the host see one another's files, which belong to `owner` on disk. Answers as whom commands run and how the
-/// workspace was made theirs.
+/// Checks that commands, the tools and the host see one another's files, which belong to `owner` on
+/// disk. Answers as whom commands run and how the workspace was made theirs.
 async fn shares_files(daemon: &Daemon, owner: u32) -> (u32, String) {
     let output = daemon
         .output(shell(
@@ -117,6 +121,101 @@ async fn what_belongs_to_somebody_else_stays_theirs() {
         let mode = daemon.file("private").metadata().unwrap().mode();
         assert_eq!(mode & 0o7777, 0o600);
     }
+}
+
+/// A directory of somebody's outside the workspace, with one file, and a daemon that shows it.
+async fn with_bind(setup: Setup, flag: &str, owner: u32) -> (TempDir, Daemon) {
+    let folder = TempDir::with_prefix("jig-test-bind-").unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = folder.path().join("theirs");
+    fs::write(&file, "of the host\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    for path in [folder.path(), &file] {
+        chown(path, Some(owner), Some(owner)).unwrap();
+    }
+    let bind = format!("{}:/data", folder.path().display());
+    let daemon = setup.arguments(&[flag, &bind]).start().await;
+    (folder, daemon)
+}
+
+#[tokio::test]
+async fn what_commands_make_in_a_writable_bind_belongs_to_its_owner() {
+    // Its owner, not the workspace's: here they differ, where they may.
+    for (setup, owner) in [
+        (Setup::new(), 0),
+        (Setup::new(), SOMEBODY),
+        (Setup::new().workspace_owner(SOMEBODY), 0),
+        (Setup::new().user(ORDINARY), ORDINARY),
+    ] {
+        let workspace_owner = setup.owner();
+        let (bind, daemon) = with_bind(setup, "--bind", owner).await;
+        let output = daemon
+            .output(shell(
+                "cat /data/theirs; echo changed > /data/theirs; \
+                 echo made > /data/made; mkdir -p /data/folder/inner; echo here > here; \
+                 cp here /data/folder; mv here /data/moved; cp /data/made back; \
+                 stat -c %U /data /data/theirs /data/made /data/moved back",
+            ))
+            .await;
+        assert_eq!(output, "of the host\nagent\nagent\nagent\nagent\nagent\n");
+        for (name, text) in [
+            ("theirs", Some("changed\n")),
+            ("made", Some("made\n")),
+            ("folder", None),
+            ("folder/inner", None),
+            ("folder/here", Some("here\n")),
+            ("moved", Some("here\n")),
+        ] {
+            let path = bind.path().join(name);
+            let metadata = path.symlink_metadata().unwrap();
+            assert_eq!((metadata.uid(), metadata.gid()), (owner, owner), "{name}");
+            if let Some(text) = text {
+                assert_eq!(fs::read_to_string(&path).unwrap(), text, "{name}");
+            }
+        }
+        let back = daemon.file("back").metadata().unwrap();
+        assert_eq!((back.uid(), back.gid()), (workspace_owner, workspace_owner));
+        assert_eq!(daemon.read_file("back").await.unwrap(), "made\n");
+        // A later run finds it as the first has left it.
+        assert_eq!(daemon.output(shell("cat /data/made")).await, "made\n");
+    }
+}
+
+#[tokio::test]
+async fn what_is_somebody_elses_in_a_bind_stays_theirs() {
+    // Only its owner is mapped.
+    let (bind, daemon) = with_bind(Setup::new(), "--bind", 0).await;
+    let theirs = bind.path().join("theirs");
+    chown(&theirs, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    unchanged(&daemon, &theirs, SOMEBODY).await;
+    // A read-only one is shown as it is: what its owner keeps from others is kept from commands.
+    let (bind, daemon) = with_bind(Setup::new(), "--bind-ro", 0).await;
+    unchanged(&daemon, &bind.path().join("theirs"), 0).await;
+    let public = bind.path().join("public");
+    fs::write(&public, "for all\n").unwrap();
+    let output = daemon.output(shell("cat /data/public")).await;
+    assert_eq!(output, "for all\n");
+    // An ordinary user cannot map: what is not its own is as it is outside.
+    let setup = Setup::new().user(ORDINARY);
+    let (bind, daemon) = with_bind(setup, "--bind", SOMEBODY).await;
+    unchanged(&daemon, &bind.path().join("theirs"), SOMEBODY).await;
+}
+
+/// Checks that commands can neither read nor change a file `/data/theirs`, nor who may.
+async fn unchanged(daemon: &Daemon, path: &Path, owner: u32) {
+    for command in [
+        "cat /data/theirs",
+        "echo x > /data/theirs",
+        "echo x >> /data/theirs",
+        "chmod 666 /data/theirs",
+    ] {
+        let response = daemon.run(shell(command)).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+        assert_eq!(response.stdout, "");
+    }
+    assert_eq!(fs::read_to_string(path).unwrap(), "of the host\n");
+    let metadata = path.metadata().unwrap();
+    assert_eq!((metadata.uid(), metadata.mode() & 0o7777), (owner, 0o600));
 }
 
 #[tokio::test]

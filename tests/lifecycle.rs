@@ -1,4 +1,5 @@
-//! What ends a run from outside: deadlines, shutting down. Callers and daemons that die are attacks 12 to 14.
+//! What ends a run from outside: deadlines, shutting down. Callers and daemons that die are attacks
+//! 12 to 14.
 
 use std::{fs, time::Duration};
 

@@ -1,7 +1,9 @@
-//! The integration tests: one binary. Each test of behaviour starts the real daemon in a directory of its own and talks to it as its users do.
+//! The integration tests: one binary. Each test of behaviour starts the real daemon in a directory
+//! of its own and talks to it as its users do.
 //!
-//! Those run as root, which sees every process and can start the daemon as anybody, and they need `gcc`, `curl`, `unshare` and `ip`. Nothing is skipped:
-//! a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC` says how long to wait for what must happen (20 s).
+//! Those run as root, which sees every process and can start the daemon as anybody, and they need
+//! `gcc`, `curl`, `unshare` and `ip`. Nothing is skipped: a machine that cannot build sandboxes
+//! fails here. `JIG_TEST_PATIENCE_SEC` says how long to wait for what must happen (20 s).
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -29,6 +31,8 @@ mod isolation;
 mod lifecycle;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
+/// Sessions: their records, their numbers, their artifacts.
+mod sessions;
 /// Starting a daemon: what it refuses, and what it takes care of.
 mod start;
 /// Starting daemons, calling them, and looking at what they leave behind.
@@ -39,3 +43,5 @@ mod telemetry;
 mod tidy;
 /// A host that cannot isolate commands: none is run.
 mod unavailable;
+/// Several workspaces of one daemon.
+mod workspaces;

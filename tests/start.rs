@@ -10,7 +10,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tonic::{Code, Request};
 
-use crate::support::{Daemon, Mark, Refusal, Setup, binary, eventually, jigd, shell};
+use crate::support::{Daemon, Mark, Refusal, Setup, binary, eventually, jigd, shell, with};
 
 /// Runs `jigd`, which must end with `code` and say each of `parts` on standard error.
 fn refuses(arguments: &[&str], code: i32, parts: &[&str]) {
@@ -173,14 +173,11 @@ async fn two_workspaces_are_two_worlds() {
         (Some("other"), "other"),
         (Some("workspace"), "first"),
     ] {
-        let mut request = Request::new(shell("cat who"));
-        if let Some(name) = name {
-            request
-                .metadata_mut()
-                .insert("jig-workspace", name.parse().unwrap());
-        }
-        let answer = daemon.tools().run(request).await.unwrap().into_inner();
-        assert_eq!(answer.stdout, who, "{name:?}");
+        let request = match name {
+            Some(name) => with("jig-workspace", name, shell("cat who")),
+            None => Request::new(shell("cat who")),
+        };
+        assert_eq!(daemon.output(request).await, who, "{name:?}");
     }
 }
 

@@ -1,5 +1,5 @@
-//! What the daemon tells a collector: the three spans of a call, how they hang together, and that the
-//! last ones are delivered when it ends.
+//! What the daemon tells a collector: the three spans of a call, how they hang together, and that
+//! the last ones are delivered when it ends.
 
 use std::{
     collections::HashMap,

@@ -22,7 +22,8 @@ const CRATES: [&str; 3] = ["lib.rs", "daemon/main.rs", "client/main.rs"];
 /// Name under which the other crates know the library.
 const LIBRARY: &str = "jig";
 
-/// The parts of the package from top to bottom. Each may use those in the lines below its own, and nothing else but itself.
+/// The parts of the package from top to bottom. Each may use those in the lines below its own, and
+/// nothing else but itself.
 const ORDER: &[&[&str]] = &[
     &["client/main"],
     &["client", "daemon/main"],
@@ -383,7 +384,8 @@ fn lines_of_code(file: &str, text: &str) -> usize {
     tests
 }
 
-/// The part of ORDER that a file belongs to. The library's root belongs to none: what is in it is generated.
+/// The part of ORDER that a file belongs to. The library's root belongs to none: what is in it is
+/// generated.
 fn part(file: &str) -> &str {
     let name = file.trim_end_matches(".rs").trim_end_matches("/mod");
     let mut slashes = name.match_indices('/').map(|(position, _)| position);

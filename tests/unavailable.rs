@@ -9,7 +9,8 @@ fn no_namespaces() -> HostProgram {
     HostProgram::compile("no_namespaces")
 }
 
-/// Checks that a daemon runs nothing, and says at which step it cannot isolate, with which error of the kernel, and what to change.
+/// Checks that a daemon runs nothing, and says at which step it cannot isolate, with which error of
+/// the kernel, and what to change.
 async fn runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
     assert_eq!(daemon.health().await, ServingStatus::NotServing);
     for request in [shell("touch ran"), argv(&["touch", "ran"])] {

@@ -166,6 +166,14 @@ fn build(state: &State) -> Result<(), Broken> {
     keep_only(state.control).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: Some(u64::from(blueprint.limits.open_files)),
+            maximum: Some(u64::from(blueprint.limits.open_files_hard)),
+        },
+    )
+    .map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
 
     let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(c"proc", c"/proc", c"proc", proc_flags, None)

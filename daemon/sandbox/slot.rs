@@ -219,8 +219,10 @@ fn set_quotas() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sets the limits that sandboxes inherit. The one on processes is set last of all, by the command's
-/// own process.
+/// Sets the limits that sandboxes inherit. Their init sets the one on open files, which must not be
+/// the slot keeper's too: what a process may open bounds what it may send while its user has
+/// descriptors in flight (unix(7), ETOOMANYREFS), and commands fill that up to their own limit. The
+/// one on processes is set last of all, by the command's own process.
 fn set_limits(limits: Limits) -> Result<(), Errno> {
     let same = |value: u64| Rlimit {
         current: Some(value),
@@ -228,13 +230,6 @@ fn set_limits(limits: Limits) -> Result<(), Errno> {
     };
     // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
     setrlimit(Resource::Core, same(1))?;
-    setrlimit(
-        Resource::Nofile,
-        Rlimit {
-            current: Some(u64::from(limits.open_files)),
-            maximum: Some(u64::from(limits.open_files_hard)),
-        },
-    )?;
     setrlimit(Resource::Fsize, same(limits.file_size_bytes))?;
     // Counted by user over all runs, like the quotas above.
     let signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);

@@ -320,6 +320,7 @@ fn errno_name(number: i32) -> String {
         libc::EPIPE => "EPIPE",
         libc::ECONNRESET => "ECONNRESET",
         libc::ENAMETOOLONG => "ENAMETOOLONG",
+        libc::ETOOMANYREFS => "ETOOMANYREFS",
         _ => return format!("errno {number}"),
     };
     name.to_owned()

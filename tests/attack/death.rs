@@ -1,4 +1,5 @@
-//! Callers, daemons and launchers that die while a command runs: nothing of it is left, and nothing is run without its sandbox.
+//! Callers, daemons and launchers that die while a command runs: nothing of it is left, and nothing
+//! is run without its sandbox.
 
 use jig::api::v1::{Outcome, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
@@ -95,7 +96,8 @@ async fn case_13_a_daemon_that_is_killed_leaves_nothing() {
     assert_eq!(daemon.output(shell("echo again")).await, "again\n");
 }
 
-/// The daemon's own processes: the keeper that it started, the launcher that the keeper started, and the templates below.
+/// The daemon's own processes: the keeper that it started, the launcher that the keeper started,
+/// and the templates below.
 fn keeper_and_launcher(daemon: &Daemon) -> (i32, i32) {
     let below = |parent: i32| {
         let processes = descendants(parent);

@@ -1,4 +1,5 @@
-//! Files that are not the command's: the host's, the daemon's, another run's, and its own with more rights than it has.
+//! Files that are not the command's: the host's, the daemon's, another run's, and its own with more
+//! rights than it has.
 
 use std::{
     fs,

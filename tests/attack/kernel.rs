@@ -1,4 +1,5 @@
-//! Calls of the kernel that would open the sandbox: mounts, namespaces, other processes, capabilities, and all that a command has no use for.
+//! Calls of the kernel that would open the sandbox: mounts, namespaces, other processes,
+//! capabilities, and all that a command has no use for.
 
 use std::fs;
 
@@ -70,7 +71,8 @@ async fn case_59_no_namespace_can_be_made() {
     ] {
         for call in ["unshare", "clone"] {
             expected.push((format!("{call} {kind}"), "EPERM"));
-            // unshare(2) refuses bits that it does not know; the filter must not let them hide those that it does.
+            // unshare(2) refuses bits that it does not know; the filter must not let them hide
+            // those that it does.
             expected.push((format!("{call} {kind}, more bits"), "EPERM"));
         }
     }

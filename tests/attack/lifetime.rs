@@ -13,7 +13,8 @@ use crate::support::{
     marked_count, promptly, shell, while_waiting,
 };
 
-/// Signals whose default is to end a process (signal(7)), by their numbers: no shell knows all names.
+/// Signals whose default is to end a process (signal(7)), by their numbers: no shell knows all
+/// names.
 const FATAL: &[(i32, &str)] = &[
     (1, "SIGHUP"),
     (2, "SIGINT"),
@@ -187,7 +188,8 @@ async fn bomb(request: RunRequest) {
         .unwrap()
         .unwrap();
     if response.kill_pending {
-        // A machine that has other work too may need longer than the daemon waits; then it must say so.
+        // A machine that has other work too may need longer than the daemon waits; then it must say
+        // so.
         mark.vanishes().await;
     } else {
         mark.assert_gone();
@@ -367,7 +369,8 @@ async fn case_17_a_process_that_cannot_be_killed_does_not_hold_the_answer() {
     std::io::Read::read_exact(server.stdout.as_mut().unwrap(), &mut mounted).unwrap();
     // The mount must be there before the workspace is mounted into sandboxes.
     let daemon = daemon.restart().await;
-    // Dropped before the daemon's directory, should this test fail: that could not be removed while it hangs.
+    // Dropped before the daemon's directory, should this test fail: that could not be removed while
+    // it hangs.
     let mut server = server;
     let mark = Mark::new();
     let response = daemon

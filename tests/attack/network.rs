@@ -13,13 +13,16 @@ use std::{
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::TempDir;
 
 use crate::support::{
-    Daemon, Mark, PROMPT, Setup, argv, check_answers, compile, eventually, shell,
+    Daemon, Mark, PROMPT, Setup, argv, check_answers, compile, copy_program, eventually, promptly,
+    shell, with,
 };
 
-/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has its network reaches them: the metadata service of
-/// clouds, a cluster's API server, a public name server.
+/// Addresses that are on the daemon's own loopback interface in these tests, so that whoever has
+/// its network reaches them: the metadata service of clouds, a cluster's API server, a public name
+/// server.
 const HOST: [&str; 4] = ["169.254.169.254", "fd00:ec2::254", "10.96.0.1", "8.8.8.8"];
 
 #[tokio::test]
@@ -156,6 +159,98 @@ async fn case_76_two_runs_at_a_time_do_not_reach_each_other() {
     );
     listener.abort();
     listening.vanishes().await;
+}
+
+#[tokio::test]
+async fn case_76_a_socket_that_another_run_passes_on_reaches_that_run_and_nothing_else() {
+    // Runs of one workspace share its files, so that they meet in it is no secret of either.
+    let daemon = Setup::new()
+        .network_with(&["10.96.0.1/32", "8.8.8.8/32"])
+        .tcp()
+        .start()
+        .await;
+    let program = compile(&daemon, "pass_network");
+    let giver = daemon.begin(argv(&[&program, "give", "meet"]));
+    let port = daemon.port().to_string();
+    let response = daemon
+        .run(argv(&[
+            &program,
+            "take",
+            "meet",
+            &port,
+            "10.96.0.1",
+            "8.8.8.8",
+        ]))
+        .await;
+    let unreachable = "ENETUNREACH|EACCES|EPERM";
+    check_answers(
+        &response,
+        &[
+            ("own socket to the giver's port", "ECONNREFUSED"),
+            ("passed socket to the daemon's port", "ECONNREFUSED"),
+            ("passed socket to the giver's port", "ok"),
+            ("tcp 10.96.0.1", unreachable),
+            ("udp 10.96.0.1", unreachable),
+            ("tcp 8.8.8.8", unreachable),
+            ("udp 8.8.8.8", unreachable),
+            ("enter the namespace", "EPERM"),
+            ("owner of the namespace", "EPERM"),
+            ("1/environ of the giver", "EACCES|EPERM"),
+            ("1/root of the giver", "EACCES|EPERM"),
+            ("1/ns/net of the giver", "EACCES|EPERM"),
+        ],
+    );
+    let given = promptly("the giver ends", giver).await.unwrap().unwrap();
+    assert_eq!(given.exit_code, Some(0), "{given:?}");
+}
+
+#[tokio::test]
+async fn case_76_runs_of_two_workspaces_meet_nowhere() {
+    let other = TempDir::with_prefix("jig-test-other-").unwrap();
+    let named = format!("other={}", other.path().display());
+    let daemon = Setup::new()
+        .arguments(&["--workspace", &named])
+        .start()
+        .await;
+    let (listen, reach) = (compile(&daemon, "listen"), compile(&daemon, "reach"));
+    copy_program(&daemon.file("reach"), &other.path().join("reach"));
+    let places = [
+        "/workspace/meet",
+        "/tmp/meet",
+        "/dev/shm/meet",
+        "/home/agent/meet",
+    ];
+    let mark = Mark::new();
+    let words: Vec<&str> = [listen.as_str()].into_iter().chain(places).collect();
+    let listener = daemon.begin(mark.on(argv(&words)));
+    eventually("the other run listens", async || {
+        daemon.file("listening").exists()
+    })
+    .await;
+    let mut tries = vec![["tcp", "127.0.0.1", "8080"], ["abstract", "neighbour", "-"]];
+    tries.extend(places.map(|place| ["unix", place, "-"]));
+    let words: Vec<&str> = [reach.as_str()]
+        .into_iter()
+        .chain(tries.iter().flatten().copied())
+        .collect();
+    for (workspace, there) in [("workspace", "ok"), ("other", "ENOENT")] {
+        let response = daemon
+            .run(with("jig-workspace", workspace, argv(&words)))
+            .await;
+        check_answers(
+            &response,
+            &[
+                ("tcp 127.0.0.1 8080", "ECONNREFUSED"),
+                ("abstract neighbour -", "ECONNREFUSED|EPERM"),
+                ("unix /workspace/meet -", there),
+                ("unix /tmp/meet -", "ENOENT"),
+                ("unix /dev/shm/meet -", "ENOENT"),
+                ("unix /home/agent/meet -", "ENOENT"),
+            ],
+        );
+    }
+    listener.abort();
+    mark.vanishes().await;
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! What a command writes, and what it finds to read: nothing is lost, nothing grows without bound, nothing is the daemon's.
+//! What a command writes, and what it finds to read: nothing is lost, nothing grows without bound,
+//! nothing is the daemon's.
 
 use std::{fs, time::Instant};
 
@@ -231,7 +232,8 @@ async fn case_23_a_pipe_handed_to_another_run_does_not_hold_the_answer() {
 
 #[tokio::test]
 async fn case_24_tricks_with_the_output_pipe_have_no_effect_on_the_daemon() {
-    // As an ordinary user the command may open its pipe's other end, as root's daemon's command may not.
+    // As an ordinary user the command may open its pipe's other end, as root's daemon's command may
+    // not.
     for setup in [Setup::new(), Setup::new().user(12345)] {
         let daemon = setup.start().await;
         let program = compile(&daemon, "pipe_tricks");

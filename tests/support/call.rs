@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use jig::api::v1::RunRequest;
-use tonic::{Code, Status};
+use tonic::{Code, Request, Status};
 use tonic_types::{ErrorDetail, FieldViolation, StatusExt as _};
 
 /// Largest message that tests send or take, in bytes.
@@ -23,7 +23,8 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain, with the code that belongs to its reason.
+    /// Reads a refusal, which must be as the contract says: exactly one `ErrorInfo`, of the domain,
+    /// with the code that belongs to its reason.
     pub(crate) fn of(status: &Status) -> Self {
         let details = status.get_error_details_vec();
         let mut infos = details.iter().filter_map(|detail| match detail {
@@ -70,6 +71,13 @@ pub(crate) fn argv(words: &[&str]) -> RunRequest {
         argv: words.iter().map(|word| (*word).to_owned()).collect(),
         ..RunRequest::default()
     }
+}
+
+/// A request with a key of the call's metadata, such as the workspace or the session that it is for.
+pub(crate) fn with<T>(key: &'static str, value: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.metadata_mut().insert(key, value.parse().unwrap());
+    request
 }
 
 /// Everything about an error, for a failed test's message.

@@ -1,4 +1,5 @@
-//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped, and its log is shown when the test has failed.
+//! A daemon under test: its process, its clients, its log. It is killed when the handle is dropped,
+//! and its log is shown when the test has failed.
 
 use std::{
     fs,
@@ -16,7 +17,7 @@ use jig::api::v1::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinHandle;
 use tonic::{
-    Status,
+    IntoRequest, Status,
     transport::{Channel, Endpoint},
 };
 use tonic_health::pb::{
@@ -24,7 +25,7 @@ use tonic_health::pb::{
 };
 
 use super::{
-    call::{LARGEST_MESSAGE, Refusal, describe},
+    call::{LARGEST_MESSAGE, Refusal, describe, with},
     setup::{Place, Setup, kill},
     wait::{eventually, promptly},
 };
@@ -87,13 +88,16 @@ impl Daemon {
     }
 
     /// Runs a command, whatever becomes of the call.
-    pub(crate) async fn try_run(&self, request: RunRequest) -> Result<RunResponse, Status> {
+    pub(crate) async fn try_run(
+        &self,
+        request: impl IntoRequest<RunRequest>,
+    ) -> Result<RunResponse, Status> {
         let mut tools = self.tools();
         tools.run(request).await.map(tonic::Response::into_inner)
     }
 
     /// Runs a command that can be run.
-    pub(crate) async fn run(&self, request: RunRequest) -> RunResponse {
+    pub(crate) async fn run(&self, request: impl IntoRequest<RunRequest>) -> RunResponse {
         match self.try_run(request).await {
             Ok(response) => response,
             Err(status) => panic!("the command was not run: {}", describe(&status)),
@@ -101,15 +105,19 @@ impl Daemon {
     }
 
     /// Runs a command that exits with 0, and answers what it wrote to its standard output.
-    pub(crate) async fn output(&self, request: RunRequest) -> String {
+    pub(crate) async fn output(&self, request: impl IntoRequest<RunRequest>) -> String {
         let response = self.run(request).await;
         assert_eq!(response.exit_code, Some(0), "{response:?}");
         response.stdout
     }
 
     /// Starts running a command, and lets the test go on.
-    pub(crate) fn begin(&self, request: RunRequest) -> JoinHandle<Result<RunResponse, Status>> {
+    pub(crate) fn begin(
+        &self,
+        request: impl IntoRequest<RunRequest>,
+    ) -> JoinHandle<Result<RunResponse, Status>> {
         let mut tools = self.tools();
+        let request = request.into_request();
         tokio::spawn(async move { tools.run(request).await.map(tonic::Response::into_inner) })
     }
 
@@ -128,19 +136,31 @@ impl Daemon {
 
     /// All bytes of an artifact of the default session, and the size that the daemon tells.
     pub(crate) async fn artifact(&self, path: &str) -> (Vec<u8>, u64) {
+        self.artifact_of("default", path).await.unwrap()
+    }
+
+    /// All bytes of an artifact of a session, and the size that the daemon tells.
+    pub(crate) async fn artifact_of(
+        &self,
+        session: &str,
+        path: &str,
+    ) -> Result<(Vec<u8>, u64), Refusal> {
         let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
         let request = ReadArtifactRequest {
             path: path.to_owned(),
             ..ReadArtifactRequest::default()
         };
-        let mut parts = artifacts.read_artifact(request).await.unwrap().into_inner();
+        let answer = artifacts
+            .read_artifact(with("jig-session", session, request))
+            .await;
+        let mut parts = answer.map_err(|status| Refusal::of(&status))?.into_inner();
         let (mut bytes, mut size) = (Vec::new(), None);
         while let Some(part) = parts.message().await.unwrap() {
             assert_eq!(part.offset, bytes.len() as u64, "parts follow one another");
             bytes.extend_from_slice(&part.data);
             size = Some(part.size_bytes);
         }
-        (bytes, size.expect("at least one message is sent"))
+        Ok((bytes, size.expect("at least one message is sent")))
     }
 
     /// Content of a file of the workspace, as the tool reads it.

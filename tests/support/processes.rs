@@ -13,7 +13,8 @@ use super::wait::eventually;
 /// Variable that carries a mark.
 const VARIABLE: &str = "JIG_TEST_MARK";
 
-/// A value in the environment of a command and all that descend from it, by which they are found wherever they went.
+/// A value in the environment of a command and all that descend from it, by which they are found
+/// wherever they went.
 #[derive(Debug)]
 pub(crate) struct Mark(String);
 
@@ -127,7 +128,8 @@ fn pids() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// A process and its parent, from proc_pid_stat(5): the name in parentheses may hold anything, so fields are counted after it.
+/// A process and its parent, from proc_pid_stat(5): the name in parentheses may hold anything, so
+/// fields are counted after it.
 fn read_stat(pid: i32) -> Option<(Process, i32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();

@@ -1,4 +1,5 @@
-//! C programs that make system calls which no shell command makes: `tests/attack/programs/`, compiled statically on the host.
+//! C programs that make system calls which no shell command makes: `tests/attack/programs/`,
+//! compiled statically on the host.
 
 use std::{
     collections::BTreeMap,
@@ -33,7 +34,8 @@ impl HostProgram {
     }
 }
 
-/// Compiles a program into the daemon's workspace, where it belongs to the workspace's owner. Answers the path by which a command executes it.
+/// Compiles a program into the daemon's workspace, where it belongs to the workspace's owner.
+/// Answers the path by which a command executes it.
 pub(crate) fn compile(daemon: &Daemon, name: &str) -> String {
     let path = daemon.file(name);
     build(name, &path);
@@ -42,8 +44,9 @@ pub(crate) fn compile(daemon: &Daemon, name: &str) -> String {
     format!("./{name}")
 }
 
-/// Checks what a program has answered, line by line `what: answer`. `expected` names everything that it tries, with the answers that are right,
-/// separated by `|`. All that differs is told at once.
+/// Checks what a program has answered, line by line `what: answer`. `expected` names everything
+/// that it tries, with the answers that are right, separated by `|`. All that differs is told at
+/// once.
 pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
     let answers: BTreeMap<&str, &str> = response
         .stdout

@@ -1,4 +1,5 @@
-//! A connection that can be lost: a socket that passes everything on to a daemon until it is cut, as a network is, without a word to either end.
+//! A connection that can be lost: a socket that passes everything on to a daemon until it is cut,
+//! as a network is, without a word to either end.
 
 use std::{
     io,

@@ -78,6 +78,11 @@ impl Setup {
         self
     }
 
+    /// To whom the workspace belongs.
+    pub(crate) fn owner(&self) -> u32 {
+        self.workspace_owner.or(self.user).unwrap_or(0)
+    }
+
     /// Has a program start it, which must execute its arguments in the process that it is.
     pub(crate) fn under<S: Into<OsString>>(mut self, wrapper: impl IntoIterator<Item = S>) -> Self {
         self.wrapper = wrapper.into_iter().map(Into::into).collect();
@@ -121,7 +126,7 @@ impl Setup {
                 .unwrap(),
         });
         fs::create_dir(place.workspace()).unwrap();
-        let owner = self.workspace_owner.or(self.user);
+        let owner = Some(self.owner());
         chown(place.workspace(), owner, owner).unwrap();
         chown(place.folder.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
@@ -237,8 +242,9 @@ pub(crate) fn jigd(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Copies a program that is to be executed. By a process of its own: a child that another test starts at the same moment would hold this one's
-/// descriptor for a while, and what somebody may write cannot be executed.
+/// Copies a program that is to be executed. By a process of its own: a child that another test
+/// starts at the same moment would hold this one's descriptor for a while, and what somebody may
+/// write cannot be executed.
 pub(crate) fn copy_program(from: &Path, to: &Path) {
     let copied = Command::new("cp").arg(from).arg(to).status().unwrap();
     assert!(copied.success());

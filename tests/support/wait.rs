@@ -13,12 +13,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// "At once", told apart from waiting for a command that sleeps 100 s or 1,000 s, on a machine that is busy with other tests.
+/// "At once", told apart from waiting for a command that sleeps 100 s or 1,000 s, on a machine that
+/// is busy with other tests.
 pub(crate) const PROMPT: Duration = Duration::from_secs(5);
 /// How often a condition is looked at.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// A test's right to the machine. Those that load it take it alone, so that none of the others fails for want of CPU time.
+/// A test's right to the machine. Those that load it take it alone, so that none of the others
+/// fails for want of CPU time.
 #[derive(Debug)]
 #[expect(dead_code, reason = "the guards are held for what dropping them does")]
 pub(super) enum Turn {

@@ -1,5 +1,6 @@
-//! Which file uses which: finds the modules from the crate roots on, as the compiler does, and reads every path in their code, in `use` items and out
-//! of them. The `mod` items that make the tree are no use of one file by another.
+//! Which file uses which: finds the modules from the crate roots on, as the compiler does, and
+//! reads every path in their code, in `use` items and out of them. The `mod` items that make the
+//! tree are no use of one file by another.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,7 +73,8 @@ impl Modules {
         self.files.values().map(String::as_str).collect()
     }
 
-    /// All uses of a module of `library`, which other crates know as `library_name`, or of the same crate, in another file.
+    /// All uses of a module of `library`, which other crates know as `library_name`, or of the same
+    /// crate, in another file.
     pub(super) fn arrows(&self, library: &str, library_name: &str) -> BTreeSet<Arrow> {
         let mut arrows = BTreeSet::new();
         for (name, contents) in &self.contents {
@@ -317,7 +319,8 @@ fn starts_a_path(tokens: &[(usize, Token)], position: usize) -> bool {
     !continues && matches!(tokens.get(position + 1), Some((_, Token::Colons)))
 }
 
-/// Finds circles among names that use one another. Each circle is told once, by a shortest way around it.
+/// Finds circles among names that use one another. Each circle is told once, by a shortest way
+/// around it.
 pub(super) fn circles(uses: &BTreeSet<(String, String)>) -> Vec<Vec<String>> {
     let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (from, to) in uses.iter().filter(|(from, to)| from != to) {

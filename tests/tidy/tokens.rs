@@ -1,4 +1,5 @@
-//! The words and symbols of a Rust source, without its comments, strings and tests. Just enough of the language for the rules of this repository.
+//! The words and symbols of a Rust source, without its comments, strings and tests. Just enough of
+//! the language for the rules of this repository.
 
 /// A word or symbol.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-// Listens on port 8080 and on an abstract socket, makes the file `listening`, and waits.
+// Listens on port 8080, on an abstract socket and at the paths that it is given, makes the file `listening`, and waits.
 #include "attack.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -11,13 +11,18 @@ static void listens(const void *address, socklen_t length)
         die("listen");
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
     struct sockaddr_in port = {
         .sin_family = AF_INET, .sin_port = htons(8080), .sin_addr.s_addr = htonl(INADDR_ANY)};
     listens(&port, sizeof port);
     struct sockaddr_un name = {.sun_family = AF_UNIX, .sun_path = "\0neighbour"};
     listens(&name, offsetof(struct sockaddr_un, sun_path) + 1 + strlen("neighbour"));
+    for (int index = 1; index < count; index++) {
+        struct sockaddr_un path = {.sun_family = AF_UNIX};
+        strncpy(path.sun_path, arguments[index], sizeof path.sun_path - 1);
+        listens(&path, sizeof path);
+    }
     close(open("listening", O_CREAT | O_WRONLY, 0644));
     for (;;)
         pause();

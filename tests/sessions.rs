@@ -1,0 +1,155 @@
+//! Sessions: what is kept of them, and that their numbers go on.
+
+use std::fs;
+
+use jig::api::v1::{ReadFileRequest, RunRequest};
+use serde_json::Value;
+use tonic::Request;
+
+use crate::support::{Daemon, Mark, promptly, shell, with};
+
+/// More sessions than a daemon holds open (`OPEN_SESSIONS` of `daemon/store/state_dir.rs`).
+const MANY: usize = 300;
+
+fn in_session(session: &str, request: RunRequest) -> Request<RunRequest> {
+    with("jig-session", session, request)
+}
+
+/// Makes a call in each of many other sessions.
+async fn use_many_others(daemon: &Daemon, prefix: &str) {
+    fs::write(daemon.file("text"), "text\n").unwrap();
+    for number in 0..MANY {
+        let request = ReadFileRequest {
+            path: "text".to_owned(),
+            ..ReadFileRequest::default()
+        };
+        let session = format!("{prefix}-{number}");
+        let request = with("jig-session", &session, request);
+        daemon.tools().read_file(request).await.unwrap();
+    }
+}
+
+/// The records of a session: event and step of each, whose sequence numbers must be without gap.
+fn records(daemon: &Daemon, session: &str) -> Vec<(String, u64)> {
+    let path = format!("sessions/{session}/events.jsonl");
+    let text = fs::read_to_string(daemon.state().join(path)).unwrap();
+    let records: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let sequence = records.iter().map(|record| record["sequence"].as_u64());
+    assert!(sequence.eq((1..=records.len() as u64).map(Some)), "{text}");
+    let event = |record: &Value| record["event"].as_str().unwrap().to_owned();
+    let step = |record: &Value| record["step"].as_u64().unwrap();
+    records
+        .iter()
+        .map(|record| (event(record), step(record)))
+        .collect()
+}
+
+/// What `records` answers for these.
+fn expected(records: &[(&str, u64)]) -> Vec<(String, u64)> {
+    let named = |(event, step): &(&str, u64)| (format!("tool_call_{event}"), *step);
+    records.iter().map(named).collect()
+}
+
+/// How many sessions the daemon holds open.
+fn open_sessions(daemon: &Daemon) -> usize {
+    let folder = format!("/proc/{}/fd", daemon.pid());
+    fs::read_dir(folder)
+        .unwrap()
+        .filter_map(|entry| fs::read_link(entry.ok()?.path()).ok())
+        .filter(|target| target.ends_with("events.jsonl"))
+        .count()
+}
+
+#[tokio::test]
+async fn a_session_goes_on_where_it_was_after_many_others() {
+    let daemon = Daemon::start().await;
+    let first = daemon.run(in_session("old", shell("echo first"))).await;
+    use_many_others(&daemon, "other").await;
+    assert!(open_sessions(&daemon) < MANY, "not all are held open");
+    let second = daemon.run(in_session("old", shell("echo second"))).await;
+    assert_eq!(first.stdout_path, "logs/tool_step_0001_stdout.txt");
+    assert_eq!(second.stdout_path, "logs/tool_step_0002_stdout.txt");
+    for (response, text) in [(first, "first\n"), (second, "second\n")] {
+        let artifact = daemon.artifact_of("old", &response.stdout_path).await;
+        assert_eq!(artifact.unwrap().0, text.as_bytes());
+    }
+    assert_eq!(
+        records(&daemon, "old"),
+        expected(&[
+            ("started", 1),
+            ("finished", 1),
+            ("started", 2),
+            ("finished", 2)
+        ])
+    );
+    let (bytes, size) = daemon
+        .artifact_of("old", "logs/tool_step_0001_stderr.txt")
+        .await
+        .unwrap();
+    assert_eq!(
+        (bytes.len(), size),
+        (0, 0),
+        "that nothing was written is known still"
+    );
+}
+
+#[tokio::test]
+async fn a_session_with_a_running_command_is_one_however_many_others_there_are() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let waits = "until [ -e end ]; do sleep 0.05; done; echo finished";
+    let call = daemon.begin(in_session("busy", mark.on(shell(waits))));
+    mark.appears(1).await;
+    use_many_others(&daemon, "other").await;
+    daemon.output(in_session("busy", shell("true"))).await;
+    use_many_others(&daemon, "another").await;
+    fs::write(daemon.file("end"), "").unwrap();
+    let response = promptly("it ends", call).await.unwrap().unwrap();
+    assert_eq!(response.stdout, "finished\n");
+    assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+    daemon.output(in_session("busy", shell("true"))).await;
+    assert_eq!(
+        records(&daemon, "busy"),
+        expected(&[
+            ("started", 1),
+            ("started", 2),
+            ("finished", 2),
+            ("finished", 1),
+            ("started", 3),
+            ("finished", 3)
+        ])
+    );
+}
+
+#[tokio::test]
+async fn asking_for_an_artifact_makes_no_session() {
+    let daemon = Daemon::start().await;
+    daemon.output(shell("echo text")).await;
+    let sessions = || {
+        let entries = fs::read_dir(daemon.state().join("sessions")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(sessions(), ["default"]);
+    for path in [
+        "logs/tool_step_0001_stdout.txt",
+        "logs/tool_step_0001_stderr.txt",
+        "events.jsonl",
+        "nothing",
+    ] {
+        let refusal = daemon.artifact_of("nobody", path).await.unwrap_err();
+        assert_eq!(refusal.reason, "ARTIFACT_NOT_FOUND", "{path}: {refusal:?}");
+        assert_eq!(refusal.metadata.get("path").unwrap(), path);
+    }
+    for path in ["/etc/passwd", "../default/logs/tool_step_0001_stdout.txt"] {
+        let refusal = daemon.artifact_of("nobody", path).await.unwrap_err();
+        assert_eq!(refusal.reason, "PATH_ESCAPE", "{path}: {refusal:?}");
+    }
+    assert_eq!(sessions(), ["default"]);
+    // Nor has it any effect on the session that then is made under this name.
+    let response = daemon.run(in_session("nobody", shell("echo text"))).await;
+    assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+}
