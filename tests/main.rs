@@ -27,6 +27,8 @@ mod identity;
 mod isolation;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
+/// Calls that are refused before there is a request.
+mod malformed;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
 /// Starting a daemon: what it refuses, and what it takes care of.
