@@ -12,7 +12,7 @@
 //! daemon/
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
-//!   server/         listeners, layers (trace, panic, deadline), health, reflection, drain
+//!   server/         listeners, layers (trace, explain, panic, deadline), health, reflection, drain
 //!   door/           one file per way in: typed gRPC, artifacts, info; errors → statuses
 //!   call/           the pipeline: context, admission, drain, record
 //!   catalog/        tools and rules of fields, read from the descriptors

@@ -22,6 +22,8 @@ pub(crate) enum Reason {
     DirectoryNotFound,
     /// The program was not found.
     CommandNotFound,
+    /// There is no such tool or method.
+    UnknownTool,
     /// No workspace has this name.
     UnknownWorkspace,
     /// The session has no such artifact.
@@ -96,6 +98,7 @@ impl Reason {
             Self::FileNotFound => "FILE_NOT_FOUND",
             Self::DirectoryNotFound => "DIRECTORY_NOT_FOUND",
             Self::CommandNotFound => "COMMAND_NOT_FOUND",
+            Self::UnknownTool => "UNKNOWN_TOOL",
             Self::UnknownWorkspace => "UNKNOWN_WORKSPACE",
             Self::ArtifactNotFound => "ARTIFACT_NOT_FOUND",
             Self::NotAFile => "NOT_A_FILE",

@@ -1,16 +1,77 @@
 //! What ends a run from outside: deadlines, shutting down. Callers and daemons that die are attacks
 //! 12 to 14.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use jig::api::v1::{Outcome, RunRequest};
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tonic::{Code, Request};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, Mark, Refusal, Setup, descendants, eventually, is_alive, jigd, promptly, shell,
+    Daemon, Mark, PROMPT, Refusal, Setup, descendants, eventually, is_alive, jigd, patience,
+    promptly, shell,
 };
+
+/// What a client of HTTP/2 begins with.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Types of frames, and the flag of an answer to one.
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const ACKNOWLEDGED: u8 = 1;
+/// Connections that a daemon takes at one time.
+const PLACES: usize = 1024;
+
+/// Connects, and sends bytes.
+fn connection(daemon: &Daemon, bytes: &[u8]) -> UnixStream {
+    let mut connection = UnixStream::connect(daemon.socket()).unwrap();
+    connection.set_read_timeout(Some(patience())).unwrap();
+    connection.write_all(bytes).unwrap();
+    connection
+}
+
+/// A frame of a connection's own stream.
+fn frame(kind: u8, content: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(content.len()).unwrap();
+    [&[0, 0, length, kind, 0, 0, 0, 0, 0], content].concat()
+}
+
+/// Reads until the peer has acknowledged a frame of this type.
+fn acknowledged(connection: &mut UnixStream, wanted: u8) {
+    loop {
+        let mut head = [0; 9];
+        connection.read_exact(&mut head).unwrap();
+        let [a, b, c, kind, flags, ..] = head;
+        let length = u32::from_be_bytes([0, a, b, c]);
+        let mut content = vec![0; usize::try_from(length).unwrap()];
+        connection.read_exact(&mut content).unwrap();
+        if kind == wanted && flags & ACKNOWLEDGED != 0 {
+            return;
+        }
+    }
+}
+
+/// A connection that is served, and on which nothing is called.
+fn served(daemon: &Daemon) -> UnixStream {
+    let greeting = [PREFACE, &frame(SETTINGS, b"")].concat();
+    let mut connection = connection(daemon, &greeting);
+    acknowledged(&mut connection, SETTINGS);
+    connection
+}
+
+/// Waits until the peer closes a connection.
+fn closed(mut connection: UnixStream) {
+    let mut rest = Vec::new();
+    match connection.read_to_end(&mut rest) {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+    }
+}
 
 /// A command that does not end by being asked.
 fn deaf() -> RunRequest {
@@ -228,6 +289,74 @@ async fn an_idle_daemon_ends_at_once_and_with_all_its_processes() {
         !everything.iter().any(is_alive)
     })
     .await;
+}
+
+/// Runs what blocks.
+async fn blocking<T: Send + 'static>(function: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(function).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_that_does_not_say_what_http_2_begins_with_loses_its_place() {
+    let daemon = Daemon::start().await;
+    let mut good = served(&daemon);
+    let silent = connection(&daemon, b"");
+    let half = connection(&daemon, &PREFACE[..12]);
+    let all_but_one = connection(&daemon, &PREFACE[..23]);
+    blocking(move || {
+        for connection in [silent, half, all_but_one] {
+            closed(connection);
+        }
+        // It is older than those, and says nothing either.
+        good.write_all(&frame(PING, b"are you?")).unwrap();
+        acknowledged(&mut good, PING);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn shutting_down_waits_for_no_half_begun_connection() {
+    let mut daemon = Setup::new()
+        .arguments(&["--drain-timeout", "60s"])
+        .start()
+        .await;
+    let mark = Mark::new();
+    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
+    mark.appears(1).await;
+    let half = connection(&daemon, &PREFACE[..12]);
+    let began = Instant::now();
+    daemon.signal(Signal::TERM);
+    blocking(move || closed(half)).await;
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+    assert!(!mark.processes().is_empty(), "the command goes on");
+    fs::write(daemon.file("end"), "").unwrap();
+    promptly("the command ends", call).await.unwrap().unwrap();
+    assert!(daemon.exit().await.success());
+}
+
+#[tokio::test]
+async fn a_daemon_whose_places_are_all_taken_stops_listening_when_it_is_to_end() {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|soft| soft < 4096) {
+        let current = Some(4096);
+        setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    }
+    let setup = Setup::new().arguments(&["--drain-timeout", "60s"]).alone();
+    let mut daemon = setup.start().await;
+    let mark = Mark::new();
+    let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
+    mark.appears(1).await;
+    // The call has one.
+    let taken: Vec<_> = (1..PLACES).map(|_| served(&daemon)).collect();
+    let waiting = connection(&daemon, PREFACE);
+    daemon.signal(Signal::TERM);
+    eventually("its socket is removed", async || !daemon.socket().exists()).await;
+    assert!(!mark.processes().is_empty(), "the command goes on");
+    blocking(move || closed(waiting)).await;
+    fs::write(daemon.file("end"), "").unwrap();
+    promptly("the command ends", call).await.unwrap().unwrap();
+    drop(taken);
+    assert!(daemon.exit().await.success());
 }
 
 #[tokio::test]

@@ -29,6 +29,8 @@ mod identity;
 mod isolation;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
+/// Calls that are refused before there is a request.
+mod malformed;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
 /// Sessions: their records, their numbers, their artifacts.

@@ -294,6 +294,47 @@ async fn without_an_endpoint_nothing_is_exported_and_children_still_have_a_trace
 }
 
 #[tokio::test]
+async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
+    let id = "b".repeat(32);
+    // What is not named starts anew, or is not there at all.
+    for (list, trace, baggage, warned) in [
+        (None, true, "tenant=7", false),
+        (Some("tracecontext"), true, "", false),
+        (Some("none"), false, "", false),
+        (Some("b3,baggage"), false, "tenant=7", true),
+    ] {
+        let mut setup = Setup::new();
+        if let Some(list) = list {
+            setup = setup.environment("OTEL_PROPAGATORS", list);
+        }
+        let daemon = setup.start().await;
+        let mut request = Request::new(shell("echo \"$TRACEPARENT/$TRACESTATE/$BAGGAGE\""));
+        for (name, value) in [
+            ("traceparent", format!("00-{id}-{CALLER}-01")),
+            ("tracestate", "vendor=1".to_owned()),
+            ("baggage", "tenant=7".to_owned()),
+        ] {
+            request.metadata_mut().insert(name, value.parse().unwrap());
+        }
+        let response = daemon.tools().run(request).await.unwrap().into_inner();
+        let parts: Vec<_> = response.stdout.trim_end().split('/').collect();
+        assert_eq!(parts.len(), 3, "{list:?}: {response:?}");
+        assert_eq!(parts[0].contains(&id), trace, "{list:?}: {response:?}");
+        assert_eq!(parts[1] == "vendor=1", trace, "{list:?}: {response:?}");
+        assert_eq!(parts[2], baggage, "{list:?}: {response:?}");
+        let log = daemon.log();
+        let warnings: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("OTEL_PROPAGATORS"))
+            .collect();
+        assert_eq!(warnings.len(), usize::from(warned), "{list:?}: {log}");
+        if let Some(warning) = warnings.first() {
+            assert!(warning.contains("\"b3\"") && warning.contains("tracecontext,baggage,none"));
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_collector_that_is_not_there_is_no_trouble() {
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1");
     let mut daemon = setup.start().await;

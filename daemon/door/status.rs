@@ -16,6 +16,11 @@ const MOST_VIOLATIONS: usize = 20;
 
 /// The status that tells `error`.
 pub(crate) fn to_status(error: &Error) -> Status {
+    with_code(code(error.reason), error)
+}
+
+/// The status that tells `error` where gRPC itself has a code for what happened.
+pub(crate) fn with_code(code: Code, error: &Error) -> Status {
     let mut details = ErrorDetails::new();
     let metadata: HashMap<_, _> = error
         .metadata
@@ -35,7 +40,7 @@ pub(crate) fn to_status(error: &Error) -> Status {
     if let Some(wait) = error.retry_after {
         details.set_retry_info(Some(wait));
     }
-    Status::with_error_details(code(error.reason), shorten(&error.message), details)
+    Status::with_error_details(code, shorten(&error.message), details)
 }
 
 /// The status that tells `error` to the caller of `call_id`. A defect is logged under that id.
@@ -60,6 +65,7 @@ pub(crate) fn code(reason: Reason) -> Code {
         Reason::FileNotFound
         | Reason::DirectoryNotFound
         | Reason::CommandNotFound
+        | Reason::UnknownTool
         | Reason::UnknownWorkspace
         | Reason::ArtifactNotFound => Code::NotFound,
         // Change the state of the workspace or the daemon first.

@@ -8,8 +8,9 @@ use super::environment::Environment;
 use crate::daemon::{error::Violation, sandbox::image::Command};
 
 /// Most bytes that arguments and environment may take together, pointers included: a quarter of the
-/// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself.
-const LARGEST_IMAGE: usize = (2 << 20) - 8192;
+/// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself and for the
+/// caller's trace context and baggage, which come out of 16 KiB of metadata.
+const LARGEST_IMAGE: usize = (2 << 20) - (64 << 10);
 
 /// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
 const LONGEST_NAME: usize = 255;

@@ -1,5 +1,5 @@
-//! One connection: a TCP or Unix socket that cannot hold up the end of the daemon by saying
-//! nothing.
+//! One connection: a TCP or Unix socket that can neither keep its place nor hold up the end of the
+//! daemon by not saying what HTTP/2 begins with.
 
 use std::{
     future::Future,
@@ -20,9 +20,12 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-/// How long a new connection may say nothing: graceful shutdown waits for a connection's first byte
-/// for ever (hyper issue 4170).
-const FIRST_BYTE: Duration = Duration::from_secs(10);
+/// How long a new connection may take to send its preface: nothing else bounds that, and graceful
+/// shutdown waits for it for ever (hyper issue 4170). From then on a peer that does not answer is
+/// found by pings.
+const PREFACE_PATIENCE: Duration = Duration::from_secs(10);
+/// Bytes of the preface (RFC 9113, section 3.4).
+const PREFACE_BYTES: usize = 24;
 
 /// A socket of either kind.
 #[derive(Debug)]
@@ -37,14 +40,16 @@ pub(super) enum Socket {
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
-    /// There until the first byte has come.
-    silence: Option<Silence>,
+    /// There until the preface has come.
+    greeting: Option<Greeting>,
     _place: OwnedSemaphorePermit,
 }
 
-/// What ends a connection that has said nothing.
+/// What ends a connection that does not send its preface.
 #[derive(Debug)]
-struct Silence {
+struct Greeting {
+    /// Bytes that have come. Whether they are the right ones is looked at elsewhere.
+    bytes: usize,
     patience: Pin<Box<Sleep>>,
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
 }
@@ -66,13 +71,14 @@ impl Connection {
         place: OwnedSemaphorePermit,
         draining: CancellationToken,
     ) -> Self {
-        let silence = Silence {
-            patience: Box::pin(sleep(FIRST_BYTE)),
+        let greeting = Greeting {
+            bytes: 0,
+            patience: Box::pin(sleep(PREFACE_PATIENCE)),
             draining: Box::pin(draining.cancelled_owned()),
         };
         Self {
             socket,
-            silence: Some(silence),
+            greeting: Some(greeting),
             _place: place,
         }
     }
@@ -103,11 +109,15 @@ impl AsyncRead for Connection {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
-        if buffer.filled().len() > before {
-            self.silence = None;
-        } else if let (Poll::Pending, Some(silence)) = (&read, &mut self.silence) {
-            let too_long = silence.patience.as_mut().poll(context).is_ready();
-            if too_long || silence.draining.as_mut().poll(context).is_ready() {
+        let Some(greeting) = &mut self.greeting else {
+            return read;
+        };
+        greeting.bytes += buffer.filled().len() - before;
+        if greeting.bytes >= PREFACE_BYTES {
+            self.greeting = None;
+        } else if read.is_pending() {
+            let too_long = greeting.patience.as_mut().poll(context).is_ready();
+            if too_long || greeting.draining.as_mut().poll(context).is_ready() {
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
         }

@@ -146,28 +146,35 @@ impl Acceptor {
     }
 }
 
+/// Accepts until `stop`, whatever it is waiting for then: a connection, a place for one, or somebody
+/// to serve it.
 async fn accept_loop(
     acceptor: Acceptor,
     sender: mpsc::Sender<io::Result<Connection>>,
     places: Arc<Semaphore>,
     stop: CancellationToken,
 ) {
+    tokio::select! {
+        () = accept_all(&acceptor, &sender, &places, &stop) => {}
+        () = stop.cancelled() => {}
+        () = sender.closed() => {}
+    }
+}
+
+async fn accept_all(
+    acceptor: &Acceptor,
+    sender: &mpsc::Sender<io::Result<Connection>>,
+    places: &Arc<Semaphore>,
+    stop: &CancellationToken,
+) {
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+        let Ok(place) = Arc::clone(places).acquire_owned().await else {
             return;
         };
-        let accepted = tokio::select! {
-            accepted = acceptor.accept() => accepted,
-            () = stop.cancelled() => return,
-            () = sender.closed() => return,
-        };
-        match accepted {
+        match acceptor.accept().await {
             Ok(socket) => {
-                if sender
-                    .send(Ok(Connection::new(socket, place, stop.clone())))
-                    .await
-                    .is_err()
-                {
+                let connection = Connection::new(socket, place, stop.clone());
+                if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
             }

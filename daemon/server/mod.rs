@@ -3,11 +3,13 @@
 //! The layers, from the outside in:
 //!
 //! 1. [`trace`] gives the call its id and its span, and sees how it ends;
-//! 2. [`mod@panic`] turns a panic into `INTERNAL`;
-//! 3. [`deadline`] ends the call when its caller stops waiting.
+//! 2. [`explain`] says why a call was refused before a handler saw it;
+//! 3. [`mod@panic`] turns a panic into `INTERNAL`;
+//! 4. [`deadline`] ends the call when its caller stops waiting.
 
 mod connection;
 mod deadline;
+mod explain;
 pub(crate) mod listener;
 mod panic;
 mod trace;
@@ -127,6 +129,7 @@ pub(crate) async fn serve(
         .http2_max_pending_accept_reset_streams(Some(PENDING_RESETS))
         .http2_max_local_error_reset_streams(Some(LOCAL_RESETS))
         .layer(trace::TraceLayer::new(pipeline.telemetry.clone(), methods))
+        .layer(explain::ExplainLayer)
         .layer(panic::PanicLayer)
         .layer(deadline::DeadlineLayer)
         .add_service(health_service)

@@ -21,7 +21,7 @@ use ulid::Ulid;
 use super::connection::Peer;
 use crate::daemon::{
     door::metadata::Arrival,
-    telemetry::{Telemetry, propagation, semconv, spans::Span},
+    telemetry::{Telemetry, semconv, spans::Span},
 };
 
 /// The layer.
@@ -102,7 +102,7 @@ impl TraceLayer {
             }
             Some(Peer::Unix(None) | Peer::Unknown) | None => {}
         }
-        let parent = propagation::extract(request.headers());
+        let parent = self.telemetry.propagators().extract(request.headers());
         let span = Span::start(
             self.telemetry.tracer(),
             name.clone(),

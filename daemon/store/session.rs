@@ -40,6 +40,15 @@ struct Events {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step(u64);
 
+/// The first record of a step, as it is found in the file.
+#[derive(Debug)]
+struct Start {
+    step: u64,
+    is_run: bool,
+    /// Offset of what follows it.
+    end: u64,
+}
+
 /// One of a command's two streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamName {
@@ -155,21 +164,62 @@ impl Session {
         }
     }
 
+    /// Steps begin in the order of their numbers, so halving finds one in a file of any length.
     fn ran_command(&self, step: Step) -> io::Result<bool> {
-        let reader = BufReader::new(File::open(self.folder.join("events.jsonl"))?);
-        for line in reader.lines() {
-            let Ok(record) = serde_json::from_str::<Value>(&line?) else {
+        let (mut low, mut high) = (0, self.length());
+        let mut records = BufReader::new(File::open(self.folder.join("events.jsonl"))?);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match Start::find(&mut records, middle, high)? {
+                Some(start) if start.step == step.0 => return Ok(start.is_run),
+                Some(start) if start.step < step.0 => low = start.end,
+                Some(_) | None => high = middle,
+            }
+        }
+        Ok(false)
+    }
+
+    fn length(&self) -> u64 {
+        self.events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .length
+    }
+}
+
+// === impl Start ===
+
+impl Start {
+    /// Finds the first of the records that begin at `from` or later and before `to`.
+    fn find(records: &mut BufReader<File>, from: u64, to: u64) -> io::Result<Option<Self>> {
+        let mut line = Vec::new();
+        let mut at = from.saturating_sub(1);
+        records.seek(SeekFrom::Start(at))?;
+        if from > 0 {
+            at += records.read_until(b'\n', &mut line)? as u64;
+        }
+        while at < to {
+            line.clear();
+            at += records.read_until(b'\n', &mut line)? as u64;
+            let Ok(record) = serde_json::from_slice::<Value>(&line) else {
+                if line.is_empty() {
+                    break;
+                }
                 continue;
             };
             let is =
                 |name: &str, value: &str| record.get(name).and_then(Value::as_str) == Some(value);
-            if record.get("step").and_then(Value::as_u64) == Some(step.0)
+            if let Some(step) = record.get("step").and_then(Value::as_u64)
                 && is("event", "tool_call_started")
             {
-                return Ok(is("tool", "run"));
+                return Ok(Some(Self {
+                    step,
+                    is_run: is("tool", "run"),
+                    end: at,
+                }));
             }
         }
-        Ok(false)
+        Ok(None)
     }
 }
 
@@ -336,5 +386,48 @@ mod tests {
                 "{missing}"
             );
         }
+    }
+
+    #[test]
+    fn a_command_is_found_among_many_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let session = Session::open(folder.path().to_owned()).unwrap();
+        let end = |text: String| -> Map<String, Value> {
+            [
+                ("event".to_owned(), "tool_call_finished".into()),
+                // The words of another record inside this one, and records of all lengths.
+                (
+                    "note".to_owned(),
+                    format!("\n{{\"event\":\"tool_call_started\"}}{text}").into(),
+                ),
+            ]
+            .into_iter()
+            .collect()
+        };
+        let is_run = |step: u64| step.is_multiple_of(3);
+        let last = 200;
+        let mut open = Vec::new();
+        for number in 1..=last {
+            let tool = if is_run(number) { "run" } else { "read_file" };
+            open.push(session.begin_step(fields(tool)).unwrap());
+            // Steps end in another order, several at once.
+            if number.is_multiple_of(7) {
+                for step in open.drain(..).rev() {
+                    let text = "x".repeat(usize::try_from(step.0 * 37 % 901).unwrap());
+                    session.record(step, end(text)).unwrap();
+                }
+            }
+        }
+        for number in 0..=last + 5 {
+            let expected = number <= last && is_run(number) && number > 0;
+            assert_eq!(
+                session.ran_command(Step(number)).unwrap(),
+                expected,
+                "{number}"
+            );
+        }
+        let empty = tempfile::tempdir().unwrap();
+        let session = Session::open(empty.path().to_owned()).unwrap();
+        assert!(!session.ran_command(Step(1)).unwrap());
     }
 }

@@ -16,6 +16,7 @@ use opentelemetry_sdk::{
     trace::{SdkTracer, SdkTracerProvider},
 };
 
+use self::propagation::Propagators;
 use crate::daemon::task;
 
 /// How long the last spans may take to be delivered when the daemon ends.
@@ -26,6 +27,7 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Telemetry {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
+    propagators: Propagators,
 }
 
 impl Telemetry {
@@ -50,12 +52,21 @@ impl Telemetry {
             .with_schema_url(semconv::SCHEMA_URL)
             .build();
         let tracer = provider.tracer_with_scope(scope);
-        Self { provider, tracer }
+        Self {
+            provider,
+            tracer,
+            propagators: Propagators::from_environment(),
+        }
     }
 
     /// What spans are made with.
     pub(crate) fn tracer(&self) -> &SdkTracer {
         &self.tracer
+    }
+
+    /// What is carried from a caller to a child.
+    pub(crate) fn propagators(&self) -> Propagators {
+        self.propagators
     }
 
     /// Delivers what is not delivered yet. On a thread of its own: in a task it would wait for

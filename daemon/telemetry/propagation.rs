@@ -1,11 +1,24 @@
-//! Trace context across boundaries: in from metadata, out into the environment of a child.
+//! Trace context and baggage across boundaries: in from metadata, out into the environment of a
+//! child.
+
+use std::env;
 
 use http::HeaderMap;
 use opentelemetry::{
     Context,
     propagation::{Extractor, Injector, TextMapPropagator as _},
 };
-use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::propagation::{BaggagePropagator, TraceContextPropagator};
+
+/// Where the operator says what is carried; the SDK for Rust does not read it.
+const VARIABLE: &str = "OTEL_PROPAGATORS";
+
+/// What is carried across.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Propagators {
+    trace_context: bool,
+    baggage: bool,
+}
 
 struct Headers<'a>(&'a HeaderMap);
 
@@ -30,17 +43,160 @@ impl Injector for Variables {
     }
 }
 
-/// The trace context that came with a call (W3C Trace Context); empty where none did, or it is
-/// malformed.
-pub(crate) fn extract(headers: &HeaderMap) -> Context {
-    TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers))
+impl Propagators {
+    /// Those that the environment names. What it names in vain is told.
+    pub(super) fn from_environment() -> Self {
+        let list = env::var(VARIABLE).unwrap_or_default();
+        let (propagators, unknown) = Self::parse(&list);
+        if !unknown.is_empty() {
+            tracing::warn!(
+                unknown = unknown.join(","),
+                supported = "tracecontext,baggage,none",
+                "OTEL_PROPAGATORS names what is not supported and is ignored"
+            );
+        }
+        propagators
+    }
+
+    /// Reads a list, and answers what of it is unknown. One that names nothing known is as good as
+    /// none; `none` wins over what stands beside it.
+    fn parse(list: &str) -> (Self, Vec<&str>) {
+        let mut named = Self {
+            trace_context: false,
+            baggage: false,
+        };
+        let (mut none, mut unknown) = (false, Vec::new());
+        let names = list.split(',').map(str::trim);
+        for name in names.filter(|name| !name.is_empty()) {
+            match name.to_ascii_lowercase().as_str() {
+                "tracecontext" => named.trace_context = true,
+                "baggage" => named.baggage = true,
+                "none" => none = true,
+                _ => unknown.push(name),
+            }
+        }
+        let nothing = !named.trace_context && !named.baggage;
+        let propagators = match (none, nothing) {
+            (true, _) => Self {
+                trace_context: false,
+                baggage: false,
+            },
+            (false, true) => Self {
+                trace_context: true,
+                baggage: true,
+            },
+            (false, false) => named,
+        };
+        (propagators, unknown)
+    }
+
+    /// The context that came with a call (W3C Trace Context, W3C Baggage); empty where none did, or
+    /// it is malformed.
+    pub(crate) fn extract(self, headers: &HeaderMap) -> Context {
+        let mut context = Context::new();
+        if self.trace_context {
+            context =
+                TraceContextPropagator::new().extract_with_context(&context, &Headers(headers));
+        }
+        if self.baggage {
+            context = BaggagePropagator::new().extract_with_context(&context, &Headers(headers));
+        }
+        context
+    }
+
+    /// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` and `BAGGAGE`
+    /// where there is something to carry (OpenTelemetry, environment variables as context
+    /// propagation carriers). Baggage comes from whoever sent the command itself.
+    pub(crate) fn variables(self, context: &Context) -> Vec<(String, String)> {
+        let mut variables = Variables(Vec::new());
+        if self.trace_context {
+            TraceContextPropagator::new().inject_context(context, &mut variables);
+        }
+        if self.baggage {
+            BaggagePropagator::new().inject_context(context, &mut variables);
+        }
+        variables.0
+    }
 }
 
-/// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` where there is one
-/// (OpenTelemetry, environment variables as context propagation carriers). Baggage is the caller's
-/// data and goes to no command.
-pub(crate) fn variables(context: &Context) -> Vec<(String, String)> {
-    let mut variables = Variables(Vec::new());
-    TraceContextPropagator::new().inject_context(context, &mut variables);
-    variables.0
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use http::HeaderMap;
+
+    use super::Propagators;
+
+    const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
+
+    #[test]
+    fn the_list_is_read_as_the_specification_says() {
+        let read = |list: &'static str| {
+            let (propagators, unknown) = Propagators::parse(list);
+            let Propagators {
+                trace_context,
+                baggage,
+            } = propagators;
+            (trace_context, baggage, unknown)
+        };
+        for both in [
+            "",
+            " , ",
+            "tracecontext,baggage",
+            " Baggage , TRACECONTEXT,baggage",
+        ] {
+            assert_eq!(read(both), (true, true, vec![]), "{both:?}");
+        }
+        assert_eq!(read("tracecontext"), (true, false, vec![]));
+        assert_eq!(read("baggage"), (false, true, vec![]));
+        assert_eq!(read("none"), (false, false, vec![]));
+        assert_eq!(read("tracecontext,none"), (false, false, vec![]));
+        assert_eq!(
+            read("b3,tracecontext,Jaeger"),
+            (true, false, vec!["b3", "Jaeger"])
+        );
+        assert_eq!(read("b3"), (true, true, vec!["b3"]));
+    }
+
+    #[test]
+    fn only_what_is_named_is_carried_in_and_out() {
+        let headers: HeaderMap = [
+            ("traceparent", PARENT),
+            ("tracestate", "vendor=1"),
+            ("baggage", "user=a%20b;kept,tenant=7"),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+        .collect();
+        let carried = |list: &str| {
+            let (propagators, _) = Propagators::parse(list);
+            let context = propagators.extract(&headers);
+            let variables: BTreeMap<_, _> = propagators.variables(&context).into_iter().collect();
+            variables
+        };
+        let both = carried("");
+        let names: Vec<_> = both.keys().map(String::as_str).collect();
+        assert_eq!(names, ["BAGGAGE", "TRACEPARENT", "TRACESTATE"]);
+        assert_eq!(both["TRACEPARENT"], PARENT);
+        assert_eq!(both["TRACESTATE"], "vendor=1");
+        let mut members: Vec<_> = both["BAGGAGE"].split(',').collect();
+        members.sort_unstable();
+        assert_eq!(members, ["tenant=7", "user=a%20b;kept"]);
+        let names: Vec<_> = carried("tracecontext").into_keys().collect();
+        assert_eq!(names, ["TRACEPARENT", "TRACESTATE"]);
+        let names: Vec<_> = carried("baggage").into_keys().collect();
+        assert_eq!(names, ["BAGGAGE"]);
+        assert!(carried("none").is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_carried() {
+        let (propagators, _) = Propagators::parse("");
+        let headers: HeaderMap = [("traceparent", "00-x"), ("baggage", "no member")]
+            .into_iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+            .collect();
+        let context = propagators.extract(&headers);
+        assert!(propagators.variables(&context).is_empty());
+    }
 }

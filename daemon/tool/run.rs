@@ -19,7 +19,6 @@ use crate::{
         sandbox::stage::{Failure, Stage},
         store::session::StreamName,
         telemetry::{
-            propagation,
             semconv::{self, process_error},
             spans::Span,
         },
@@ -166,7 +165,7 @@ impl Tool for Run {
         let name = program.name();
         let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &scene);
         let mut environment = environment;
-        for (name, value) in propagation::variables(process.span.context()) {
+        for (name, value) in telemetry.propagators().variables(process.span.context()) {
             environment.provide(&name, value);
         }
         let cwd =

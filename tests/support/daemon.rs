@@ -79,6 +79,11 @@ impl Daemon {
         tools(self.channel.clone())
     }
 
+    /// The channel to it.
+    pub(crate) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// A client of its tools on a connection of its own.
     pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
         tools(lazy_channel(&format!(

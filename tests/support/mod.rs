@@ -14,4 +14,4 @@ pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_coun
 pub(crate) use program::{HostProgram, check_answers, compile};
 pub(crate) use proxy::Proxy;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
-pub(crate) use wait::{PROMPT, eventually, promptly, while_waiting};
+pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};

@@ -1,0 +1,216 @@
+//! Calls that are refused before there is a request: wrong methods, wrong protocols, messages that cannot be read. They carry what every refusal carries.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+use http_body::{Body as HttpBody, Frame};
+use jig::api::v1::{
+    ReadArtifactRequest, RunRequest, artifact_service_client::ArtifactServiceClient,
+};
+use prost::Message as _;
+use tonic::{Code, Status, body::Body};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_types::StatusExt as _;
+use tower::ServiceExt as _;
+
+use crate::support::{Daemon, Refusal, promptly, shell};
+
+const RUN: &str = "/jig.v1.ToolService/Run";
+
+/// A body of one piece.
+struct Whole(Option<Bytes>);
+
+impl HttpBody for Whole {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.0.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+}
+
+/// A message as gRPC frames it: flag, length, content.
+fn frame(flag: u8, length: usize, content: &[u8]) -> Vec<u8> {
+    let mut frame = vec![flag];
+    frame.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
+    frame.extend_from_slice(content);
+    frame
+}
+
+/// A request that would be carried out if it were well-formed.
+fn good() -> Vec<u8> {
+    let message = shell("touch /workspace/ran").encode_to_vec();
+    frame(0, message.len(), &message)
+}
+
+/// Sends bytes to a method, under headers that come on top of the usual ones.
+async fn send(
+    daemon: &Daemon,
+    path: &str,
+    headers: &[(&'static str, &str)],
+    body: Vec<u8>,
+) -> Response<Body> {
+    let mut request = http::Request::post(format!("http://daemon{path}"))
+        .header("te", "trailers")
+        .body(Body::new(Whole(Some(body.into()))))
+        .unwrap();
+    let usual = [("content-type", "application/grpc")];
+    for (name, value) in usual.iter().chain(headers) {
+        request.headers_mut().insert(*name, value.parse().unwrap());
+    }
+    let answer = daemon.channel().oneshot(request);
+    promptly("an answer", answer).await.unwrap()
+}
+
+/// The status of an answer without messages.
+fn status(headers: &HeaderMap) -> Status {
+    assert!(headers.contains_key("jig-call-id"), "{headers:?}");
+    Status::from_header_map(headers).expect("an answer without messages")
+}
+
+async fn refusal(
+    daemon: &Daemon,
+    path: &str,
+    headers: &[(&'static str, &str)],
+    body: Vec<u8>,
+) -> Status {
+    let response = send(daemon, path, headers, body).await;
+    assert_eq!(response.status(), 200);
+    status(response.headers())
+}
+
+#[tokio::test]
+async fn a_method_that_there_is_not_is_named() {
+    let daemon = Daemon::start().await;
+    for path in [
+        "/jig.v1.ToolService/Nothing",
+        "/jig.v1.NoService/Run",
+        "/grpc.health.v1.Health/Nothing",
+        "/jig.v1.ToolService/",
+        "/",
+    ] {
+        let status = refusal(&daemon, path, &[], good()).await;
+        // Clients know what is not there by this code, which no reason of the contract has.
+        assert_eq!(status.code(), Code::Unimplemented, "{path}");
+        let info = status.get_details_error_info().expect(path);
+        assert_eq!(
+            (info.reason.as_str(), info.domain.as_str()),
+            ("UNKNOWN_TOOL", "jig.v1")
+        );
+        assert!(
+            status.message().contains(path.trim_start_matches('/')),
+            "{status:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_read_breaks_the_rules() {
+    let daemon = Daemon::start().await;
+    for (what, body) in [
+        ("no message of this type", frame(0, 3, b"\xff\xff\xff")),
+        ("text that is not UTF-8", frame(0, 4, b"\x0a\x02\xff\xfe")),
+        ("less than it says", frame(0, 100, b"\x0a\x01a")),
+        ("no message", Vec::new()),
+        ("compressed by nothing", frame(1, 3, b"\x0a\x01a")),
+        ("no flag of gRPC", frame(9, 3, b"\x0a\x01a")),
+    ] {
+        for path in [RUN, "/jig.v1.ArtifactService/ReadArtifact"] {
+            let status = refusal(&daemon, path, &[], body.clone()).await;
+            let refusal = Refusal::of(&status);
+            assert_eq!(refusal.reason, "INVALID_PARAMS", "{what}: {refusal:?}");
+            assert!(
+                refusal.message.contains(path.trim_start_matches('/')),
+                "{what}: {refusal:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_is_too_large_is_told_the_limit() {
+    let daemon = Daemon::start().await;
+    let limit = 16 << 20;
+    let status = refusal(&daemon, RUN, &[], frame(0, limit + 1, b"")).await;
+    let refused = Refusal::of(&status);
+    assert_eq!(refused.reason, "RESOURCE_EXHAUSTED");
+    assert!(refused.message.contains(&limit.to_string()), "{refused:?}");
+    // The same for a client that sends it whole.
+    let request = RunRequest {
+        stdin: vec![0; limit].into(),
+        ..shell("true")
+    };
+    daemon.refuses(request, "RESOURCE_EXHAUSTED").await;
+}
+
+#[tokio::test]
+async fn an_unknown_compression_is_refused_with_what_would_be_understood() {
+    let daemon = Daemon::start().await;
+    let response = send(&daemon, RUN, &[("grpc-encoding", "br")], good()).await;
+    assert_eq!(response.headers()["grpc-accept-encoding"], "identity");
+    let status = status(response.headers());
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().contains("br"), "{status:?}");
+    let info = status.get_details_error_info().unwrap();
+    assert_eq!(
+        (info.reason.as_str(), info.domain.as_str()),
+        ("INVALID_PARAMS", "jig.v1")
+    );
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn another_protocol_is_not_taken_for_grpc() {
+    let daemon = Daemon::start().await;
+    for content_type in [
+        "text/plain",
+        "application/json",
+        "application/grpc-web+proto",
+    ] {
+        let response = send(&daemon, RUN, &[("content-type", content_type)], good()).await;
+        assert_eq!(response.status(), 415, "{content_type}");
+        let refusal = Refusal::of(&status(response.headers()));
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+        assert_eq!(refusal.fields(), ["content-type"]);
+    }
+    assert!(!daemon.file("ran").exists());
+    let response = send(
+        &daemon,
+        RUN,
+        &[("content-type", "application/grpc+proto")],
+        good(),
+    )
+    .await;
+    assert_eq!(response.status(), 200);
+    assert!(
+        !response.headers().contains_key("grpc-status"),
+        "{response:?}"
+    );
+    assert!(daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn the_standard_services_keep_their_codes_and_streams_their_errors() {
+    let daemon = Daemon::start().await;
+    let request = HealthCheckRequest {
+        service: "jig.v1.NoService".to_owned(),
+    };
+    let unknown = HealthClient::new(daemon.channel()).check(request).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
+    let mut artifacts = ArtifactServiceClient::new(daemon.channel());
+    let request = ReadArtifactRequest {
+        path: "logs/tool_step_0001_stdout.txt".to_owned(),
+        ..ReadArtifactRequest::default()
+    };
+    let missing = artifacts.read_artifact(request).await.unwrap_err();
+    assert_eq!(Refusal::of(&missing).reason, "ARTIFACT_NOT_FOUND");
+    let response = daemon.run(shell("echo kept")).await;
+    assert_eq!(daemon.artifact(&response.stdout_path).await.0, b"kept\n");
+}
