@@ -298,8 +298,8 @@ async fn the_operator_says_what_of_the_callers_context_a_command_gets() {
     let id = "b".repeat(32);
     // What is not named starts anew, or is not there at all.
     for (list, trace, baggage, warned) in [
-        (None, true, "tenant=7", false),
-        (Some("tracecontext"), true, "", false),
+        (None, true, "", false),
+        (Some("tracecontext,baggage"), true, "tenant=7", false),
         (Some("none"), false, "", false),
         (Some("b3,baggage"), false, "tenant=7", true),
     ] {

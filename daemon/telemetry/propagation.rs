@@ -81,9 +81,11 @@ impl Propagators {
                 trace_context: false,
                 baggage: false,
             },
+            // Not baggage, which the specification has here too: it is data of the caller's own
+            // callers, and a command is not to see it unasked.
             (false, true) => Self {
                 trace_context: true,
-                baggage: true,
+                baggage: false,
             },
             (false, false) => named,
         };
@@ -106,7 +108,7 @@ impl Propagators {
 
     /// Variables that carry `context` to a child: `TRACEPARENT`, and `TRACESTATE` and `BAGGAGE`
     /// where there is something to carry (OpenTelemetry, environment variables as context
-    /// propagation carriers). Baggage comes from whoever sent the command itself.
+    /// propagation carriers).
     pub(crate) fn variables(self, context: &Context) -> Vec<(String, String)> {
         let mut variables = Variables(Vec::new());
         if self.trace_context {
@@ -139,12 +141,10 @@ mod tests {
             } = propagators;
             (trace_context, baggage, unknown)
         };
-        for both in [
-            "",
-            " , ",
-            "tracecontext,baggage",
-            " Baggage , TRACECONTEXT,baggage",
-        ] {
+        for unset in ["", " , "] {
+            assert_eq!(read(unset), (true, false, vec![]), "{unset:?}");
+        }
+        for both in ["tracecontext,baggage", " Baggage , TRACECONTEXT,baggage"] {
             assert_eq!(read(both), (true, true, vec![]), "{both:?}");
         }
         assert_eq!(read("tracecontext"), (true, false, vec![]));
@@ -155,7 +155,7 @@ mod tests {
             read("b3,tracecontext,Jaeger"),
             (true, false, vec!["b3", "Jaeger"])
         );
-        assert_eq!(read("b3"), (true, true, vec!["b3"]));
+        assert_eq!(read("b3"), (true, false, vec!["b3"]));
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
             let variables: BTreeMap<_, _> = propagators.variables(&context).into_iter().collect();
             variables
         };
-        let both = carried("");
+        let both = carried("tracecontext,baggage");
         let names: Vec<_> = both.keys().map(String::as_str).collect();
         assert_eq!(names, ["BAGGAGE", "TRACEPARENT", "TRACESTATE"]);
         assert_eq!(both["TRACEPARENT"], PARENT);
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_not_carried() {
-        let (propagators, _) = Propagators::parse("");
+        let (propagators, _) = Propagators::parse("tracecontext,baggage");
         let headers: HeaderMap = [("traceparent", "00-x"), ("baggage", "no member")]
             .into_iter()
             .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
