@@ -3,11 +3,12 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "jig/v1/artifact_service.proto",
     "jig/v1/daemon_service.proto",
     "jig/v1/options.proto",
     "jig/v1/tool_service.proto",
+    "jig/v1/transfer_service.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -13,11 +13,12 @@
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, layers (trace, explain, panic, deadline), health, reflection, drain
-//!   door/           one file per way in: typed gRPC, artifacts, info; errors → statuses
+//!   door/           one per way in: typed gRPC, artifacts, transfers, info; errors → statuses
 //!   call/           the pipeline: context, admission, drain, record
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response
-//!   workspace/      files beneath a directory descriptor, never by path
+//!   workspace/      files beneath a directory descriptor, never by path: read, search, change
+//!   text/           changing text without a file: edits, patches, diffs, notebooks
 //!   process/        one command: spec, environment, output, stop ladder, outcome, supervision
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
 //!   sys/            system calls; the only module with `unsafe`
@@ -27,8 +28,8 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
 //! ```
 //!
-//! Imports run one way, downwards: `server → door → call → tool → {workspace, process} → sandbox →
-//! sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
+//! Imports run one way, downwards: `server → door → call → tool → {workspace, process} → text,
+//! sandbox → sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
 //! used from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and
 //! fails on an arrow back up or a circle.
 //!

@@ -8,8 +8,8 @@ use crate::{bench::BenchArgs, command, exit, global::Global};
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
-/// Without --address, `run`, `read`, `ls` and `info` start a daemon for that one call, which holds
-/// the current directory.
+/// Without --address, `run`, `info` and the commands about files start a daemon for that one call,
+/// which holds the current directory.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
 pub(crate) struct Arguments {
@@ -25,6 +25,16 @@ pub(crate) enum Command {
     Run(command::run::RunArgs),
     Read(command::read::ReadArgs),
     Ls(command::ls::LsArgs),
+    Cp(command::cp::CpArgs),
+    Write(command::write::WriteArgs),
+    Edit(command::edit::EditArgs),
+    Patch(command::patch::PatchArgs),
+    Search(command::search::SearchArgs),
+    Stat(command::stat::StatArgs),
+    Mkdir(command::change::MkdirArgs),
+    Mv(command::change::MvArgs),
+    Rm(command::change::RmArgs),
+    Nb(command::nb::NbArgs),
     /// Tell what the daemon is, how strongly it isolates commands, and what it is doing.
     Info,
     Health(command::health::HealthArgs),

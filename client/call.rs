@@ -13,10 +13,15 @@ use super::{
     stream::{ArtifactParts, CopyError},
 };
 use crate::api::v1::{
-    GetInfoRequest, GetInfoResponse, ListFilesRequest, ListFilesResponse, ReadArtifactRequest,
-    ReadFileRequest, ReadFileResponse, RunRequest, RunResponse,
+    ApplyPatchRequest, ApplyPatchResponse, CreateDirectoryRequest, CreateDirectoryResponse,
+    DeletePathRequest, DeletePathResponse, EditFileRequest, EditFileResponse, EditNotebookRequest,
+    EditNotebookResponse, GetInfoRequest, GetInfoResponse, ListDirectoryRequest,
+    ListDirectoryResponse, ListFilesRequest, ListFilesResponse, MovePathRequest, MovePathResponse,
+    ReadArtifactRequest, ReadFileRequest, ReadFileResponse, ReadNotebookRequest,
+    ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
+    StatPathResponse, WriteFileRequest, WriteFileResponse,
     artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
-    tool_service_client::ToolServiceClient,
+    tool_service_client::ToolServiceClient, transfer_service_client::TransferServiceClient,
 };
 
 /// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
@@ -43,49 +48,6 @@ impl Client {
         let context = Context::try_from(options)?;
         let channel = connect::connect(&address, context.deadline).await?;
         Ok(Self { channel, context })
-    }
-
-    /// Runs one command and waits until it and all that it started have ended. A command that ran
-    /// is no error, whatever it did.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn run(&self, request: RunRequest) -> Result<RunResponse, CallError> {
-        let mut tools = self.tools();
-        self.unary(request, |request| async move { tools.run(request).await })
-            .await
-    }
-
-    /// Reads a file, whole or by lines.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn read_file(&self, request: ReadFileRequest) -> Result<ReadFileResponse, CallError> {
-        let mut tools = self.tools();
-        self.unary(
-            request,
-            |request| async move { tools.read_file(request).await },
-        )
-        .await
-    }
-
-    /// Lists one page of the files below a directory.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn list_files(
-        &self,
-        request: ListFilesRequest,
-    ) -> Result<ListFilesResponse, CallError> {
-        let mut tools = self.tools();
-        self.unary(
-            request,
-            |request| async move { tools.list_files(request).await },
-        )
-        .await
     }
 
     /// Reads an artifact, part by part.
@@ -160,7 +122,7 @@ impl Client {
             .await
     }
 
-    async fn unary<Message, Answer, Sent>(
+    pub(super) async fn unary<Message, Answer, Sent>(
         &self,
         message: Message,
         send: impl FnOnce(Request<Message>) -> Sent,
@@ -177,7 +139,16 @@ impl Client {
         ToolServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
-    fn with_context<M>(&self, message: M) -> Request<M> {
+    pub(super) fn transfers(&self) -> TransferServiceClient<Channel> {
+        TransferServiceClient::new(self.channel.clone())
+    }
+
+    /// When a call that begins now must be over.
+    pub(super) fn deadline(&self) -> Deadline {
+        Deadline::after(self.context.deadline)
+    }
+
+    pub(super) fn with_context<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
         for (key, value) in self.context.metadata.iter() {
             request.metadata_mut().insert(key.clone(), value.clone());
@@ -187,4 +158,56 @@ impl Client {
         }
         request
     }
+}
+
+/// Methods of tools: each takes its request and waits for its response.
+macro_rules! tools {
+    ($($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)*) => {
+        impl Client {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                ///
+                /// When the call failed.
+                pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
+                    let mut tools = self.tools();
+                    self.unary(request, |request| async move { tools.$name(request).await })
+                        .await
+                }
+            )*
+        }
+    };
+}
+
+tools! {
+    /// Runs one command and waits until it and all that it started have ended. A command that ran
+    /// is no error, whatever it did.
+    run(RunRequest) -> RunResponse;
+    /// Reads a file, whole or by lines.
+    read_file(ReadFileRequest) -> ReadFileResponse;
+    /// Lists one page of the files below a directory.
+    list_files(ListFilesRequest) -> ListFilesResponse;
+    /// Lists one page of the entries of a directory.
+    list_directory(ListDirectoryRequest) -> ListDirectoryResponse;
+    /// Tells what is at a path.
+    stat_path(StatPathRequest) -> StatPathResponse;
+    /// Writes a file of up to 10 MiB; for larger ones there is [`Client::send_file`].
+    write_file(WriteFileRequest) -> WriteFileResponse;
+    /// Replaces strings in a file: all of them, or none.
+    edit_file(EditFileRequest) -> EditFileResponse;
+    /// Applies a unified diff: all of its files, or none.
+    apply_patch(ApplyPatchRequest) -> ApplyPatchResponse;
+    /// Searches files.
+    search(SearchRequest) -> SearchResponse;
+    /// Creates a directory, with those above it.
+    create_directory(CreateDirectoryRequest) -> CreateDirectoryResponse;
+    /// Moves or renames a file or directory.
+    move_path(MovePathRequest) -> MovePathResponse;
+    /// Deletes a file or directory.
+    delete_path(DeletePathRequest) -> DeletePathResponse;
+    /// Reads the cells of a notebook.
+    read_notebook(ReadNotebookRequest) -> ReadNotebookResponse;
+    /// Replaces, inserts or deletes one cell of a notebook.
+    edit_notebook(EditNotebookRequest) -> EditNotebookResponse;
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use jig::client::{CallError, ConnectError, CopyError};
+use jig::client::{CallError, ConnectError, CopyError, TransferError};
 
 /// Why there is no answer to print.
 #[derive(Debug)]
@@ -44,6 +44,16 @@ impl From<CopyError> for Failure {
         match error {
             CopyError::Call(error) => error.into(),
             CopyError::Write(error) => Self::Output(error),
+            error => Self::System(error.to_string()),
+        }
+    }
+}
+
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::Call(error) => error.into(),
+            TransferError::Local(error) => Self::System(error.to_string()),
             error => Self::System(error.to_string()),
         }
     }

@@ -138,7 +138,7 @@ fn workspace(workspace: &Workspace) -> Value {
 }
 
 /// The name of an enum's value, or its number when a newer daemon knows one that we do not.
-fn name<E>(known: Result<&'static str, E>, number: i32) -> Value {
+pub(crate) fn name<E>(known: Result<&'static str, E>, number: i32) -> Value {
     known.map_or_else(|_| number.into(), Value::from)
 }
 

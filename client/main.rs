@@ -8,9 +8,13 @@ mod command;
 mod connection;
 mod exit;
 mod failure;
+mod file_json;
 mod global;
+mod input;
 mod json;
 mod output;
+mod progress;
+mod style;
 mod told;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -33,6 +37,16 @@ fn main() -> ExitCode {
             Command::Run(args) => command::run::run(&global, args),
             Command::Read(args) => command::read::read(&global, args),
             Command::Ls(args) => command::ls::ls(&global, args),
+            Command::Cp(args) => command::cp::cp(&global, args),
+            Command::Write(args) => command::write::write(&global, args),
+            Command::Edit(args) => command::edit::edit(&global, args),
+            Command::Patch(args) => command::patch::patch(&global, args),
+            Command::Search(args) => command::search::search(&global, args),
+            Command::Stat(args) => command::stat::stat(&global, args),
+            Command::Mkdir(args) => command::change::mkdir(&global, args),
+            Command::Mv(args) => command::change::mv(&global, args),
+            Command::Rm(args) => command::change::rm(&global, args),
+            Command::Nb(args) => command::nb::nb(&global, args),
             Command::Info => command::info::info(&global),
             Command::Health(args) => command::health::health(&global, args),
             Command::Artifact(args) => command::artifact::artifact(&global, args),

@@ -23,6 +23,7 @@ mod error;
 mod health;
 mod pages;
 mod stream;
+mod transfer;
 #[cfg(feature = "daemon")]
 #[cfg(test)]
 mod wire_tests;
@@ -35,3 +36,4 @@ pub use health::ServingStatus;
 pub use pages::FilePages;
 pub use stream::{ArtifactParts, CopyError};
 pub use tonic::Code;
+pub use transfer::{DownloadParts, Downloaded, TransferError, sha256_of};

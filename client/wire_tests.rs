@@ -15,10 +15,12 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::{CallError, Client, CopyError, Options, ServingStatus};
 use crate::api::v1::{
-    ListFilesRequest, ListFilesResponse, ReadArtifactRequest, ReadArtifactResponse,
-    ReadFileRequest, ReadFileResponse, RunRequest, RunResponse,
+    self, DownloadRequest, DownloadResponse, ListFilesRequest, ListFilesResponse,
+    ReadArtifactRequest, ReadArtifactResponse, ReadFileRequest, ReadFileResponse, RunRequest,
+    RunResponse,
     artifact_service_server::{ArtifactService, ArtifactServiceServer},
     tool_service_server::{ToolService, ToolServiceServer},
+    transfer_service_server::{TransferService, TransferServiceServer},
 };
 
 struct Fake;
@@ -115,6 +117,50 @@ async fn artifacts_have_no_gaps() {
 }
 
 #[tokio::test]
+async fn downloads_are_whole_and_what_was_sent() {
+    let fake = serve().await;
+    let client = client(&fake, None).await;
+    let directory = tempfile::tempdir().unwrap();
+    for (path, outcome) in [
+        ("whole", Ok(20)),
+        ("gap", Err(Code::DataLoss)),
+        ("wrong", Err(Code::DataLoss)),
+        ("short", Err(Code::Unavailable)),
+    ] {
+        let request = DownloadRequest {
+            path: path.to_owned(),
+            ..DownloadRequest::default()
+        };
+        let mut parts = client.download(request).await.unwrap();
+        let came = async {
+            let mut bytes = 0;
+            while let Some(part) = parts.next().await? {
+                bytes += part.data.len();
+            }
+            Ok(bytes)
+        };
+        let came = came.await.map_err(|error: CallError| error.code);
+        assert_eq!(came, outcome, "{path}");
+    }
+    let mut file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(directory.path().join("file"))
+        .unwrap();
+    let whole = client
+        .receive_file("replaced", &mut file, |_, _| {})
+        .await
+        .unwrap();
+    assert_eq!((whole.size_bytes, whole.changed), (20, false));
+    let content = std::fs::read(directory.path().join("file")).unwrap();
+    assert_eq!(
+        content, b"01234567890123456789",
+        "it was read from the start again"
+    );
+}
+
+#[tokio::test]
 async fn health_is_that_of_the_standard() {
     let fake = serve().await;
     let client = client(&fake, None).await;
@@ -195,6 +241,7 @@ async fn serve() -> Serving {
             .add_service(health)
             .add_service(ToolServiceServer::new(Fake))
             .add_service(ArtifactServiceServer::new(Fake))
+            .add_service(TransferServiceServer::new(Fake))
             .serve_with_incoming(listener)
             .await
             .unwrap();
@@ -260,6 +307,83 @@ impl ToolService for Fake {
         ))
     }
 
+    async fn list_directory(
+        &self,
+        _: Request<v1::ListDirectoryRequest>,
+    ) -> Result<Response<v1::ListDirectoryResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn stat_path(
+        &self,
+        _: Request<v1::StatPathRequest>,
+    ) -> Result<Response<v1::StatPathResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn write_file(
+        &self,
+        _: Request<v1::WriteFileRequest>,
+    ) -> Result<Response<v1::WriteFileResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn edit_file(
+        &self,
+        _: Request<v1::EditFileRequest>,
+    ) -> Result<Response<v1::EditFileResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn apply_patch(
+        &self,
+        _: Request<v1::ApplyPatchRequest>,
+    ) -> Result<Response<v1::ApplyPatchResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn search(
+        &self,
+        _: Request<v1::SearchRequest>,
+    ) -> Result<Response<v1::SearchResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn create_directory(
+        &self,
+        _: Request<v1::CreateDirectoryRequest>,
+    ) -> Result<Response<v1::CreateDirectoryResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn move_path(
+        &self,
+        _: Request<v1::MovePathRequest>,
+    ) -> Result<Response<v1::MovePathResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn delete_path(
+        &self,
+        _: Request<v1::DeletePathRequest>,
+    ) -> Result<Response<v1::DeletePathResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn read_notebook(
+        &self,
+        _: Request<v1::ReadNotebookRequest>,
+    ) -> Result<Response<v1::ReadNotebookResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn edit_notebook(
+        &self,
+        _: Request<v1::EditNotebookRequest>,
+    ) -> Result<Response<v1::EditNotebookResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn run(&self, request: Request<RunRequest>) -> Result<Response<RunResponse>, Status> {
         if request.get_ref().command.as_deref() == Some("hang") {
             std::future::pending::<()>().await;
@@ -309,4 +433,67 @@ impl ArtifactService for Fake {
         }
         Ok(Response::new(Box::pin(parts)))
     }
+}
+
+#[tonic::async_trait]
+impl TransferService for Fake {
+    type DownloadStream = Pin<Box<dyn Stream<Item = Result<DownloadResponse, Status>> + Send>>;
+
+    async fn upload(
+        &self,
+        _: Request<tonic::Streaming<v1::UploadRequest>>,
+    ) -> Result<Response<v1::UploadResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    async fn get_upload(
+        &self,
+        _: Request<v1::GetUploadRequest>,
+    ) -> Result<Response<v1::GetUploadResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
+    /// `replaced` breaks off once, and is another file when the rest is asked for.
+    async fn download(
+        &self,
+        request: Request<DownloadRequest>,
+    ) -> Result<Response<Self::DownloadStream>, Status> {
+        const SUM: &str = "bcc4f85ba8b31c4ff8a5a8d3a8b0b8f1";
+        let request = request.into_inner();
+        if request.expected_version.is_some() {
+            let details = ErrorDetails::with_error_info("STALE_FILE", "jig.v1", HashMap::new());
+            return Err(Status::with_error_details(Code::Aborted, "", details));
+        }
+        let part = |offset, sha256: Option<String>| {
+            Ok(DownloadResponse {
+                data: b"0123456789".to_vec().into(),
+                offset,
+                size_bytes: 20,
+                version: "1".into(),
+                mode: 0o644,
+                sha256,
+            })
+        };
+        let whole = || vec![part(0, None), part(10, Some(sha256_of_twenty()))];
+        static BROKEN_OFF: std::sync::Once = std::sync::Once::new();
+        let parts = match request.path.as_str() {
+            "gap" => vec![part(0, None), part(11, None)],
+            "wrong" => vec![part(0, None), part(10, Some(SUM.to_owned()))],
+            "short" => vec![part(0, None)],
+            "replaced" => {
+                let mut parts = whole();
+                BROKEN_OFF.call_once(|| parts.truncate(1));
+                parts
+            }
+            _ => whole(),
+        };
+        Ok(Response::new(Box::pin(tokio_stream::iter(parts))))
+    }
+}
+
+fn sha256_of_twenty() -> String {
+    use sha2::{Digest as _, Sha256};
+
+    let sum = Sha256::digest(b"01234567890123456789");
+    sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -10,12 +10,16 @@ pub(crate) enum Reason {
     InvalidParams,
     /// A glob cannot be parsed.
     InvalidGlob,
+    /// A regular expression cannot be parsed, or is too large.
+    InvalidRegex,
     /// A path leads out of where it may lead.
     PathEscape,
     /// A path passes through a symbolic link.
     SymlinkBlocked,
     /// The operating system refuses access.
     PermissionDenied,
+    /// The operator does not allow it.
+    PolicyDenied,
     /// Nothing is at the path.
     FileNotFound,
     /// No directory is at the path.
@@ -28,18 +32,38 @@ pub(crate) enum Reason {
     UnknownWorkspace,
     /// The session has no such artifact.
     ArtifactNotFound,
+    /// No such upload is kept.
+    UploadNotFound,
+    /// The notebook has no such cell.
+    CellNotFound,
+    /// Something is at the path already.
+    FileExists,
     /// Something that is not a regular file is at the path.
     NotAFile,
     /// Something that is not a directory is at the path.
     NotADirectory,
+    /// The directory holds entries.
+    DirectoryNotEmpty,
     /// The file is not text.
     BinaryFile,
     /// The file is too large to be read whole.
     FileTooLarge,
     /// The range of lines lies outside the file.
     LineRangeInvalid,
+    /// A hunk of a patch does not fit.
+    PatchHunkFail,
+    /// A patch cannot be understood.
+    PatchParseError,
+    /// The file holds the string several times.
+    StringNotUnique,
+    /// The file does not hold the string.
+    StringNotFound,
     /// The program is not in an executable format.
     CommandNotExecutable,
+    /// The file has changed since the caller read it.
+    StaleFile,
+    /// What came is not what its checksum says.
+    ChecksumMismatch,
     /// The time for the call has passed.
     Timeout,
     /// Too much is going on.
@@ -86,27 +110,49 @@ pub(crate) struct Error {
     pub(crate) cause: Option<Box<dyn StdError + Send + Sync>>,
 }
 
+impl Violation {
+    /// Says what is wrong with a field.
+    pub(crate) fn new(field: impl Into<String>, description: impl Into<String>) -> Self {
+        Self {
+            field: field.into(),
+            description: description.into(),
+        }
+    }
+}
+
 impl Reason {
     /// Its name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::InvalidParams => "INVALID_PARAMS",
             Self::InvalidGlob => "INVALID_GLOB",
+            Self::InvalidRegex => "INVALID_REGEX",
             Self::PathEscape => "PATH_ESCAPE",
             Self::SymlinkBlocked => "SYMLINK_BLOCKED",
             Self::PermissionDenied => "PERMISSION_DENIED",
+            Self::PolicyDenied => "POLICY_DENIED",
             Self::FileNotFound => "FILE_NOT_FOUND",
             Self::DirectoryNotFound => "DIRECTORY_NOT_FOUND",
             Self::CommandNotFound => "COMMAND_NOT_FOUND",
             Self::UnknownTool => "UNKNOWN_TOOL",
             Self::UnknownWorkspace => "UNKNOWN_WORKSPACE",
             Self::ArtifactNotFound => "ARTIFACT_NOT_FOUND",
+            Self::UploadNotFound => "UPLOAD_NOT_FOUND",
+            Self::CellNotFound => "CELL_NOT_FOUND",
+            Self::FileExists => "FILE_EXISTS",
             Self::NotAFile => "NOT_A_FILE",
             Self::NotADirectory => "NOT_A_DIRECTORY",
+            Self::DirectoryNotEmpty => "DIRECTORY_NOT_EMPTY",
             Self::BinaryFile => "BINARY_FILE",
             Self::FileTooLarge => "FILE_TOO_LARGE",
             Self::LineRangeInvalid => "LINE_RANGE_INVALID",
+            Self::PatchHunkFail => "PATCH_HUNK_FAIL",
+            Self::PatchParseError => "PATCH_PARSE_ERROR",
+            Self::StringNotUnique => "STRING_NOT_UNIQUE",
+            Self::StringNotFound => "STRING_NOT_FOUND",
             Self::CommandNotExecutable => "COMMAND_NOT_EXECUTABLE",
+            Self::StaleFile => "STALE_FILE",
+            Self::ChecksumMismatch => "CHECKSUM_MISMATCH",
             Self::Timeout => "TIMEOUT",
             Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
             Self::NoSpace => "NO_SPACE",

@@ -14,6 +14,7 @@ mod store;
 mod sys;
 mod task;
 mod telemetry;
+mod text;
 mod tool;
 mod workspace;
 

@@ -1,11 +1,23 @@
 //! What the daemon itself gives up once the keeper, which needs it, has been started.
 
-use std::io;
+use std::{ffi::CString, io, os::unix::ffi::OsStrExt as _, path::Path};
 
 use rustix::{
     process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
     thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs},
 };
+
+use super::{
+    config::{Config, listen::Address},
+    sandbox::landlock::{Access, Reach, Rules},
+    sys::landlock,
+};
+
+/// What the daemon reads beside its own files: names and addresses, and the libraries that look
+/// them up.
+const READ: &[&str] = &["/etc", "/lib", "/lib64", "/proc", "/run", "/usr"];
+/// Landlock below this version refuses to rename from one directory to another.
+const RENAMES: u32 = 2;
 
 /// Capabilities that a root daemon keeps.
 const KEPT: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run as another user
@@ -46,4 +58,90 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
         },
     )?;
     Ok(())
+}
+
+/// Which files the process may touch once it serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Confinement {
+    /// Its workspaces, its state, its sockets.
+    OwnFiles,
+    /// Any: it is a client too, who may be told to send any file.
+    None,
+}
+
+/// Confines the daemon to its workspaces, its state and its sockets, and what it must read, whatever
+/// paths it is given. To be called while the process has one thread.
+pub(super) fn confine(config: &Config) -> io::Result<()> {
+    let workspaces = config.workspaces.iter();
+    let workspaces = workspaces.map(|workspace| workspace.path.as_path());
+    let sockets = config.listen.iter().filter_map(|address| match address {
+        Address::Unix(path) => path.parent(),
+        Address::Tcp(_) => None,
+    });
+    let sockets = sockets.map(|folder| match folder.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => folder,
+    });
+    let state = std::iter::once(config.state_dir.as_path());
+    let writable: Vec<&Path> = workspaces.chain(sockets).chain(state).collect();
+    if !confine_to(&writable)? {
+        tracing::info!("this kernel's Landlock cannot confine the daemon to its files");
+    }
+    Ok(())
+}
+
+/// Confines this thread to what is below `writable` and what the daemon must read. Answers whether
+/// this kernel can. Signals stay possible: sandboxes, which the daemon ends, are under other rules.
+fn confine_to(writable: &[&Path]) -> io::Result<bool> {
+    let abi = landlock::abi();
+    if abi < RENAMES {
+        return Ok(false);
+    }
+    let read = READ.iter().map(|path| (Path::new(path), Access::Read));
+    let devices = [(Path::new("/dev"), Access::Devices)];
+    let writable = writable.iter().map(|path| (*path, Access::Write));
+    let mut rules = Vec::new();
+    for (path, access) in read.chain(devices).chain(writable) {
+        if path.exists() {
+            rules.push((CString::new(path.as_os_str().as_bytes())?, access));
+        }
+    }
+    Rules::new(abi, Reach::Any, rules).apply()?;
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::ErrorKind, thread};
+
+    use super::*;
+
+    #[test]
+    fn other_files_are_out_of_reach() {
+        let [own, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        fs::write(other.path().join("f"), "").unwrap();
+        let (own_path, other_path) = (own.path().to_owned(), other.path().to_owned());
+        // Rules are a thread's own.
+        let confined = thread::spawn(move || {
+            assert!(
+                confine_to(&[&own_path]).unwrap(),
+                "this kernel should have Landlock"
+            );
+            fs::create_dir(own_path.join("d")).unwrap();
+            fs::write(own_path.join("f"), "").unwrap();
+            fs::rename(own_path.join("f"), own_path.join("d/f")).unwrap();
+            fs::remove_dir_all(own_path.join("d")).unwrap();
+            fs::read("/etc/hosts").unwrap();
+            let refused = [
+                fs::read(other_path.join("f")).map(drop),
+                fs::write(other_path.join("f"), ""),
+                fs::remove_file(other_path.join("f")),
+                fs::write("/etc/jig-test", ""),
+                fs::read_dir("/root").map(drop),
+            ];
+            refused.map(|result| result.map_err(|error| error.kind()))
+        });
+        let denied = Err(ErrorKind::PermissionDenied);
+        assert_eq!(confined.join().unwrap(), [denied; 5]);
+    }
 }

@@ -19,7 +19,7 @@ use super::{
     catalog::Catalog,
     config::{Config, ConfigError, listen::Address},
     door::info::Info,
-    privileges,
+    privileges::{self, Confinement},
     sandbox::{
         launch::KeeperProcess,
         level::{Isolation, Level},
@@ -92,7 +92,7 @@ struct Proven {
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
-    let prepared = prepare(config)?;
+    let prepared = prepare(config, Confinement::OwnFiles)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
@@ -120,7 +120,7 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
 pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::start(config.log, tracing::Level::ERROR);
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
-    let (workspaces, keeper, runtime) = prepare_sandboxes(&config)?;
+    let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Confinement::None)?;
     let proven = runtime.block_on(prove(keeper, &config))?;
     let mut report = String::from("configuration: ok\n");
     for (workspace, result) in workspaces.iter().zip(&proven.results) {
@@ -178,7 +178,7 @@ where
         store,
         keeper,
         runtime,
-    } = prepare(config)?;
+    } = prepare(config, Confinement::None)?;
     let result = runtime.block_on(async {
         let (end, told) = tokio::sync::oneshot::channel();
         let parts = Parts {
@@ -208,10 +208,11 @@ where
 
 /// Everything that must be done while the process has one thread: the keeper inherits what the
 /// process is, and privileges belong to threads.
-fn prepare(config: Config) -> Result<Prepared, StartError> {
+fn prepare(config: Config, confinement: Confinement) -> Result<Prepared, StartError> {
     let started = server::now();
     let store = StateDir::open(&config.state_dir)?;
-    let (workspaces, keeper, runtime) = prepare_sandboxes(&config)?;
+    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement)?;
+    mend(&mut workspaces, &store)?;
     Ok(Prepared {
         config,
         started,
@@ -222,20 +223,45 @@ fn prepare(config: Config) -> Result<Prepared, StartError> {
     })
 }
 
+/// Undoes what a daemon that died has left half done in the workspaces.
+fn mend(workspaces: &mut [Workspace], store: &StateDir) -> Result<(), StartError> {
+    for workspace in workspaces {
+        let mended = workspace
+            .keep_journals(store.changes())
+            .map_err(io_error("undoing what a daemon before this one has left"))?;
+        if mended > 0 {
+            tracing::warn!(
+                workspace = workspace.name(),
+                changes = mended,
+                "a daemon died while it changed files: what it had half done was undone"
+            );
+        }
+    }
+    Ok(())
+}
+
 fn prepare_sandboxes(
     config: &Config,
+    confinement: Confinement,
 ) -> Result<(Vec<Workspace>, KeeperProcess, Runtime), StartError> {
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
-        let opened = Workspace::open(
+        let failed = |source| StartError::Workspace {
+            path: workspace.path.display().to_string(),
+            source,
+        };
+        let mut opened = Workspace::open(
             workspace.name.clone(),
             workspace.path.clone(),
             workspace.mount_path.clone(),
-        );
-        workspaces.push(opened.map_err(|source| StartError::Workspace {
-            path: workspace.path.display().to_string(),
-            source,
-        })?);
+        )
+        .map_err(failed)?;
+        if workspace.follow_links {
+            opened.follow_links().map_err(failed)?;
+        }
+        opened.protect(&workspace.protected);
+        opened.sync_changes(config.sync_files);
+        workspaces.push(opened);
     }
     let directories: Vec<_> = workspaces
         .iter()
@@ -245,6 +271,9 @@ fn prepare_sandboxes(
     let keeper = KeeperProcess::start(plan(config, &workspaces), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
+    if confinement == Confinement::OwnFiles {
+        privileges::confine(config).map_err(io_error("confining the daemon to its files"))?;
+    }
     // Half the machine: the commands that calls run are what needs it, and a call that is handed
     // from one thread to another waits for a wake-up each time.
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -272,6 +301,7 @@ fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
                 identity: workspace.identity(),
                 mount_path: config.mount_path.clone(),
                 binds: config.binds.clone(),
+                protected: config.protected.clone(),
             });
     Plan {
         workspaces: workspaces.collect(),

@@ -89,6 +89,8 @@ const RPCS: &[(&str, &str, bool)] = &[
     ("ToolService", "ReadFile", false),
     ("ToolService", "Run", false),
     ("ArtifactService", "ReadArtifact", true),
+    ("TransferService", "GetUpload", false),
+    ("TransferService", "Download", true),
     ("DaemonService", "GetInfo", false),
 ];
 
@@ -163,6 +165,25 @@ const FIELDS: &[(&str, &[&str])] = &[
     ),
     ("ResourceUsage", &["user_ms", "system_ms", "max_rss_bytes"]),
     ("ReadArtifactRequest", &["path", "offset", "limit"]),
+    (
+        "UploadStart",
+        &[
+            "path",
+            "size_bytes",
+            "sha256",
+            "mode",
+            "create_directories",
+            "expected_sha256",
+            "file_mode",
+            "upload_id",
+        ],
+    ),
+    ("UploadChunk", &["offset", "data"]),
+    ("DownloadRequest", &["path", "offset", "limit"]),
+    (
+        "DownloadResponse",
+        &["data", "offset", "size_bytes", "sha256"],
+    ),
 ];
 
 /// Defaults and limits of request fields.

@@ -2,8 +2,9 @@
 //! of its own and talks to it as its users do.
 //!
 //! Those run as root, which sees every process and can start the daemon as anybody, and they need
-//! `gcc`, `curl`, `unshare` and `ip`. Nothing is skipped: a machine that cannot build sandboxes
-//! fails here. `JIG_TEST_PATIENCE_SEC` says how long to wait for what must happen (20 s).
+//! `gcc`, `git`, `curl`, `unshare`, `ip`, and pip, with which they install ripgrep.
+//! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
+//! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
 
 #![allow(
     clippy::wildcard_enum_match_arm,
@@ -23,6 +24,8 @@ mod bad_input;
 mod client;
 /// The rules that the contract keeps, and its compatibility.
 mod contract;
+/// The tools that read and change files.
+mod files;
 /// As whom commands run, and to whom the files belong that they make.
 mod identity;
 /// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.

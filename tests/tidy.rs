@@ -35,6 +35,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/dialect"],
     &["daemon/tool"],
     &["daemon/process", "daemon/workspace"],
+    &["daemon/text"],
     &["daemon/catalog", "daemon/store"],
     &["daemon/sandbox"],
     &["daemon/sys"],

@@ -17,6 +17,10 @@ impl Daemon {
         ))
     }
 
+    pub(super) fn workspace(&self) -> std::path::PathBuf {
+        match *self {}
+    }
+
     pub(super) fn address(&self) -> &str {
         match *self {}
     }
@@ -52,7 +56,7 @@ mod started {
         child: Child,
         address: String,
         // After the process, which uses it.
-        _directory: TempDir,
+        directory: TempDir,
     }
 
     impl Daemon {
@@ -71,7 +75,7 @@ mod started {
             let mut daemon = Self {
                 child,
                 address: String::new(),
-                _directory: directory,
+                directory,
             };
             match daemon.listening() {
                 Some(address) => daemon.address = address,
@@ -84,6 +88,11 @@ mod started {
                 }
             }
             Ok(daemon)
+        }
+
+        /// Its workspace.
+        pub(in super::super) fn workspace(&self) -> std::path::PathBuf {
+            self.directory.path().join("ws")
         }
 
         /// Where it listens.

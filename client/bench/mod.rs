@@ -4,6 +4,7 @@
 
 mod bare;
 mod daemon;
+mod files;
 mod machine;
 mod measure;
 mod report;
@@ -26,6 +27,7 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Subcommand)]
 enum What {
     Run(RunArgs),
+    Files(files::FilesArgs),
 }
 
 /// Time of a sandboxed run of /bin/true, beside that of a bare process and of bubblewrap.
@@ -42,8 +44,11 @@ struct RunArgs {
 }
 
 pub(crate) fn bench(global: &Global, args: BenchArgs) -> ExitCode {
-    let What::Run(args) = args.what;
-    match bench_run(global, &args) {
+    let measured = match args.what {
+        What::Run(args) => bench_run(global, &args),
+        What::Files(args) => files::bench_files(global, &args),
+    };
+    match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             failure.report(global.json);

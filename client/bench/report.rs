@@ -187,15 +187,15 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-fn milliseconds(seconds: f64) -> String {
+pub(super) fn milliseconds(seconds: f64) -> String {
     format!("{:.3} ms", seconds * 1e3)
 }
 
-fn times(ratio: f64) -> String {
+pub(super) fn times(ratio: f64) -> String {
     format!("{ratio:.2} x")
 }
 
-fn bound(bound: Bound) -> String {
+pub(super) fn bound(bound: Bound) -> String {
     match bound {
         Bound::AtMost(most) => format!("<= {most} x"),
         Bound::AtLeast(least) => format!(">= {least} x"),
@@ -203,7 +203,7 @@ fn bound(bound: Bound) -> String {
 }
 
 /// Columns of equal width, the first flush left, the others flush right.
-fn table<const N: usize>(rows: &[[String; N]]) -> String {
+pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {
         for (width, cell) in widths.iter_mut().zip(row) {

@@ -4,17 +4,21 @@ use std::process::ExitCode;
 
 use clap::Args;
 use jig::{
-    api::v1::{ListFilesRequest, ListFilesResponse},
+    api::v1::{
+        DirectoryEntry, FileType, ListDirectoryRequest, ListDirectoryResponse, ListFilesRequest,
+        ListFilesResponse,
+    },
     client::Client,
 };
 
-use super::finish;
-use crate::{connection, failure::Failure, global::Global, json, output};
+use super::{finish, stat::mode};
+use crate::{connection, failure::Failure, file_json, global::Global, json, output};
 
 /// Files in each answer when all are asked for: the most that there can be.
 const PAGE: u32 = 10_000;
 
-/// List the files below a directory, one per line, sorted by their bytes.
+/// List the files below a directory, one per line, sorted by their bytes; with -l, all entries of
+/// that directory alone.
 #[derive(Debug, Args)]
 pub(crate) struct LsArgs {
     /// Directory to list, relative to the workspace.
@@ -38,10 +42,17 @@ pub(crate) struct LsArgs {
     /// List all files, however many there are.
     #[arg(long, conflicts_with = "max")]
     all: bool,
+    /// List the entries of this one directory, directories and links too, with type, mode, size and
+    /// time of change (UTC).
+    #[arg(short, long, conflicts_with_all = ["glob", "ignore", "no_hidden", "depth"])]
+    long: bool,
 }
 
 pub(crate) fn ls(global: &Global, args: LsArgs) -> ExitCode {
     let lists_all = args.all;
+    if args.long {
+        return long(global, args);
+    }
     let request = request(args);
     // Printed when it is complete and not while it comes: a terminal that is stopped must not hold
     // up the signal that cancels the call.
@@ -79,6 +90,63 @@ async fn all(client: Client, request: ListFilesRequest) -> Result<ListFilesRespo
     Ok(whole)
 }
 
+fn long(global: &Global, args: LsArgs) -> ExitCode {
+    let lists_all = args.all;
+    let mut request = ListDirectoryRequest {
+        path: args.root,
+        page_size: if args.all { Some(PAGE) } else { args.max },
+        page_token: None,
+    };
+    let result = connection::call(global, async move |client: Client| {
+        let mut whole = client.list_directory(request.clone()).await?;
+        while lists_all && !whole.next_page_token.is_empty() {
+            request.page_token = Some(whole.next_page_token);
+            let page = client.list_directory(request.clone()).await?;
+            whole.entries.extend(page.entries);
+            whole.next_page_token = page.next_page_token;
+        }
+        Ok(whole)
+    })
+    .and_then(|response| print_long(&response, global.json));
+    finish(result, global.json)
+}
+
+fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&file_json::list_directory(response));
+    }
+    let sizes = response.entries.iter().map(|entry| entry.size_bytes);
+    let width = sizes.max().unwrap_or(0).to_string().len();
+    let lines = response.entries.iter().map(|entry| line(entry, width));
+    output::stdout(lines.collect::<String>().as_bytes())?;
+    if !response.next_page_token.is_empty() {
+        output::note("there are more entries; list them with --all");
+    }
+    if response.skipped_names > 0 {
+        output::note(&format!(
+            "names that are not UTF-8 were left out: {}",
+            response.skipped_names
+        ));
+    }
+    Ok(())
+}
+
+/// `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash behind a directory.
+fn line(entry: &DirectoryEntry, width: usize) -> String {
+    let kind = entry.r#type();
+    let time = entry
+        .modify_time
+        .map_or_else(String::new, |time| time.to_string());
+    let time = time.get(..16).unwrap_or("-").replace('T', " ");
+    let slash = if kind == FileType::Directory { "/" } else { "" };
+    format!(
+        "{} {:>width$} {time:>16} {}{slash}\n",
+        mode(kind, entry.mode),
+        entry.size_bytes,
+        entry.name
+    )
+}
+
 fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return output::json(&json::list_files(response));
@@ -114,6 +182,18 @@ mod tests {
             panic!("not ls");
         };
         request(args)
+    }
+
+    #[test]
+    fn entries_have_a_line_each() {
+        let entry = DirectoryEntry {
+            name: "src".into(),
+            r#type: FileType::Directory.into(),
+            size_bytes: 7,
+            mode: 0o755,
+            modify_time: None,
+        };
+        assert_eq!(line(&entry, 3), "drwxr-xr-x   7                - src/\n");
     }
 
     #[test]

@@ -1,12 +1,20 @@
 //! The subcommands, one per file: its arguments, its request, and how its answer is printed.
 
 pub(crate) mod artifact;
+pub(crate) mod change;
+pub(crate) mod cp;
+pub(crate) mod edit;
 pub(crate) mod health;
 pub(crate) mod info;
 pub(crate) mod ls;
+pub(crate) mod nb;
+pub(crate) mod patch;
 pub(crate) mod read;
 pub(crate) mod run;
+pub(crate) mod search;
 pub(crate) mod serve;
+pub(crate) mod stat;
+pub(crate) mod write;
 
 use std::process::ExitCode;
 

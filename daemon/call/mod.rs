@@ -16,6 +16,7 @@ pub(crate) mod admission;
 pub(crate) mod context;
 pub(crate) mod drain;
 mod record;
+pub(crate) mod recorded;
 
 use std::{
     collections::HashSet,
@@ -64,7 +65,7 @@ pub(crate) struct Pipeline {
 
 impl Pipeline {
     /// The workspace that a call chose.
-    fn scene(&self, incoming: &Incoming) -> Result<&Scene, Error> {
+    pub(crate) fn scene(&self, incoming: &Incoming) -> Result<&Scene, Error> {
         let found = match &incoming.workspace {
             None => self.scenes.first(),
             Some(name) => self
@@ -145,6 +146,7 @@ impl Pipeline {
                 grace: self.grace,
             },
             default_timeout: spec.default_timeout(),
+            deadline: incoming.deadline,
             span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
             telemetry: self.telemetry.clone(),
             scene,

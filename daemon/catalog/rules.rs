@@ -34,7 +34,16 @@ pub(crate) struct Checked<T> {
 #[derive(Debug)]
 pub(super) struct Rules {
     message: MessageDescriptor,
-    fields: Vec<(FieldDescriptor, FieldRules)>,
+    fields: Vec<Field>,
+}
+
+/// A field that has rules, or whose own fields may have some.
+#[derive(Debug)]
+struct Field {
+    descriptor: FieldDescriptor,
+    rules: FieldRules,
+    /// Rules of its fields, where it is a message of ours.
+    inner: Option<Rules>,
 }
 
 impl Rules {
@@ -49,13 +58,25 @@ impl Rules {
                 .then(|| options.get_extension(extension))?;
             value.as_message()?.transcode_to().ok()
         };
-        let fields = message
-            .fields()
-            .filter_map(|field| rules(&field).map(|rules| (field, rules)))
-            .collect();
+        let fields = message.fields().filter_map(|field| {
+            let inner = match field.kind() {
+                Kind::Message(inner) if inner.package_name() == "jig.v1" && !field.is_map() => {
+                    Some(Self::of(pool, &inner))
+                }
+                _ => None,
+            };
+            let rules = rules(&field);
+            let looked_at =
+                rules.is_some() || inner.is_some() || matches!(field.kind(), Kind::Enum(_));
+            looked_at.then(|| Field {
+                descriptor: field,
+                rules: rules.unwrap_or_default(),
+                inner,
+            })
+        });
         Self {
             message: message.clone(),
-            fields,
+            fields: fields.collect(),
         }
     }
 
@@ -63,18 +84,9 @@ impl Rules {
     pub(super) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
         let mut message = reflect(&self.message, &request)?;
         let mut violations = Vec::new();
-        for (field, rules) in &self.fields {
-            check_field(&message, field, rules, &mut violations);
-        }
+        self.check_fields(&message, "", &mut violations);
         let params = self.params(&message)?;
-        let mut changed = false;
-        for (field, rules) in &self.fields {
-            if let Some(default) = default_of(field, rules).filter(|_| !message.has_field(field)) {
-                message.set_field(field, default);
-                changed = true;
-            }
-        }
-        let request = if changed {
+        let request = if self.fill(&mut message) {
             message.transcode_to().map_err(Error::internal)?
         } else {
             request
@@ -86,11 +98,67 @@ impl Rules {
         })
     }
 
+    fn check_fields(
+        &self,
+        message: &DynamicMessage,
+        prefix: &str,
+        violations: &mut Vec<Violation>,
+    ) {
+        for field in &self.fields {
+            let name = format!("{prefix}{}", field.descriptor.name());
+            check_field(message, field, &name, violations);
+            let Some(inner) = &field.inner else { continue };
+            match message.get_field(&field.descriptor).as_ref() {
+                Value::List(items) => {
+                    for (index, item) in items.iter().enumerate() {
+                        if let Some(item) = item.as_message() {
+                            inner.check_fields(item, &format!("{name}[{index}]."), violations);
+                        }
+                    }
+                }
+                Value::Message(item) if message.has_field(&field.descriptor) => {
+                    inner.check_fields(item, &format!("{name}."), violations);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Fills in the defaults of what was not given. Answers whether there were any.
+    fn fill(&self, message: &mut DynamicMessage) -> bool {
+        let mut changed = false;
+        for field in &self.fields {
+            let descriptor = &field.descriptor;
+            if !message.has_field(descriptor) {
+                if let Some(default) = default_of(descriptor, &field.rules) {
+                    message.set_field(descriptor, default);
+                    changed = true;
+                }
+            } else if let Some(inner) = &field.inner {
+                match message.get_field_mut(descriptor) {
+                    Value::List(items) => {
+                        for item in items.iter_mut().filter_map(Value::as_message_mut) {
+                            changed |= inner.fill(item);
+                        }
+                    }
+                    Value::Message(item) => changed |= inner.fill(item),
+                    _ => {}
+                }
+            }
+        }
+        changed
+    }
+
     /// What was given, as JSON, with the size in place of what may be secret.
     fn params(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
         let mut shown = message.clone();
         let mut hidden = Vec::new();
-        for (field, rules) in &self.fields {
+        for Field {
+            descriptor: field,
+            rules,
+            ..
+        } in &self.fields
+        {
             if rules.sensitive && message.has_field(field) {
                 hidden.push((
                     field.name().to_owned(),
@@ -124,11 +192,11 @@ impl Rules {
 
 fn check_field(
     message: &DynamicMessage,
-    field: &FieldDescriptor,
-    rules: &FieldRules,
+    field: &Field,
+    name: &str,
     violations: &mut Vec<Violation>,
 ) {
-    let name = field.name();
+    let (field, rules) = (&field.descriptor, &field.rules);
     let mut report =
         |field: String, description: String| violations.push(Violation { field, description });
     if !message.has_field(field) {

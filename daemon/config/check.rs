@@ -1,26 +1,18 @@
 //! Putting flags and file together, and finding everything that is wrong with them.
 
-use std::{
-    collections::HashSet,
-    env, fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{env, path::PathBuf, time::Duration};
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_MOUNT_PATH, DEFAULT_SANDBOX_ID,
-    WorkspaceConfig,
+    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_SANDBOX_ID,
     args::Args,
-    exposure::{binds, binds_into_writable_ones, check_destination, keep_apart, shows_the_host},
+    exposure::{binds, keep_apart},
     file::{self, File},
     listen::Address,
+    workspaces::workspaces,
 };
 use crate::daemon::{
-    sandbox::{
-        level::Level,
-        plan::{Bind, Limits},
-    },
+    sandbox::{level::Level, plan::Limits},
     telemetry::logs::Format,
 };
 
@@ -168,6 +160,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         grace,
         limits,
         artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
+        sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,
     })
@@ -186,106 +179,6 @@ fn listen(args: &Args, file: &File, problems: &mut Vec<String>) -> Vec<Address> 
             .ok()
     });
     addresses.collect()
-}
-
-fn workspaces(
-    flags: &[String],
-    tables: Vec<file::Workspace>,
-    common: &[Bind],
-    problems: &mut Vec<String>,
-) -> Vec<WorkspaceConfig> {
-    let plain = |text: &str| {
-        let (name, path) = match text.split_once('=') {
-            Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
-            _ => (None, text),
-        };
-        file::Workspace {
-            name,
-            path: PathBuf::from(path),
-            mount_path: None,
-            bind: Vec::new(),
-            bind_ro: Vec::new(),
-        }
-    };
-    let written: Vec<file::Workspace> = match (flags, tables) {
-        ([], tables) if tables.is_empty() => vec![plain(".")],
-        ([], tables) => tables,
-        (flags, _) => flags.iter().map(|text| plain(text)).collect(),
-    };
-    let mut names = HashSet::new();
-    let mut checked = Vec::new();
-    for workspace in written {
-        let shown = workspace.path.display().to_string();
-        let path = match fs::canonicalize(&workspace.path) {
-            Ok(path) if path == Path::new("/") => {
-                problems.push("--workspace /: the root directory cannot be a workspace; give the directory of the project".to_owned());
-                continue;
-            }
-            Ok(path) if shows_the_host(&path) => {
-                problems.push(format!(
-                    "--workspace {shown} would show the host to commands; give the directory of the project"
-                ));
-                continue;
-            }
-            Ok(path) if path.is_dir() => path,
-            Ok(_) => {
-                problems.push(format!("--workspace {shown} is not a directory"));
-                continue;
-            }
-            Err(error) => {
-                problems.push(format!(
-                    "--workspace {shown}: {error}: give a directory that this user can enter"
-                ));
-                continue;
-            }
-        };
-        let name = workspace.name.unwrap_or_else(|| {
-            path.file_name()
-                .map(|name| name.to_string_lossy().into_owned())
-                .unwrap_or_default()
-        });
-        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.len() > 120
-        {
-            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, of visible ASCII characters"));
-        }
-        if !names.insert(name.clone()) {
-            problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));
-        }
-        let mount_path = workspace
-            .mount_path
-            .unwrap_or_else(|| PathBuf::from(DEFAULT_MOUNT_PATH));
-        if let Err(problem) = check_destination(&mount_path) {
-            problems.push(format!("workspace {name}: mount_path {problem}"));
-        }
-        let own = [
-            binds(&workspace.bind, "workspaces.bind", true, problems),
-            binds(&workspace.bind_ro, "workspaces.bind_ro", false, problems),
-        ];
-        let binds: Vec<Bind> = common.iter().cloned().chain(own.concat()).collect();
-        for bind in binds.iter().filter(|bind| {
-            bind.destination.starts_with(&mount_path) || mount_path.starts_with(&bind.destination)
-        }) {
-            let destination = bind.destination.display();
-            problems.push(format!(
-                "workspace {name}: {destination} cannot be bound into or over the workspace at {}",
-                mount_path.display()
-            ));
-        }
-        for (outer, inner) in binds_into_writable_ones(&binds) {
-            problems.push(format!(
-                "workspace {name}: {} cannot be bound below {}, which commands may change",
-                inner.display(),
-                outer.display()
-            ));
-        }
-        checked.push(WorkspaceConfig {
-            name,
-            path,
-            mount_path,
-            binds,
-        });
-    }
-    checked
 }
 
 fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {

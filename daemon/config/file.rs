@@ -18,6 +18,7 @@ pub(super) struct File {
     pub(super) log_level: Option<String>,
     pub(super) drain_timeout: Option<String>,
     pub(super) workspaces: Vec<Workspace>,
+    pub(super) files: Files,
     pub(super) sandbox: Sandbox,
     pub(super) limits: Limits,
 }
@@ -33,6 +34,16 @@ pub(super) struct Workspace {
     pub(super) bind: Vec<String>,
     #[serde(default)]
     pub(super) bind_ro: Vec<String>,
+    pub(super) symlinks: Option<String>,
+    #[serde(default)]
+    pub(super) protected: Vec<String>,
+}
+
+/// The `[files]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Files {
+    pub(super) fsync: bool,
 }
 
 /// The `[sandbox]` table.

@@ -9,6 +9,7 @@ mod check;
 mod exposure;
 mod file;
 pub(crate) mod listen;
+mod workspaces;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -70,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     /// Bytes that an artifact keeps of a stream.
     pub(crate) artifact_bytes: u64,
+    /// Whether a change of a file is answered only when the disk has written it down.
+    pub(crate) sync_files: bool,
     /// Calls at one time.
     pub(crate) concurrent_calls: usize,
     /// Runs at one time in one workspace.
@@ -87,6 +90,10 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) mount_path: PathBuf,
     /// What else commands see.
     pub(crate) binds: Vec<Bind>,
+    /// Whether file tools follow symbolic links that stay in the workspace.
+    pub(crate) follow_links: bool,
+    /// Paths in it that nobody may change.
+    pub(crate) protected: Vec<String>,
 }
 
 /// What is wrong with a configuration: every problem, a line each.

@@ -5,3 +5,4 @@ pub(crate) mod info;
 pub(crate) mod metadata;
 pub(crate) mod status;
 pub(crate) mod tools;
+pub(crate) mod transfer;

@@ -56,24 +56,35 @@ pub(crate) fn answer(error: &Error, call_id: &str) -> Status {
 pub(crate) fn code(reason: Reason) -> Code {
     match reason {
         // Mend the request.
-        Reason::InvalidParams | Reason::InvalidGlob => Code::InvalidArgument,
+        Reason::InvalidParams | Reason::InvalidGlob | Reason::InvalidRegex => Code::InvalidArgument,
         // Ask for something else, or ask the operator.
-        Reason::PathEscape | Reason::SymlinkBlocked | Reason::PermissionDenied => {
-            Code::PermissionDenied
-        }
+        Reason::PathEscape
+        | Reason::SymlinkBlocked
+        | Reason::PermissionDenied
+        | Reason::PolicyDenied => Code::PermissionDenied,
         // Look for what is there.
         Reason::FileNotFound
         | Reason::DirectoryNotFound
         | Reason::CommandNotFound
         | Reason::UnknownTool
         | Reason::UnknownWorkspace
-        | Reason::ArtifactNotFound => Code::NotFound,
+        | Reason::ArtifactNotFound
+        | Reason::UploadNotFound
+        | Reason::CellNotFound => Code::NotFound,
+        Reason::FileExists => Code::AlreadyExists,
+        // Read again, and decide anew.
+        Reason::StaleFile | Reason::ChecksumMismatch => Code::Aborted,
         // Change the state of the workspace or the daemon first.
         Reason::NotAFile
         | Reason::NotADirectory
         | Reason::BinaryFile
         | Reason::FileTooLarge
         | Reason::LineRangeInvalid
+        | Reason::StringNotFound
+        | Reason::StringNotUnique
+        | Reason::PatchParseError
+        | Reason::PatchHunkFail
+        | Reason::DirectoryNotEmpty
         | Reason::CommandNotExecutable
         | Reason::SandboxUnavailable => Code::FailedPrecondition,
         // Take more time, or ask for less.

@@ -9,7 +9,13 @@ use crate::{
     api::v1::{self, tool_service_server::ToolService},
     daemon::{
         call::Pipeline,
-        tool::{Tool, list_files::ListFiles, read_file::ReadFile, run::Run},
+        tool::{
+            Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory,
+            delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
+            list_directory::ListDirectory, list_files::ListFiles, move_path::MovePath,
+            read_file::ReadFile, read_notebook::ReadNotebook, run::Run, search::Search,
+            stat_path::StatPath, write_file::WriteFile,
+        },
     },
 };
 
@@ -33,11 +39,60 @@ impl Tools {
 
 #[tonic::async_trait]
 impl ToolService for Tools {
+    async fn apply_patch(
+        &self,
+        request: Request<v1::ApplyPatchRequest>,
+    ) -> Result<Response<v1::ApplyPatchResponse>, Status> {
+        self.call::<ApplyPatch>(request).await
+    }
+
+    async fn create_directory(
+        &self,
+        request: Request<v1::CreateDirectoryRequest>,
+    ) -> Result<Response<v1::CreateDirectoryResponse>, Status> {
+        self.call::<CreateDirectory>(request).await
+    }
+
+    async fn delete_path(
+        &self,
+        request: Request<v1::DeletePathRequest>,
+    ) -> Result<Response<v1::DeletePathResponse>, Status> {
+        self.call::<DeletePath>(request).await
+    }
+
+    async fn edit_file(
+        &self,
+        request: Request<v1::EditFileRequest>,
+    ) -> Result<Response<v1::EditFileResponse>, Status> {
+        self.call::<EditFile>(request).await
+    }
+
+    async fn edit_notebook(
+        &self,
+        request: Request<v1::EditNotebookRequest>,
+    ) -> Result<Response<v1::EditNotebookResponse>, Status> {
+        self.call::<EditNotebook>(request).await
+    }
+
+    async fn list_directory(
+        &self,
+        request: Request<v1::ListDirectoryRequest>,
+    ) -> Result<Response<v1::ListDirectoryResponse>, Status> {
+        self.call::<ListDirectory>(request).await
+    }
+
     async fn list_files(
         &self,
         request: Request<v1::ListFilesRequest>,
     ) -> Result<Response<v1::ListFilesResponse>, Status> {
         self.call::<ListFiles>(request).await
+    }
+
+    async fn move_path(
+        &self,
+        request: Request<v1::MovePathRequest>,
+    ) -> Result<Response<v1::MovePathResponse>, Status> {
+        self.call::<MovePath>(request).await
     }
 
     async fn read_file(
@@ -47,10 +102,38 @@ impl ToolService for Tools {
         self.call::<ReadFile>(request).await
     }
 
+    async fn read_notebook(
+        &self,
+        request: Request<v1::ReadNotebookRequest>,
+    ) -> Result<Response<v1::ReadNotebookResponse>, Status> {
+        self.call::<ReadNotebook>(request).await
+    }
+
     async fn run(
         &self,
         request: Request<v1::RunRequest>,
     ) -> Result<Response<v1::RunResponse>, Status> {
         self.call::<Run>(request).await
+    }
+
+    async fn search(
+        &self,
+        request: Request<v1::SearchRequest>,
+    ) -> Result<Response<v1::SearchResponse>, Status> {
+        self.call::<Search>(request).await
+    }
+
+    async fn stat_path(
+        &self,
+        request: Request<v1::StatPathRequest>,
+    ) -> Result<Response<v1::StatPathResponse>, Status> {
+        self.call::<StatPath>(request).await
+    }
+
+    async fn write_file(
+        &self,
+        request: Request<v1::WriteFileRequest>,
+    ) -> Result<Response<v1::WriteFileResponse>, Status> {
+        self.call::<WriteFile>(request).await
     }
 }

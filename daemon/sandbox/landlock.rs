@@ -1,4 +1,4 @@
-//! A second wall on files: what a run may touch, as Landlock rules
+//! A second wall on files: what a run, or the daemon, may touch, as Landlock rules
 //! (Documentation/userspace-api/landlock.rst).
 //!
 //! The mounts decide already; this stands behind them should a mount be made where none was meant.
@@ -28,7 +28,7 @@ const SCOPE_SIGNAL: u64 = 1 << 1;
 
 /// What a run may do below a path.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Access {
+pub(crate) enum Access {
     /// Read and execute.
     Read,
     /// Read and write what is there.
@@ -37,9 +37,18 @@ pub(super) enum Access {
     Write,
 }
 
+/// Which processes may be signalled, and met at abstract Unix sockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Those under the same rules.
+    Own,
+    /// Any, as far as other walls allow it.
+    Any,
+}
+
 /// The rules, ready to be applied without allocating.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub(crate) struct Rules {
     abi: u32,
     attributes: landlock::RulesetAttributes,
     paths: Vec<(CString, u64)>,
@@ -47,7 +56,11 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Prepares rules for version `abi` of Landlock; 0 stands for a kernel without.
-    pub(super) fn new(abi: u32, paths: impl IntoIterator<Item = (CString, Access)>) -> Self {
+    pub(crate) fn new(
+        abi: u32,
+        reach: Reach,
+        paths: impl IntoIterator<Item = (CString, Access)>,
+    ) -> Self {
         // Version 1 knows the 13 lowest rights, the later ones one more each.
         let mut handled = REFER - 1;
         for (version, right) in [(2, REFER), (3, TRUNCATE), (5, IOCTL_DEV)] {
@@ -55,7 +68,7 @@ impl Rules {
                 handled |= right;
             }
         }
-        let scoped = if abi >= 6 {
+        let scoped = if abi >= 6 && reach == Reach::Own {
             SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
         } else {
             0
@@ -80,7 +93,7 @@ impl Rules {
     }
 
     /// Puts this process under the rules. Allocates nothing.
-    pub(super) fn apply(&self) -> Result<(), Errno> {
+    pub(crate) fn apply(&self) -> Result<(), Errno> {
         if self.abi == 0 {
             return Ok(());
         }

@@ -23,7 +23,7 @@
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`] | what each process does, in this order |
 //! | [`plan`], [`wire`], [`image`] | what they tell one another |
-//! | [`root`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
+//! | [`root`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
 //! | [`launch`], [`pool`], [`channel`], [`running`] | the daemon's side |
 
@@ -34,13 +34,14 @@ mod id_map;
 pub(crate) mod image;
 mod init;
 pub(crate) mod keeper;
-mod landlock;
+pub(crate) mod landlock;
 pub(crate) mod launch;
 mod launcher;
 pub(crate) mod level;
 pub(crate) mod plan;
 pub(crate) mod pool;
 mod proc_masks;
+mod protect;
 mod root;
 pub(crate) mod running;
 mod seccomp;

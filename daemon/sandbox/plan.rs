@@ -36,6 +36,8 @@ pub(crate) struct WorkspacePlan {
     pub(crate) mount_path: PathBuf,
     /// More directories and files that its commands see.
     pub(crate) binds: Vec<Bind>,
+    /// Paths in it that its commands may not change.
+    pub(crate) protected: Vec<String>,
 }
 
 /// A directory or file of the daemon's file system that commands see.

@@ -22,6 +22,7 @@ use rustix::{
 
 use super::{
     plan::{Bind, HOME, SYSTEM, USER, WorkspacePlan},
+    protect::protect,
     stage::{Failure, Stage, at},
     wire::Identity,
 };
@@ -157,6 +158,11 @@ pub(super) fn build(
     for piece in pieces {
         put(piece)?;
     }
+    let mounted = workspace.mount_path.strip_prefix("/");
+    protect(
+        mounted.unwrap_or(&workspace.mount_path),
+        &workspace.protected,
+    )?;
     let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     mount(c"proc", c"proc", c"proc", proc_flags, None)
         .map_err(at(Stage::MountTemplateProc, "/proc"))?;

@@ -23,7 +23,7 @@ use rustix::{
 use super::{
     capabilities,
     init::{Blueprint, State, run_command, run_init},
-    landlock::{Access, Rules},
+    landlock::{Access, Reach, Rules},
     plan::{HOME, Limits, Plan, WorkspacePlan},
     proc_masks::MASKS,
     stage::{Failure, Stage, at},
@@ -191,7 +191,7 @@ fn prepare(
         scratch_options: options("1777")?,
         home_options: options("0755")?,
         limits,
-        rules: Rules::new(plan.landlock_abi, paths),
+        rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
         filter,
     })
 }

@@ -35,11 +35,12 @@ use crate::{
         v1::{
             artifact_service_server::ArtifactServiceServer,
             daemon_service_server::DaemonServiceServer, tool_service_server::ToolServiceServer,
+            transfer_service_server::TransferServiceServer,
         },
     },
     daemon::{
         call::{Pipeline, drain::Drain},
-        door::{artifacts::Artifacts, info::Info, tools::Tools},
+        door::{artifacts::Artifacts, info::Info, tools::Tools, transfer::Transfers},
         sandbox::pool::Sandboxes,
         task,
     },
@@ -140,6 +141,9 @@ pub(crate) async fn serve(
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
         .add_service(ArtifactServiceServer::new(Artifacts(Arc::clone(&pipeline))))
+        .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(
+            &pipeline,
+        ))))
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     let incoming = ReceiverStream::new(listeners.accept(drain.begun_token()));
@@ -262,6 +266,7 @@ async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bo
         ("", serving && runs_commands),
         ("jig.v1.ToolService", serving && runs_commands),
         ("jig.v1.ArtifactService", serving),
+        ("jig.v1.TransferService", serving),
         ("jig.v1.DaemonService", serving),
     ] {
         health.set_service_status(service, status(serving)).await;

@@ -5,8 +5,11 @@
 //!   lock                                  held by the one daemon, with its process id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
+//!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
+//!   uploads/NAME.json                     an upload that has begun, to be resumed or swept
 //! ```
 
 pub(crate) mod artifact;
 pub(crate) mod session;
 pub(crate) mod state_dir;
+pub(crate) mod uploads;

@@ -148,6 +148,31 @@ impl Session {
         (Sink::new(self.folder.join(&path), cap), path)
     }
 
+    /// Keeps the patch of `step`, and answers the path under which it can be read. Blocks.
+    pub(crate) fn keep_patch(&self, step: Step, patch: &[u8]) -> io::Result<String> {
+        let path = step.patch_path();
+        let file = self.folder.join(&path);
+        if let Some(folder) = file.parent() {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)?;
+        }
+        let mut options = OpenOptions::new();
+        let written = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&file)
+            .and_then(|opened| opened.write_all_at(patch, 0));
+        if let Err(error) = written {
+            // Half a patch is none. Where it cannot be removed either, the step has failed anyway.
+            let _half = std::fs::remove_file(&file);
+            return Err(error);
+        }
+        Ok(path)
+    }
+
     /// Opens the artifact at `path`, if this is the path of one. Blocks.
     pub(crate) fn artifact(&self, path: &str) -> io::Result<Artifact> {
         let Some(step) = Step::of_artifact(path) else {
@@ -156,7 +181,11 @@ impl Session {
         match File::open(self.folder.join(path)) {
             Ok(file) => Ok(Artifact::File(file)),
             // An empty stream has no file: then the records say whether there was such a command.
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.ran_command(step)? => {
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && path != step.patch_path()
+                    && self.ran_command(step)? =>
+            {
                 Ok(Artifact::Empty)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Artifact::Missing),
@@ -234,16 +263,22 @@ impl Step {
         format!("logs/tool_step_{:04}_{stream}.txt", self.0)
     }
 
+    fn patch_path(self) -> String {
+        format!("diffs/step_{:04}.patch", self.0)
+    }
+
     /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
     /// none can lead elsewhere.
     fn of_artifact(path: &str) -> Option<Self> {
-        let rest = path.strip_prefix("logs/tool_step_")?;
-        let (number, _) = rest.split_once('_')?;
+        let rest = path
+            .strip_prefix("logs/tool_step_")
+            .or_else(|| path.strip_prefix("diffs/step_"))?;
+        let (number, _) = rest.split_once(['_', '.'])?;
         let step = Self(number.parse().ok()?);
-        [StreamName::Stdout, StreamName::Stderr]
+        let is_stream = [StreamName::Stdout, StreamName::Stderr]
             .iter()
-            .any(|stream| step.artifact_path(*stream) == path)
-            .then_some(step)
+            .any(|stream| step.artifact_path(*stream) == path);
+        (is_stream || step.patch_path() == path).then_some(step)
     }
 }
 
@@ -373,7 +408,19 @@ mod tests {
             session.artifact("logs/tool_step_0001_stderr.txt").unwrap(),
             Artifact::Empty
         ));
+        let path = session.keep_patch(step, b"--- a").unwrap();
+        assert_eq!(path, "diffs/step_0001.patch");
+        assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"--- a");
+        assert!(matches!(
+            session.artifact(&path).unwrap(),
+            Artifact::File(_)
+        ));
+        fs::remove_file(folder.path().join(&path)).unwrap();
         for missing in [
+            &*path,
+            "diffs/step_1.patch",
+            "diffs/step_0001.txt",
+            "diffs/../events.jsonl",
             "logs/tool_step_1_stdout.txt",
             "logs/tool_step_0002_stdout.txt",
             "events.jsonl",

@@ -14,7 +14,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::session::{Session, SessionId};
+use super::{
+    session::{Session, SessionId},
+    uploads::UploadRecords,
+};
 
 /// Sessions held open beyond those in use; each costs a descriptor.
 const OPEN_SESSIONS: usize = 256;
@@ -54,6 +57,11 @@ pub(crate) enum OpenError {
 }
 
 impl StateDir {
+    /// Folder for what changes of files are about to do.
+    pub(crate) fn changes(&self) -> PathBuf {
+        self.path.join("changes")
+    }
+
     /// Takes hold of the directory at `path`, making it where it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Unusable {
@@ -124,6 +132,11 @@ impl StateDir {
         } else {
             Ok(None)
         }
+    }
+
+    /// The records of uploads.
+    pub(crate) fn uploads(&self) -> UploadRecords {
+        UploadRecords::new(self.path.join("uploads"))
     }
 
     fn folder(&self, id: &SessionId) -> PathBuf {

@@ -1,9 +1,9 @@
 //! `list_files`: the files below a directory, page by page.
 
-use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use sha2::{Digest as _, Sha256};
-
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{
+    Done, Scene, Tool, Work, on_files,
+    page_token::{Filters, read_token, write_token},
+};
 use crate::{
     api::v1,
     daemon::{
@@ -19,11 +19,6 @@ const DEFAULT_RESULTS: u32 = 1000;
 const PAGE_BYTES: usize = 3 << 20;
 /// Bytes that a path takes in a message beyond its own, at most.
 const PER_PATH: usize = 4;
-/// First byte of a page token.
-const TOKEN_VERSION: u8 = 1;
-/// Bytes of the filters' hash in a page token: tokens are made to be given back unchanged, not to
-/// keep a secret.
-const FILTERS_BYTES: usize = 16;
 
 /// The tool.
 #[derive(Debug)]
@@ -84,6 +79,7 @@ fn list_files(
         globs: globs(request.glob.as_deref())?,
         respect_ignore: request.respect_ignore.unwrap_or(false),
         hidden: request.hidden.unwrap_or(true),
+        git: false,
         max_depth: request
             .max_depth
             .map(|levels| usize::try_from(levels).unwrap_or(usize::MAX)),
@@ -113,60 +109,19 @@ fn list_files(
 }
 
 /// A hash of everything that decides which files there are to list.
-fn filters(
-    workspace: &Workspace,
-    base: &RelativePath,
-    request: &v1::ListFilesRequest,
-) -> [u8; FILTERS_BYTES] {
-    let mut hash = Sha256::new();
-    for text in [
-        workspace.name(),
-        base.as_str(),
-        request.glob.as_deref().unwrap_or(""),
-    ] {
-        hash.update(text.len().to_le_bytes());
-        hash.update(text);
-    }
-    hash.update([
-        u8::from(request.respect_ignore.unwrap_or(false)),
-        u8::from(request.hidden.unwrap_or(true)),
-    ]);
-    hash.update(request.max_depth.unwrap_or(0).to_le_bytes());
-    let mut filters = [0; FILTERS_BYTES];
-    filters.copy_from_slice(&hash.finalize()[..FILTERS_BYTES]);
-    filters
-}
-
-fn write_token(filters: &[u8; FILTERS_BYTES], last: &str) -> String {
-    let token = [&[TOKEN_VERSION], filters.as_slice(), last.as_bytes()].concat();
-    BASE64_URL_SAFE_NO_PAD.encode(token)
-}
-
-/// The path behind which the page begins.
-fn read_token(token: &str, filters: &[u8; FILTERS_BYTES]) -> Result<String, Error> {
-    let unknown = || {
-        Error::invalid_field(
-            "page_token",
-            "is not the next_page_token of a page: leave it out to start with the first page",
-        )
-    };
-    let bytes = BASE64_URL_SAFE_NO_PAD
-        .decode(token)
-        .map_err(|_error| unknown())?;
-    let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(unknown)?;
-    let (for_filters, last) = rest
-        .split_first_chunk::<FILTERS_BYTES>()
-        .ok_or_else(unknown)?;
-    if for_filters != filters {
-        return Err(Error::invalid_field(
-            "page_token",
-            "belongs to a request with other fields: repeat those of the first page, or leave it out to start over",
-        ));
-    }
-    match str::from_utf8(last) {
-        Ok(last) if !last.is_empty() => Ok(last.to_owned()),
-        _ => Err(unknown()),
-    }
+fn filters(workspace: &Workspace, base: &RelativePath, request: &v1::ListFilesRequest) -> Filters {
+    Filters::new(
+        &[
+            workspace.name(),
+            base.as_str(),
+            request.glob.as_deref().unwrap_or(""),
+        ],
+        &[
+            u32::from(request.respect_ignore.unwrap_or(false)),
+            u32::from(request.hidden.unwrap_or(true)),
+            request.max_depth.unwrap_or(0),
+        ],
+    )
 }
 
 #[cfg(test)]
@@ -400,7 +355,7 @@ mod tests {
             (in_d(glob("/a.rs")), "a.rs"),
             (in_d(glob("d/a.rs")), ""),
             (visible(in_d(all.clone())), "a.rs|e/b.rs|x/f/g.rs"),
-            (visible(glob(".e.rs")), ""),
+            (visible(glob(".e.rs")), ".e.rs"),
             (levels(1), "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log"),
             (in_d(levels(2)), ".c/a.rs|a.rs|e/b.rs"),
             (in_d(levels(3)), ".c/a.rs|a.rs|e/b.rs|x/f/g.rs"),
@@ -408,9 +363,10 @@ mod tests {
                 visible(ignoring(all.clone())),
                 "#h|a.rs|a.txt|b |d/a.rs|d/x/f/g.rs|s/keep.log",
             ),
-            // The files above the root count, and a glob does not bring back what they leave out.
+            // The files above the root count. As in ripgrep, a glob brings back what they leave
+            // out, and what is hidden.
             (ignoring(in_d(all)), ".c/a.rs|a.rs|x/f/g.rs"),
-            (ignoring(glob("*.log")), "s/keep.log"),
+            (ignoring(glob("*.log")), "o.log|s/keep.log|s/o.log"),
         ] {
             assert_eq!(
                 list(&workspace, request.clone()).files.join("|"),

@@ -1,21 +1,40 @@
 //! The tools: each file turns one typed request into one typed response, and does nothing else.
 
+pub(crate) mod apply_patch;
+pub(crate) mod create_directory;
+pub(crate) mod delete_path;
+pub(crate) mod edit_file;
+pub(crate) mod edit_notebook;
+pub(crate) mod list_directory;
 pub(crate) mod list_files;
+pub(crate) mod move_path;
 pub(crate) mod read_file;
+pub(crate) mod read_notebook;
 pub(crate) mod run;
+pub(crate) mod search;
+pub(crate) mod stat_path;
+pub(crate) mod write_file;
 
-use std::{future::Future, pin::pin, sync::Arc};
+mod description;
+mod page_token;
+
+use std::{
+    future::{Future, pending},
+    pin::pin,
+    sync::Arc,
+    time::Instant,
+};
 
 use prost::Message;
 
 use crate::daemon::{
-    error::{Error, Violation},
+    error::{Error, Reason, Violation},
     process::supervise::Stop,
     sandbox::{level::Isolation, pool::Pool},
     store::session::{Session, Step},
     task,
     telemetry::{Telemetry, spans::Span},
-    workspace::{Stop as FileStop, Workspace},
+    workspace::{RelativePath, Stop as FileStop, Workspace},
 };
 
 /// A tool.
@@ -85,6 +104,8 @@ pub(crate) struct Work {
     pub(crate) stop: Stop,
     /// How long a call may take that names no limit of its own.
     pub(crate) default_timeout: std::time::Duration,
+    /// When the caller stops waiting.
+    pub(crate) deadline: Option<Instant>,
     /// The tool's span.
     pub(crate) span: Arc<Span>,
     /// What spans are made with.
@@ -113,19 +134,61 @@ impl<R> Done<R> {
     }
 }
 
+/// What is wrong with a SHA-256 in hexadecimal, where it is given.
+fn hash_rule(field: &'static str, hash: Option<&str>) -> Option<Violation> {
+    let is_hash =
+        |hash: &str| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let problem = "must be a SHA-256: 64 hexadecimal digits";
+    hash.filter(|hash| !is_hash(hash))
+        .map(|_| Violation::new(field, problem))
+}
+
+/// Nothing is at the path of a file.
+fn no_file_at(path: &RelativePath) -> Error {
+    Error::new(
+        Reason::FileNotFound,
+        format!("no file is at \"{path}\": list its directory to see what is there"),
+    )
+    .with("path", path.as_str())
+}
+
+/// Bytes as the contract writes hashes.
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any
 /// more.
 async fn on_files<R: Send + 'static>(
     work: Work,
     function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
 ) -> Result<Done<R>, Error> {
+    on_files_until(work, None, function).await
+}
+
+/// As [`on_files`]; `function` is told to stop at `limit`, too, and then answers what it has.
+async fn on_files_until<R: Send + 'static>(
+    work: Work,
+    limit: Option<Instant>,
+    function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
+) -> Result<Done<R>, Error> {
     let stop = FileStop::new();
     let told = stop.clone();
     let workspace = Arc::clone(&work.scene.workspace);
     let mut running = pin!(task::blocking(move || function(&workspace, &told)));
+    let time_is_up = async {
+        match limit {
+            Some(limit) => tokio::time::sleep_until(limit.into()).await,
+            None => pending().await,
+        }
+    };
     let result = tokio::select! {
         result = &mut running => result,
         () = work.stop.abandon.cancelled() => {
+            stop.stop();
+            running.await
+        }
+        () = time_is_up => {
             stop.stop();
             running.await
         }

@@ -4,7 +4,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Done, Scene, Tool, Work, hexadecimal, on_files};
 use crate::{
     api::v1,
     daemon::{
@@ -114,10 +114,6 @@ fn lines(request: &v1::ReadFileRequest) -> Result<Option<(u64, u64)>, Error> {
 /// limit.
 fn clamped(lines: u64) -> u32 {
     u32::try_from(lines).unwrap_or(u32::MAX)
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -40,6 +40,16 @@ const READ_DIRECTORY: OFlags = OFlags::RDONLY
 pub(super) struct Root {
     directory: OwnedFd,
     way: Way,
+    links: Links,
+}
+
+/// What becomes of symbolic links on the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Links {
+    /// They are refused.
+    Refuse,
+    /// Those that stay beneath the directory are followed.
+    Beneath,
 }
 
 /// How paths are resolved.
@@ -55,12 +65,30 @@ impl Root {
     /// Opens the directory at a path of the operator's, whose symbolic links are followed.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let directory = open(path, PLACE | OFlags::DIRECTORY, Mode::empty())?;
-        let way = match beneath(directory.as_fd(), b".", PLACE) {
+        let links = Links::Refuse;
+        let way = match beneath(directory.as_fd(), b".", PLACE, links) {
             Ok(_) => Way::Openat2,
             Err(Errno::NOSYS | Errno::PERM) => Way::Components,
             Err(errno) => return Err(errno.into()),
         };
-        Ok(Self { directory, way })
+        Ok(Self {
+            directory,
+            way,
+            links,
+        })
+    }
+
+    /// Follows symbolic links that stay beneath the directory. Only the kernel can do that without
+    /// being deceived.
+    pub(super) fn follow_links(&mut self) -> io::Result<()> {
+        if self.way == Way::Components {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "this kernel has no openat2(2), without which symlinks = \"beneath\" is not safe",
+            ));
+        }
+        self.links = Links::Beneath;
+        Ok(())
     }
 
     /// Opens whatever is at `path` without access to it.
@@ -73,6 +101,12 @@ impl Root {
         self.open_with(path, READ_DIRECTORY)
     }
 
+    /// Opens the directory at `path` as a place to work in, without access to its list.
+    pub(super) fn open_place(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
+        let place = self.open_with(path, PLACE.union(OFlags::DIRECTORY))?;
+        Ok(place)
+    }
+
     fn open_with(&self, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
         if self.way == Way::Components {
             return by_components(self.directory.as_fd(), path, flags);
@@ -83,11 +117,13 @@ impl Root {
             // A component longer than a step is no name of any file system.
             let slash = memchr::memrchr(b'/', &rest[..STEP]).ok_or(Errno::NAMETOOLONG)?;
             let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
-            base = Some(beneath(from, &rest[..slash], PLACE | OFlags::DIRECTORY)?);
+            let flags = PLACE | OFlags::DIRECTORY;
+            base = Some(beneath(from, &rest[..slash], flags, self.links)?);
             rest = &rest[slash + 1..];
         }
         let from = base.as_ref().map_or(self.directory.as_fd(), AsFd::as_fd);
-        beneath(from, if rest.is_empty() { b"." } else { rest }, flags)
+        let rest = if rest.is_empty() { b"." } else { rest };
+        beneath(from, rest, flags, self.links)
     }
 }
 
@@ -123,7 +159,29 @@ pub(super) fn open_name(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, 
     })
 }
 
-fn beneath(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+/// Opens the directory `name` in `parent` as a place to work in. A symbolic link is refused.
+pub(super) fn open_directory_named(parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let place = open_name(parent.as_fd(), name.as_bytes())?;
+    let kind = FileType::from_raw_mode(fstat(&place)?.st_mode);
+    if kind == FileType::Directory {
+        Ok(place)
+    } else if kind == FileType::Symlink {
+        Err(Errno::LOOP)
+    } else {
+        Err(Errno::NOTDIR)
+    }
+}
+
+fn beneath(
+    base: BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    links: Links,
+) -> Result<OwnedFd, Errno> {
+    let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    if links == Links::Refuse {
+        resolve |= ResolveFlags::NO_SYMLINKS;
+    }
     let mut attempt = 1;
     loop {
         let opened = openat2(
@@ -132,7 +190,7 @@ fn beneath(base: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, 
             // With O_PATH it would open a link at the end instead of refusing it.
             flags.difference(OFlags::NOFOLLOW),
             Mode::empty(),
-            ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS,
+            resolve,
         );
         match opened {
             Err(Errno::AGAIN | Errno::INTR) if attempt < ATTEMPTS => attempt += 1,

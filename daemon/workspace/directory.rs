@@ -13,9 +13,9 @@ use crate::daemon::{error::Error, sys::Errno};
 /// Entries between two looks at the time.
 pub(super) const ENTRIES_PER_CHECK: usize = 256;
 /// Bytes of entries that the kernel gives at once: what the C library takes too.
-const BUFFER: usize = 32 * 1024;
+pub(super) const BUFFER: usize = 32 * 1024;
 
-/// Regular files and directories of one directory, without directories named `.git`.
+/// Regular files and directories of one directory.
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     /// Names, one after the other: a directory may have a million of them.
@@ -176,12 +176,7 @@ impl Listing {
         let is_file = kind == FileType::RegularFile;
         match name {
             b"." | b".." => return,
-            b".git" => {
-                self.found.git = true;
-                if is_directory {
-                    return;
-                }
-            }
+            b".git" => self.found.git = true,
             b".gitignore" => self.found.gitignore |= is_file,
             b".ignore" => self.found.ignore |= is_file,
             _ => {}
@@ -235,7 +230,8 @@ fn name(names: &[u8], entry: Entry) -> &[u8] {
     &names[start..start + usize::from(entry.length)]
 }
 
-fn kind_of(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<FileType, Errno> {
+/// What the entry called `name` is.
+pub(super) fn kind_of(directory: BorrowedFd<'_>, name: &std::ffi::CStr) -> Result<FileType, Errno> {
     retry_on_intr(|| statat(directory, name, AtFlags::SYMLINK_NOFOLLOW))
         .map(|stat| FileType::from_raw_mode(stat.st_mode))
 }

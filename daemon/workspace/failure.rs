@@ -2,6 +2,7 @@
 
 use std::{io, time::Duration};
 
+use super::path::RelativePath;
 use crate::daemon::{
     error::{Error, Reason},
     sys::Errno,
@@ -70,6 +71,15 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         return error.retry_after(RETRY);
     }
     error
+}
+
+/// The error for something that is there and must not be.
+pub(super) fn exists(path: &RelativePath) -> Error {
+    let text = format!(
+        "something is at {:?} already: choose another path, or say that it may be replaced",
+        path.as_str()
+    );
+    Error::new(Reason::FileExists, text).with("path", path.as_str())
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! Regular files, opened for reading. What only looks like one, a FIFO, a socket, a device, is
 //! looked at but not opened: opening alone can wait for ever or make something happen.
 
-use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::OnceLock,
+};
 
 use rustix::{
-    fs::{FileType, Mode, OFlags, Stat, fstat, open},
+    fs::{FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, open, openat},
     io::{pread, retry_on_intr},
+    path::DecInt,
 };
 
 use super::failure::{Wanted, failure};
@@ -57,6 +61,11 @@ impl RegularFile {
         self.size
     }
 
+    /// What the kernel says about it now.
+    pub(crate) fn stat(&self) -> Result<Stat, Error> {
+        fstat(&self.descriptor).map_err(|errno| failure(errno, &self.path, Wanted::File))
+    }
+
     /// Reads from `offset` on, as much as the kernel gives at once; 0 at the end.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Error> {
         retry_on_intr(|| pread(&self.descriptor, &mut *buffer, offset))
@@ -64,22 +73,45 @@ impl RegularFile {
     }
 }
 
+impl AsFd for RegularFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+impl From<RegularFile> for OwnedFd {
+    fn from(file: RegularFile) -> Self {
+        file.descriptor
+    }
+}
+
 /// Opens the regular file that `found` names for reading, or says what it is instead.
 pub(super) fn reopen(found: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), FileType>, Errno> {
-    let expected = fstat(found)?;
-    let kind = FileType::from_raw_mode(expected.st_mode);
+    let stat = fstat(found)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::RegularFile {
         return Ok(Err(kind));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
-    let opened = retry_on_intr(|| open(link.as_str(), flags, Mode::empty()))?;
-    let stat = fstat(&opened)?;
-    // Only a /proc that is none could lead elsewhere.
-    if (stat.st_dev, stat.st_ino) != (expected.st_dev, expected.st_ino) {
+    let link = DecInt::from_fd(found);
+    let link = link.as_c_str();
+    let opened = retry_on_intr(|| openat(descriptors()?, link, flags, Mode::empty()))?;
+    Ok(Ok((opened, stat)))
+}
+
+/// The directory with the links to this process's descriptors. It stays open, so that no file needs
+/// it to be looked up and checked again: it is a /proc, and its links lead nowhere else.
+fn descriptors() -> Result<BorrowedFd<'static>, Errno> {
+    static DESCRIPTORS: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(directory) = DESCRIPTORS.get() {
+        return Ok(directory.as_fd());
+    }
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = open("/proc/self/fd", flags, Mode::empty())?;
+    if fstatfs(&directory)?.f_type != PROC_SUPER_MAGIC {
         return Err(Errno::STALE);
     }
-    Ok(Ok((opened, stat)))
+    Ok(DESCRIPTORS.get_or_init(|| directory).as_fd())
 }
 
 fn describe(kind: FileType) -> &'static str {

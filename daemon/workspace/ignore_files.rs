@@ -97,7 +97,7 @@ impl IgnoreFiles {
             bytes += content.len();
             if bytes > BYTES {
                 let message = format!(
-                    "{:?}, with the ignore files above it, is over 256 KiB: list without `respect_ignore`",
+                    "{:?}, with the ignore files above it, is over 256 KiB: leave ignore files out of account",
                     shown()
                 );
                 return Err(Error::new(Reason::ResourceExhausted, message).with("path", shown()));
@@ -116,15 +116,16 @@ impl IgnoreFiles {
         Ok(())
     }
 
-    /// Whether the file or directory at `path` is left out. That those above it are not is known.
-    pub(super) fn leave_out(&self, path: &[u8], is_directory: bool) -> bool {
+    /// Whether the file or directory at `path` is left out, if anything says so or the opposite.
+    /// That those above it are not is known.
+    pub(super) fn decide(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let in_repository = self.layers.iter().any(|layer| layer.is_repository);
         let mut beyond = !in_repository;
         let (mut gitignore, mut exclude) = (None, None);
         for layer in self.layers.iter().rev() {
             let below = Path::new(OsStr::from_bytes(&path[layer.prefix..]));
             if let Some(decision) = decision(&layer.ignore, below, is_directory) {
-                return decision;
+                return Some(decision);
             }
             if !beyond {
                 gitignore = gitignore.or_else(|| decision(&layer.gitignore, below, is_directory));
@@ -132,7 +133,7 @@ impl IgnoreFiles {
             }
             beyond |= layer.is_repository;
         }
-        gitignore.or(exclude).unwrap_or(false)
+        gitignore.or(exclude)
     }
 }
 
@@ -188,7 +189,7 @@ fn compile(content: &[u8], stop: &Stop) -> Result<Patterns, Error> {
         let together = builder.build().map_err(|error| {
             Error::new(
                 Reason::ResourceExhausted,
-                "the patterns of an ignore file are too large: list without `respect_ignore`",
+                "the patterns of an ignore file are too large: leave ignore files out of account",
             )
             .caused_by(error)
         })?;
@@ -220,7 +221,7 @@ mod tests {
             if !name.is_empty() {
                 let is_directory = path.len() > prefix.len() + name.len();
                 let entry = format!("{prefix}{name}");
-                if rules.leave_out(entry.as_bytes(), is_directory) {
+                if rules.decide(entry.as_bytes(), is_directory) == Some(true) {
                     return true;
                 }
                 if !is_directory {
@@ -364,11 +365,11 @@ mod tests {
         fs::write(directory.path().join("elsewhere"), "*").unwrap();
         let rules = enter().unwrap();
         assert_eq!(rules.len(), 1);
-        assert!(!rules.leave_out(b"x", false));
+        assert_eq!(rules.decide(b"x", false), None);
 
         fs::remove_file(directory.path().join(".ignore")).unwrap();
         fs::write(directory.path().join(".ignore"), b"\xff\nx").unwrap();
-        assert!(enter().unwrap().leave_out(b"x", false));
+        assert_eq!(enter().unwrap().decide(b"x", false), Some(true));
 
         let large = "#".repeat(BYTES + 1);
         fs::write(directory.path().join(".ignore"), &large).unwrap();

@@ -11,40 +11,73 @@
 //! | [`beneath`] | opening beneath a directory |
 //! | [`file`](mod@file) | regular files, and nothing that only looks like one |
 //! | [`directory`] | the entries of one directory, in order |
+//! | [`contents`] | a page of everything in one directory |
+//! | [`description`] | what is at a path |
 //! | [`scan`] | lines of a file, and what is known of the whole of it |
 //! | [`glob`] | which paths a request wants |
 //! | [`ignore_files`] | what `.gitignore`, `.ignore` and `.git/info/exclude` leave out |
+//! | [`upload`] | files that come in parts, put into their place when they are whole |
 //! | [`walk`] | the files below a directory, in order |
+//! | [`relocate`] | moving |
+//! | [`remove`] | deleting, also whole trees |
+//! | [`change`] | changing files, all of them or none |
+//! | [`step`] | putting one new content in place, and taking it back |
+//! | [`original`] | a file before a change, and what of it is kept |
+//! | [`journal`] | what a change is about to do, for the next daemon |
+//! | [`mend`] | undoing what a daemon that died has left |
+//! | [`lock`] | one change at a time to each path |
+//! | [`fault`] | where a test has the daemon die |
+//! | [`mod@search`] | searching these files |
 //! | [`mod@failure`] | the kernel's errors in the terms of the contract |
 //! | [`stop`] | ending work whose time is up |
 
 mod beneath;
+mod change;
+mod contents;
+mod description;
 mod directory;
 mod failure;
+mod fault;
 mod file;
 mod glob;
 mod ignore_files;
+mod journal;
+mod lock;
+mod mend;
+mod original;
 mod path;
+mod relocate;
+mod remove;
 mod scan;
+mod search;
+mod step;
 mod stop;
+mod upload;
 mod walk;
 
 use std::{
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
     path::{Path, PathBuf},
 };
 
 use beneath::Root;
+pub(crate) use contents::Contents;
+pub(crate) use description::{Description, Kind};
 use failure::{Wanted, failure};
 pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;
+use journal::Journals;
+use lock::Locks;
+pub(crate) use original::{Original, sha256};
 pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
+pub(crate) use search::{Finds, Hit, Pattern, Query, SearchWish};
 pub(crate) use stop::Stop;
+pub(crate) use upload::{Checksum, Draft, DraftPlace, Target};
 pub(crate) use walk::{Selection, Walk};
 
-use super::error::Error;
+use super::error::{Error, Reason};
 
 /// A directory that tools work in.
 #[derive(Debug)]
@@ -54,6 +87,13 @@ pub(crate) struct Workspace {
     path: PathBuf,
     root: Root,
     identity: (u64, u64),
+    /// User and group of the directory, to whom new files belong.
+    owner: (u32, u32),
+    locks: Locks,
+    journals: Option<Journals>,
+    protected: Vec<RelativePath>,
+    /// Whether the disk has written down a change before it is answered.
+    sync: bool,
 }
 
 impl Workspace {
@@ -73,7 +113,44 @@ impl Workspace {
             path,
             root,
             identity: (stat.st_dev, stat.st_ino),
+            owner: (stat.st_uid, stat.st_gid),
+            locks: Locks::default(),
+            journals: None,
+            protected: Vec::new(),
+            sync: false,
         })
+    }
+
+    /// Follows symbolic links that stay in the directory, instead of refusing all.
+    pub(crate) fn follow_links(&mut self) -> io::Result<()> {
+        self.root.follow_links()
+    }
+
+    /// Forbids changing these paths, relative ones, and what is below them by the file tools.
+    pub(crate) fn protect(&mut self, paths: &[String]) {
+        let paths = paths.iter().filter_map(|path| self.resolve(path).ok());
+        self.protected = paths.collect();
+    }
+
+    /// Has changes wait for the disk.
+    pub(crate) fn sync_changes(&mut self, sync: bool) {
+        self.sync = sync;
+    }
+
+    /// Checks that the operator protects neither a path nor what is above or below it.
+    fn allow_change(&self, path: &RelativePath) -> Result<(), Error> {
+        let overlaps = |protected: &&RelativePath| protected.overlaps(path);
+        // The workspace itself is changed by no tool, for other reasons.
+        let found = self.protected.iter().find(overlaps);
+        let Some(protected) = found.filter(|_| path.split().is_some()) else {
+            return Ok(());
+        };
+        let text = format!(
+            "the operator protects {:?}, so {:?} cannot be changed",
+            protected.as_str(),
+            path.as_str()
+        );
+        Err(Error::new(Reason::PolicyDenied, text).with("path", path.as_str()))
     }
 
     /// Name that calls give.
@@ -111,6 +188,100 @@ impl Workspace {
         RegularFile::open(&found, path.as_str())
     }
 
+    /// Checks that the operator does not protect what is called `name` in a directory that was
+    /// opened: with links, and in file systems that do not tell upper from lower case, it may have
+    /// been found under another path.
+    fn allow_change_in(&self, directory: BorrowedFd<'_>, name: &str) -> Result<(), Error> {
+        if self.protected.is_empty() {
+            return Ok(());
+        }
+        let real = |descriptor: BorrowedFd<'_>| {
+            std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
+        };
+        let below = real(directory)
+            .and_then(|path| Ok((path, real(self.root.as_fd())?)))
+            .ok()
+            .and_then(|(path, root)| Some(path.strip_prefix(root).ok()?.to_str()?.to_owned()));
+        let Some(below) = below else {
+            let text = "where this lies cannot be told, and the operator protects some paths";
+            return Err(Error::new(Reason::PolicyDenied, text).with("path", name));
+        };
+        self.allow_change(&self.resolve(&below)?.join(name))
+    }
+
+    /// Checks that the directory in which a path lies is there.
+    pub(crate) fn check_directory_of(&self, path: &RelativePath) -> Result<(), Error> {
+        let Some((directory, _)) = path.split() else {
+            return Ok(());
+        };
+        self.root
+            .open_place(directory.as_bytes())
+            .map(drop)
+            .map_err(|errno| failure(errno, directory.as_str(), Wanted::Directory))
+    }
+
+    /// Describes what is at a path; a symbolic link at its end is not followed. The hash is that of
+    /// a file that can be read and is not too large.
+    pub(crate) fn describe(
+        &self,
+        path: &RelativePath,
+        stop: &Stop,
+    ) -> Result<(Description, Option<[u8; 32]>), Error> {
+        description::describe(&self.root, path, stop)
+    }
+
+    /// Reads the entries of a directory behind the name `after`, at most `most`.
+    pub(crate) fn contents(
+        &self,
+        path: &RelativePath,
+        after: Option<&str>,
+        most: usize,
+        stop: &Stop,
+    ) -> Result<Contents, Error> {
+        Contents::read(&self.root, path, after, most, stop)
+    }
+
+    /// Makes the directories on the way to `path`, which belong to whom the workspace belongs.
+    pub(crate) fn create_parents(&self, path: &RelativePath) -> Result<(), Error> {
+        self.allow_change(path)?;
+        upload::create_parents(&self.root, path)
+    }
+
+    /// Checks that a draft could be put there now, before it has come.
+    pub(crate) fn look_at(&self, target: &Target, stop: &Stop) -> Result<(), Error> {
+        self.allow_change(&target.path)?;
+        upload::look_at(&self.root, target, stop)
+    }
+
+    /// Begins a draft in the directory of `path`, named after `id`.
+    pub(crate) fn begin_draft(&self, path: &RelativePath, id: &str) -> Result<Draft, Error> {
+        Draft::create(&self.root, path, id)
+    }
+
+    /// Finds a draft again, and hashes what it has.
+    pub(crate) fn reopen_draft(&self, place: DraftPlace, stop: &Stop) -> Result<Draft, Error> {
+        Draft::reopen(&self.root, place, stop)
+    }
+
+    /// Bytes that the draft at `place` has, if it is still there.
+    pub(crate) fn draft_length(&self, place: &DraftPlace) -> Option<u64> {
+        Draft::length_at(&self.root, place)
+    }
+
+    /// Deletes the draft at `place`, if it is still there and still the same file.
+    pub(crate) fn delete_draft(&self, place: &DraftPlace) {
+        Draft::delete_at(&self.root, place);
+    }
+
+    /// Puts a draft into its place, whole as it is. Answers whether nothing was there before. When
+    /// that fails it stays a draft.
+    pub(crate) fn put(&self, draft: &Draft, target: &Target, stop: &Stop) -> Result<bool, Error> {
+        self.allow_change(&target.path)?;
+        let _held = self.locks.hold(std::slice::from_ref(&target.path));
+        let allow = |directory: BorrowedFd<'_>, name: &str| self.allow_change_in(directory, name);
+        draft.put(&self.root, target, self.sync, allow, stop)
+    }
+
     /// Starts a walk over the files below a directory, from behind `after`, a path relative to that
     /// directory.
     pub(crate) fn walk<'a>(
@@ -121,6 +292,18 @@ impl Workspace {
         stop: &'a Stop,
     ) -> Result<Walk<'a>, Error> {
         Walk::start(&self.root, base, selection, after, stop)
+    }
+
+    /// Searches the files below a directory, or one file. The stop ends it with what was found so
+    /// far.
+    pub(crate) fn search(
+        &self,
+        path: &RelativePath,
+        selection: Selection,
+        wish: &SearchWish,
+        stop: &Stop,
+    ) -> Result<Finds, Error> {
+        search::search(&self.root, path, selection, wish, stop)
     }
 }
 
@@ -188,6 +371,7 @@ mod tests {
                 globs: Override::empty(),
                 respect_ignore: true,
                 hidden: true,
+                git: false,
                 max_depth: None,
             };
             let mut walk = workspace

@@ -63,6 +63,37 @@ impl RelativePath {
         self.0.as_bytes()
     }
 
+    /// Whether one of the two is the other or lies below it.
+    pub(crate) fn overlaps(&self, other: &Self) -> bool {
+        self.is_at_or_below(other) || other.is_at_or_below(self)
+    }
+
+    /// Whether this is `other` or lies below it.
+    pub(crate) fn is_at_or_below(&self, other: &Self) -> bool {
+        other.0.is_empty()
+            || self
+                .0
+                .strip_prefix(&other.0)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// The directory that it lies in, and its name there; nothing for the workspace itself.
+    pub(crate) fn split(&self) -> Option<(Self, &str)> {
+        if self.0.is_empty() {
+            return None;
+        }
+        let (directory, name) = self.0.rsplit_once('/').unwrap_or(("", &self.0));
+        Some((Self(directory.to_owned()), name))
+    }
+
+    /// The path of something in the directory that this is the path of.
+    pub(super) fn join(&self, name: &str) -> Self {
+        match self.0.as_str() {
+            "" => Self(name.to_owned()),
+            directory => Self(format!("{directory}/{name}")),
+        }
+    }
+
     /// The path as commands see it.
     pub(crate) fn absolute(&self, mount_path: &Path) -> PathBuf {
         if self.0.is_empty() {

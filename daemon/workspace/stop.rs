@@ -23,9 +23,14 @@ impl Stop {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the end was asked for.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// An error once the end was asked for.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        if self.0.load(Ordering::Relaxed) {
+        if self.is_stopped() {
             return Err(Error::new(
                 Reason::Timeout,
                 "the time for the call has passed: ask for less at once, or allow more time",

@@ -16,9 +16,10 @@ use std::{
         unix::ffi::OsStrExt as _,
     },
     path::Path,
+    sync::Arc,
 };
 
-use ignore::overrides::Override;
+use ignore::{Match, overrides::Override};
 use rustix::fs::{AtFlags, FileType, statat};
 
 use super::{
@@ -55,8 +56,11 @@ pub(crate) struct Selection {
     pub(crate) globs: Override,
     /// Whether ignore files count.
     pub(crate) respect_ignore: bool,
-    /// Whether names may begin with a dot.
+    /// Whether names may begin with a dot. Those that a glob or an ignore file takes back in may in
+    /// any case.
     pub(crate) hidden: bool,
+    /// Whether directories named `.git` are entered.
+    pub(crate) git: bool,
     /// Levels of directories to go down; 1 finds the files directly in the walk's directory.
     pub(crate) max_depth: Option<usize>,
 }
@@ -79,12 +83,14 @@ pub(crate) struct Walk<'a> {
     room: Room,
     steps: usize,
     skipped: u32,
+    /// Whether directories are kept for their files, too, and not only for what is to be entered.
+    files_are_opened: bool,
 }
 
 /// A directory that the walk is in.
 #[derive(Debug)]
 struct Frame {
-    directory: Option<OwnedFd>,
+    directory: Option<Arc<OwnedFd>>,
     listing: Listing,
     /// Length of its path, with its final slash.
     path: usize,
@@ -114,6 +120,7 @@ impl<'a> Walk<'a> {
             room: ROOM,
             steps: 0,
             skipped: 0,
+            files_are_opened: false,
         };
         let wanted = |errno| failure(errno, base.as_str(), Wanted::Directory);
         let directory = root.open_directory(base.as_bytes()).map_err(wanted)?;
@@ -159,6 +166,20 @@ impl<'a> Walk<'a> {
                 let path = str::from_utf8(&self.path[self.base..]).map_err(Error::internal)?;
                 return Ok(Some(path));
             }
+        }
+    }
+
+    /// The directory of the file that [`Self::next`] gave last; none when it is gone or may not be
+    /// read any more.
+    pub(super) fn directory(&mut self) -> Result<Option<Arc<OwnedFd>>, Error> {
+        let Some(top) = self.frames.len().checked_sub(1) else {
+            return Ok(None);
+        };
+        self.files_are_opened = true;
+        match self.reopen(top) {
+            Ok(()) => Ok(self.frames[top].directory.clone()),
+            Err(errno) if !is_fatal(errno) => Ok(None),
+            Err(errno) => Err(self.error(Trouble::Kernel(errno))),
         }
     }
 
@@ -229,7 +250,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         };
         let child = open_child(directory.as_fd(), name);
-        if !frame.listing.has_directories() {
+        if !self.files_are_opened && !frame.listing.has_directories() {
             frame.directory = None;
         }
         self.path.push(b'/');
@@ -249,7 +270,8 @@ impl<'a> Walk<'a> {
         self.room.entries -= size.entries;
         self.room.bytes -= size.bytes;
         self.frames.push(Frame {
-            directory: listing.has_directories().then_some(directory),
+            directory: (self.files_are_opened || listing.has_directories())
+                .then(|| Arc::new(directory)),
             listing,
             path: self.path.len(),
             ignore_files,
@@ -289,7 +311,7 @@ impl<'a> Walk<'a> {
                 Some((open, start)) => open_child(open.as_fd(), &self.path[start..end])?,
                 None => self.root.open_directory(&self.path[..end])?,
             };
-            self.frames[current].directory = Some(directory);
+            self.frames[current].directory = Some(Arc::new(directory));
         }
         Ok(())
     }
@@ -318,7 +340,7 @@ impl<'a> Walk<'a> {
         let arranged = listing.arrange(|entry, name| {
             stop.check()?;
             if entry.is_directory && !deeper
-                || !selection.hidden && name.starts_with(b".")
+                || entry.is_directory && !selection.git && name == b".git"
                 || after.is_some_and(|after| is_behind(*entry, name, after))
             {
                 return Ok(false);
@@ -326,20 +348,21 @@ impl<'a> Walk<'a> {
             if entry.is_directory && length + name.len() >= LONGEST {
                 entry.left_out = true;
             }
+            // As in ripgrep, a glob decides before an ignore file does, and both before the dot.
             if matches_paths {
                 path.truncate(length);
                 path.extend_from_slice(name);
                 let below = Path::new(OsStr::from_bytes(&path[*base..]));
-                if selection
-                    .globs
-                    .matched(below, entry.is_directory)
-                    .is_ignore()
-                    || ignore_files.leave_out(path, entry.is_directory)
-                {
-                    return Ok(false);
+                match selection.globs.matched(below, entry.is_directory) {
+                    Match::Ignore(_) => return Ok(false),
+                    Match::Whitelist(_) => return Ok(true),
+                    Match::None => {}
+                }
+                if let Some(left_out) = ignore_files.decide(path, entry.is_directory) {
+                    return Ok(!left_out);
                 }
             }
-            Ok(true)
+            Ok(selection.hidden || !name.starts_with(b"."))
         });
         path.truncate(length);
         arranged
@@ -413,6 +436,7 @@ mod tests {
             globs: Override::empty(),
             respect_ignore: false,
             hidden: true,
+            git: false,
             max_depth: None,
         }
     }

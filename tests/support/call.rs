@@ -93,23 +93,34 @@ pub(crate) fn describe(status: &Status) -> String {
 /// The gRPC code that belongs to a reason, as the contract lists them.
 fn code_of(reason: &str) -> Code {
     match reason {
-        "INVALID_PARAMS" | "INVALID_GLOB" => Code::InvalidArgument,
-        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" => Code::PermissionDenied,
+        "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
+        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED" => {
+            Code::PermissionDenied
+        }
         "FILE_NOT_FOUND"
         | "DIRECTORY_NOT_FOUND"
         | "COMMAND_NOT_FOUND"
         | "UNKNOWN_WORKSPACE"
-        | "ARTIFACT_NOT_FOUND" => Code::NotFound,
+        | "ARTIFACT_NOT_FOUND"
+        | "UPLOAD_NOT_FOUND"
+        | "CELL_NOT_FOUND" => Code::NotFound,
+        "FILE_EXISTS" => Code::AlreadyExists,
+        "STALE_FILE" | "CHECKSUM_MISMATCH" => Code::Aborted,
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
         | "BINARY_FILE"
         | "FILE_TOO_LARGE"
         | "LINE_RANGE_INVALID"
+        | "STRING_NOT_FOUND"
+        | "STRING_NOT_UNIQUE"
+        | "PATCH_PARSE_ERROR"
+        | "PATCH_HUNK_FAIL"
+        | "DIRECTORY_NOT_EMPTY"
         | "COMMAND_NOT_EXECUTABLE"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
-        "SANDBOX_ERROR" | "INTERNAL" => Code::Internal,
+        "SANDBOX_ERROR" | "SEARCH_ERROR" | "INTERNAL" => Code::Internal,
         "DRAINING" => Code::Unavailable,
         _ => panic!("{reason} is no reason of the contract"),
     }

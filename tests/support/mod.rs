@@ -5,6 +5,7 @@ mod daemon;
 mod processes;
 mod program;
 mod proxy;
+mod scale;
 mod setup;
 mod wait;
 
@@ -13,5 +14,6 @@ pub(crate) use daemon::{Daemon, tools};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
 pub(crate) use program::{HostProgram, check_answers, compile};
 pub(crate) use proxy::Proxy;
+pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};

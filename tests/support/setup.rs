@@ -39,6 +39,7 @@ pub(crate) struct Setup {
     workspace_owner: Option<u32>,
     tcp: bool,
     alone: bool,
+    table: Option<String>,
 }
 
 /// Where a daemon lives: its directory, and its test's right to the machine.
@@ -57,6 +58,12 @@ impl Setup {
     /// Adds arguments.
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(OsString::from));
+        self
+    }
+
+    /// Names the workspace by a table of a configuration file, which has these lines too.
+    pub(crate) fn workspace_table(mut self, lines: &str) -> Self {
+        self.table = Some(lines.to_owned());
         self
     }
 
@@ -156,6 +163,17 @@ impl Setup {
         }
     }
 
+    fn workspace_arguments(&self, place: &Place) -> [OsString; 2] {
+        let Some(lines) = &self.table else {
+            return ["--workspace".into(), place.workspace().into()];
+        };
+        let path = place.path("jig.toml");
+        let workspace = place.workspace();
+        let table = format!("[[workspaces]]\npath = {workspace:?}\n{lines}\n");
+        fs::write(&path, table).unwrap();
+        ["--config".into(), path.into()]
+    }
+
     /// A flag with its value, unless the test gives another.
     fn default_argument(&self, flag: &'static str, value: &'static str) -> Vec<&'static str> {
         if self.arguments.iter().any(|argument| argument == flag) {
@@ -177,8 +195,7 @@ impl Setup {
             .args(words)
             .arg("--listen")
             .arg(format!("unix:{}", place.socket().display()))
-            .arg("--workspace")
-            .arg(place.workspace())
+            .args(self.workspace_arguments(place))
             .arg("--state-dir")
             .arg(place.state())
             .args(self.default_argument("--log", "json"))

@@ -1,0 +1,92 @@
+//! `jig mkdir`, `jig mv`, `jig rm`: names of the workspace.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use jig::{
+    api::v1::{CreateDirectoryRequest, DeletePathRequest, MovePathRequest},
+    client::Client,
+};
+
+use super::finish;
+use crate::{connection, file_json, global::Global, output};
+
+/// Create a directory of the workspace, with those above it.
+#[derive(Debug, Args)]
+pub(crate) struct MkdirArgs {
+    /// Directory to create, relative to the workspace.
+    path: String,
+}
+
+/// Move or rename a file or directory within the workspace.
+#[derive(Debug, Args)]
+pub(crate) struct MvArgs {
+    /// What to move, relative to the workspace.
+    source: String,
+    /// Its new path, relative to the workspace; not the directory to put it in.
+    destination: String,
+    /// Replace a file, or an empty directory, that is there.
+    #[arg(short, long)]
+    force: bool,
+}
+
+/// Delete a file or directory of the workspace.
+#[derive(Debug, Args)]
+pub(crate) struct RmArgs {
+    /// What to delete, relative to the workspace. A symbolic link is deleted itself.
+    path: String,
+    /// Delete a directory with everything in it.
+    #[arg(short, long)]
+    recursive: bool,
+}
+
+pub(crate) fn mkdir(global: &Global, args: MkdirArgs) -> ExitCode {
+    let request = CreateDirectoryRequest { path: args.path };
+    let result = connection::call(global, async move |client: Client| {
+        Ok(client.create_directory(request).await?)
+    });
+    let result = result.and_then(|response| {
+        if global.json {
+            return output::json(&file_json::create_directory(&response));
+        }
+        let created = response.created.iter();
+        let text: String = created.map(|path| format!("created {path}\n")).collect();
+        output::stdout(text.as_bytes())
+    });
+    finish(result, global.json)
+}
+
+pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
+    let request = MovePathRequest {
+        source: args.source,
+        destination: args.destination,
+        overwrite: args.force.then_some(true),
+    };
+    let result = connection::call(global, async move |client: Client| {
+        Ok(client.move_path(request).await?)
+    });
+    let result = result.and_then(|response| {
+        if global.json {
+            return output::json(&file_json::move_path(&response));
+        }
+        Ok(())
+    });
+    finish(result, global.json)
+}
+
+pub(crate) fn rm(global: &Global, args: RmArgs) -> ExitCode {
+    let request = DeletePathRequest {
+        path: args.path,
+        recursive: args.recursive.then_some(true),
+    };
+    let result = connection::call(global, async move |client: Client| {
+        Ok(client.delete_path(request).await?)
+    });
+    let result = result.and_then(|response| {
+        if global.json {
+            return output::json(&file_json::delete_path(&response));
+        }
+        Ok(())
+    });
+    finish(result, global.json)
+}

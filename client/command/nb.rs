@@ -1,0 +1,266 @@
+//! `jig nb`: the cells of a Jupyter notebook of the workspace.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use jig::{
+    api::v1::{
+        CellEdit, CellType, EditNotebookRequest, EditNotebookResponse, NotebookCell,
+        ReadNotebookRequest, ReadNotebookResponse,
+    },
+    client::Client,
+};
+
+use super::finish;
+use crate::{
+    connection,
+    failure::Failure,
+    file_json,
+    global::Global,
+    input::Source,
+    output,
+    style::{Colour, Style},
+};
+
+/// Read or edit the cells of a Jupyter notebook of the workspace.
+#[derive(Debug, Args)]
+pub(crate) struct NbArgs {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Print the cells, or one of them.
+    Read {
+        /// Notebook to read, relative to the workspace.
+        path: String,
+        #[command(flatten)]
+        cell: Cell,
+    },
+    Edit(EditArgs),
+}
+
+/// Replace, insert or delete one cell. Its text is read from standard input, --text or --from.
+#[derive(Debug, Args)]
+struct EditArgs {
+    /// Notebook to edit, relative to the workspace.
+    path: String,
+    #[command(flatten)]
+    cell: Cell,
+    /// Insert a new cell: behind that of --cell, at --index, or at the end.
+    #[arg(long, requires = "kind")]
+    insert: bool,
+    /// Delete the cell.
+    #[arg(long, conflicts_with_all = ["insert", "kind", "text", "from"])]
+    delete: bool,
+    /// What the cell is to be.
+    #[arg(long = "type", value_name = "TYPE")]
+    kind: Option<Kind>,
+    #[command(flatten)]
+    source: Source,
+}
+
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+struct Cell {
+    /// Id of the cell.
+    #[arg(long, value_name = "ID")]
+    cell: Option<String>,
+    /// Position of the cell, counted from 0.
+    #[arg(long, value_name = "N")]
+    index: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Kind {
+    Code,
+    Markdown,
+    Raw,
+}
+
+pub(crate) fn nb(global: &Global, args: NbArgs) -> ExitCode {
+    let result = match args.what {
+        What::Read { path, cell } => {
+            let request = ReadNotebookRequest {
+                path,
+                cell_id: cell.cell,
+                cell_index: cell.index,
+            };
+            connection::call(global, async move |client: Client| {
+                Ok(client.read_notebook(request).await?)
+            })
+            .and_then(|response| print(&response, global.json))
+        }
+        What::Edit(args) => request(args).and_then(|request| {
+            let mode = request.mode();
+            let response = connection::call(global, async move |client: Client| {
+                Ok(client.edit_notebook(request).await?)
+            })?;
+            print_edit(mode, &response, global.json)
+        }),
+    };
+    finish(result, global.json)
+}
+
+fn request(args: EditArgs) -> Result<EditNotebookRequest, Failure> {
+    let mode = match (args.insert, args.delete) {
+        (true, _) => CellEdit::Insert,
+        (_, true) => CellEdit::Delete,
+        _ => CellEdit::Replace,
+    };
+    if mode != CellEdit::Insert && args.cell.cell.is_none() && args.cell.index.is_none() {
+        return Err(Failure::Usage(
+            "which cell? name it with --cell or --index".to_owned(),
+        ));
+    }
+    let source = match mode {
+        CellEdit::Delete => None,
+        CellEdit::Insert | CellEdit::Replace | CellEdit::Unspecified => Some(args.source.string()?),
+    };
+    let kind = args.kind.map(|kind| match kind {
+        Kind::Code => CellType::Code,
+        Kind::Markdown => CellType::Markdown,
+        Kind::Raw => CellType::Raw,
+    });
+    Ok(EditNotebookRequest {
+        path: args.path,
+        cell_id: args.cell.cell,
+        cell_index: args.cell.index,
+        mode: Some(mode.into()),
+        cell_type: kind.map(Into::into),
+        source,
+    })
+}
+
+fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&file_json::read_notebook(response));
+    }
+    let style = Style::of_stdout();
+    let text: String = response
+        .cells
+        .iter()
+        .map(|cell| shown(cell, &response.language, style))
+        .collect();
+    output::stdout(text.as_bytes())
+}
+
+/// A cell: a line that says what it is, its text, its outputs.
+fn shown(cell: &NotebookCell, language: &str, style: Style) -> String {
+    let kind = match cell.r#type() {
+        CellType::Code if language.is_empty() => "code",
+        CellType::Code => language,
+        CellType::Markdown => "markdown",
+        CellType::Raw | CellType::Unspecified => "raw",
+    };
+    let mut head = format!("--- [{}] {kind}", cell.index);
+    if !cell.id.is_empty() {
+        head.push_str(&format!(" {}", cell.id));
+    }
+    if let Some(count) = cell.execution_count {
+        head.push_str(&format!(" (run {count})"));
+    }
+    let mut text = style.paint(Colour::Cyan, &head);
+    text.push('\n');
+    push_lines(&mut text, &cell.source);
+    for output in &cell.outputs {
+        let more = if output.truncated { ", cut off" } else { "" };
+        let head = format!("--- output: {}{more}", output.r#type);
+        text.push_str(&style.paint(Colour::Magenta, &head));
+        text.push('\n');
+        push_lines(&mut text, &output.text);
+    }
+    text
+}
+
+fn push_lines(text: &mut String, lines: &str) {
+    text.push_str(lines);
+    if !lines.is_empty() && !lines.ends_with('\n') {
+        text.push('\n');
+    }
+}
+
+fn print_edit(
+    mode: CellEdit,
+    response: &EditNotebookResponse,
+    as_json: bool,
+) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&file_json::edit_notebook(response));
+    }
+    let verb = match mode {
+        CellEdit::Insert => "inserted",
+        CellEdit::Delete => "deleted",
+        CellEdit::Replace | CellEdit::Unspecified => "replaced",
+    };
+    let name = if response.cell_id.is_empty() {
+        "the cell"
+    } else {
+        &response.cell_id
+    };
+    output::stdout(format!("{verb} {name}; there are {} cells\n", response.cell_count).as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use jig::api::v1::CellOutput;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn parse(line: &str) -> Option<EditNotebookRequest> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let Command::Nb(NbArgs {
+            what: What::Edit(args),
+        }) = Arguments::from_words(&words).ok()?.command
+        else {
+            return None;
+        };
+        request(args).ok()
+    }
+
+    #[test]
+    fn flags_reach_the_request() {
+        let request = parse("jig nb edit n --insert --type code --text x").unwrap();
+        assert_eq!(request.mode(), CellEdit::Insert);
+        assert_eq!(request.cell_type(), CellType::Code);
+        assert_eq!(request.source.as_deref(), Some("x"));
+        let request = parse("jig nb edit n --delete --index 3").unwrap();
+        assert_eq!(
+            (request.mode(), request.cell_index),
+            (CellEdit::Delete, Some(3))
+        );
+        assert_eq!(request.source, None);
+        for line in [
+            "jig nb edit n --text x",
+            "jig nb edit n --insert --text x",
+            "jig nb edit n --delete --index 1 --text x",
+            "jig nb edit n --cell a --index 1 --text x",
+        ] {
+            assert_eq!(parse(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn cells_are_told_apart() {
+        let cell = NotebookCell {
+            id: "abc".into(),
+            index: 2,
+            r#type: CellType::Code.into(),
+            source: "1 + 1".into(),
+            execution_count: Some(7),
+            outputs: vec![CellOutput {
+                r#type: "stream".into(),
+                text: "2\n".into(),
+                truncated: true,
+            }],
+        };
+        assert_eq!(
+            shown(&cell, "python", Style::plain()),
+            "--- [2] python abc (run 7)\n1 + 1\n--- output: stream, cut off\n2\n"
+        );
+    }
+}

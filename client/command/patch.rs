@@ -1,0 +1,102 @@
+//! `jig patch`: applies a unified diff to the workspace.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use jig::{
+    api::v1::{ApplyPatchRequest, ApplyPatchResponse, ChangedFile, FileChange},
+    client::Client,
+};
+
+use super::finish;
+use crate::{
+    connection,
+    failure::Failure,
+    file_json,
+    global::Global,
+    input::{of_file, string},
+    output,
+};
+
+/// Apply a unified diff to the workspace: all of its files, or none.
+#[derive(Debug, Args)]
+pub(crate) struct PatchArgs {
+    /// The diff, on this side; `-`, and nothing, is standard input.
+    file: Option<PathBuf>,
+    /// Only print what would be changed.
+    #[arg(long)]
+    dry_run: bool,
+    /// Leading components to take off the names in it; 1 by default.
+    #[arg(short = 'p', long, value_name = "N")]
+    strip: Option<u32>,
+    /// Most context lines at each end of a hunk that may differ; 2 by default.
+    #[arg(long, value_name = "N")]
+    fuzz: Option<u32>,
+}
+
+pub(crate) fn patch(global: &Global, args: PatchArgs) -> ExitCode {
+    let result = request(args).and_then(|request| {
+        let response = connection::call(global, async move |client: Client| {
+            Ok(client.apply_patch(request).await?)
+        })?;
+        print(&response, global.json)
+    });
+    finish(result, global.json)
+}
+
+fn request(args: PatchArgs) -> Result<ApplyPatchRequest, Failure> {
+    Ok(ApplyPatchRequest {
+        unified_diff: string(of_file(args.file.unwrap_or_else(|| "-".into()))?)?,
+        strip: args.strip,
+        dry_run: args.dry_run.then_some(true),
+        max_fuzz: args.fuzz,
+    })
+}
+
+fn print(response: &ApplyPatchResponse, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&file_json::apply_patch(response));
+    }
+    let text: String = response.changed_files.iter().map(line).collect();
+    output::stdout(text.as_bytes())
+}
+
+/// A file as `git status` puts it, and where its hunks did not fit exactly.
+fn line(file: &ChangedFile) -> String {
+    let path = &file.path;
+    let mut line = match file.change() {
+        FileChange::Added => format!("A {path}"),
+        FileChange::Deleted => format!("D {path}"),
+        FileChange::Renamed => format!("R {} -> {path}", file.previous_path),
+        FileChange::Modified | FileChange::Unspecified => format!("M {path}"),
+    };
+    if file.offset > 0 {
+        line.push_str(&format!(" (offset {} lines)", file.offset));
+    }
+    if file.fuzz > 0 {
+        line.push_str(&format!(" (fuzz {})", file.fuzz));
+    }
+    line.push('\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_change_has_its_line() {
+        let file = |change: FileChange| ChangedFile {
+            path: "b".into(),
+            change: change.into(),
+            previous_path: "a".into(),
+            offset: 3,
+            ..ChangedFile::default()
+        };
+        assert_eq!(line(&file(FileChange::Added)), "A b (offset 3 lines)\n");
+        assert_eq!(
+            line(&file(FileChange::Renamed)),
+            "R a -> b (offset 3 lines)\n"
+        );
+    }
+}

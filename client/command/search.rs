@@ -1,0 +1,227 @@
+//! `jig search`: text in the files of the workspace, printed as grep prints it.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use jig::{
+    api::v1::{SearchMatch, SearchRequest, SearchResponse},
+    client::Client,
+};
+
+use super::finish;
+use crate::{
+    connection,
+    failure::Failure,
+    file_json,
+    global::Global,
+    output,
+    style::{Colour, Style},
+};
+
+/// Search the text files below a directory, or one file, line by line.
+///
+/// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it.
+#[derive(Debug, Args)]
+pub(crate) struct SearchArgs {
+    /// What to look for: the text itself, in upper or lower case.
+    #[arg(allow_hyphen_values = true)]
+    query: String,
+    /// Directory or file to search, relative to the workspace.
+    path: Option<String>,
+    /// Take the query as a regular expression, in the syntax of ripgrep.
+    #[arg(short = 'e', long)]
+    regex: bool,
+    /// Tell upper from lower case.
+    #[arg(short = 's', long)]
+    case_sensitive: bool,
+    /// Only files that match one of these: `*.rs`, `src/**/*.rs`. Can be repeated.
+    #[arg(short = 'g', long = "glob", value_name = "G")]
+    globs: Vec<String>,
+    /// No files that match one of these. Can be repeated.
+    #[arg(long = "exclude", value_name = "G")]
+    exclude_globs: Vec<String>,
+    /// Lines to print before and after each match, 0 to 10.
+    #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
+    context: u32,
+    /// Most matches to print, 1 to 1,000; 50 by default.
+    #[arg(long, value_name = "N")]
+    max: Option<u32>,
+    /// Search also files whose name, or whose directory's name, begins with a dot.
+    #[arg(long)]
+    hidden: bool,
+    /// Search also what `.gitignore` and `.ignore` files leave out.
+    #[arg(long)]
+    no_ignore: bool,
+    /// Let a match span lines.
+    #[arg(short = 'U', long)]
+    multiline: bool,
+    /// Levels of directories to go down.
+    #[arg(long, value_name = "N")]
+    depth: Option<u32>,
+}
+
+pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
+    let request = request(args);
+    let result = connection::call(global, async move |client: Client| {
+        Ok(client.search(request).await?)
+    })
+    .and_then(|response| print(&response, global.json));
+    finish(result, global.json)
+}
+
+fn request(args: SearchArgs) -> SearchRequest {
+    SearchRequest {
+        query: args.query,
+        is_regex: args.regex.then_some(true),
+        case_sensitive: args.case_sensitive.then_some(true),
+        path: args.path,
+        globs: args.globs,
+        exclude_globs: args.exclude_globs,
+        context_lines: Some(args.context),
+        max_results: args.max,
+        hidden: args.hidden.then_some(true),
+        no_ignore: args.no_ignore.then_some(true),
+        multiline: args.multiline.then_some(true),
+        max_depth: args.depth,
+    }
+}
+
+fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&file_json::search(response));
+    }
+    output::stdout(text(response, Style::of_stdout()).as_bytes())?;
+    if response.timed_out {
+        output::note(
+            "time ran out: these are the matches found so far; search less, or longer with --deadline",
+        );
+    } else if response.truncated {
+        output::note(&format!(
+            "these are {} of {} matches; print more with --max, or search less",
+            response.matches.len(),
+            response.total_matches
+        ));
+    }
+    Ok(())
+}
+
+/// The matches, with a line between those that do not touch one another. A line that is around two
+/// of them is printed once.
+fn text(response: &SearchResponse, style: Style) -> String {
+    let has_context = response
+        .matches
+        .iter()
+        .any(|found| !found.context_before.is_empty() || !found.context_after.is_empty());
+    let mut text = String::new();
+    // File, and the last line of it that was printed.
+    let mut last: Option<(&str, u32)> = None;
+    let mut matches = response.matches.iter().peekable();
+    while let Some(found) = matches.next() {
+        let before = u32::try_from(found.context_before.len()).unwrap_or(u32::MAX);
+        let first = found.line.saturating_sub(before);
+        let printed = last
+            .filter(|(file, _)| *file == found.file)
+            .map(|(_, line)| line);
+        let touches = printed.is_some_and(|line| first <= line.saturating_add(1));
+        if has_context && last.is_some() && !touches {
+            text.push_str(&style.paint(Colour::Cyan, "--"));
+            text.push('\n');
+        }
+        let mut at = first;
+        for line in &found.context_before {
+            if printed.is_none_or(|printed| at > printed) {
+                push(&mut text, style, found, at, None, line);
+            }
+            at = at.saturating_add(1);
+        }
+        let mut at = found.line;
+        for (index, line) in found.content.split('\n').enumerate() {
+            let column = (index == 0).then_some(found.column);
+            push(&mut text, style, found, at, column.or(Some(1)), line);
+            at = at.saturating_add(1);
+        }
+        // Where the next match begins, its own line comes.
+        let until = matches
+            .peek()
+            .filter(|next| next.file == found.file)
+            .map_or(u32::MAX, |next| next.line);
+        for line in &found.context_after {
+            if at >= until {
+                break;
+            }
+            push(&mut text, style, found, at, None, line);
+            at = at.saturating_add(1);
+        }
+        last = Some((&found.file, at.saturating_sub(1)));
+    }
+    text
+}
+
+fn push(
+    text: &mut String,
+    style: Style,
+    found: &SearchMatch,
+    line: u32,
+    column: Option<u32>,
+    content: &str,
+) {
+    let file = style.paint(Colour::Magenta, &found.file);
+    let number = style.paint(Colour::Green, &line.to_string());
+    let start = match column {
+        Some(column) => format!("{file}:{number}:{column}:"),
+        None => format!("{file}-{number}-"),
+    };
+    text.push_str(&start);
+    text.push_str(content.trim_end_matches('\r'));
+    text.push('\n');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(file: &str, line: u32, content: &str, around: (&[&str], &[&str])) -> SearchMatch {
+        let lines = |lines: &[&str]| lines.iter().map(|line| (*line).to_owned()).collect();
+        SearchMatch {
+            file: file.into(),
+            line,
+            column: 2,
+            content: content.into(),
+            context_before: lines(around.0),
+            context_after: lines(around.1),
+        }
+    }
+
+    fn shown(matches: Vec<SearchMatch>) -> String {
+        let response = SearchResponse {
+            matches,
+            ..SearchResponse::default()
+        };
+        text(&response, Style::plain())
+    }
+
+    #[test]
+    fn matches_are_printed_as_grep_prints_them() {
+        let none: (&[&str], &[&str]) = (&[], &[]);
+        assert_eq!(
+            shown(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
+            "a:1:2:x\nb:9:2:y\nb:10:1:z\n"
+        );
+    }
+
+    #[test]
+    fn context_is_printed_once() {
+        let matches = vec![
+            found("a", 3, "m3", (&["l1", "l2"], &["l4", "m5"])),
+            found("a", 5, "m5", (&["m3", "l4"], &["l6", "l7"])),
+            found("a", 8, "m8", (&["l6", "l7"], &[])),
+            found("a", 20, "m20", (&["l19"], &[])),
+            found("b", 1, "m1", (&[], &["l2"])),
+        ];
+        assert_eq!(
+            shown(matches),
+            "a-1-l1\na-2-l2\na:3:2:m3\na-4-l4\na:5:2:m5\na-6-l6\na-7-l7\na:8:2:m8\n--\n\
+             a-19-l19\na:20:2:m20\n--\nb:1:2:m1\nb-2-l2\n"
+        );
+    }
+}

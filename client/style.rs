@@ -1,0 +1,92 @@
+//! Colours, for people only: on a terminal, unless `NO_COLOR` says otherwise (no-color.org).
+
+use std::{
+    env,
+    io::{self, IsTerminal as _},
+};
+
+/// What standard output may be coloured with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Style {
+    coloured: bool,
+}
+
+/// Colours by what they are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Colour {
+    /// What was added.
+    Green,
+    /// What was removed.
+    Red,
+    /// Where something is.
+    Magenta,
+    /// What is between.
+    Cyan,
+}
+
+impl Style {
+    /// That of our standard output.
+    pub(crate) fn of_stdout() -> Self {
+        let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
+        Self {
+            coloured: !refused && !dumb && io::stdout().is_terminal(),
+        }
+    }
+
+    /// No colours.
+    #[cfg(test)]
+    pub(crate) fn plain() -> Self {
+        Self { coloured: false }
+    }
+
+    /// The text in this colour.
+    pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
+        if !self.coloured {
+            return text.to_owned();
+        }
+        let code = match colour {
+            Colour::Green => 32,
+            Colour::Red => 31,
+            Colour::Magenta => 35,
+            Colour::Cyan => 36,
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+
+    /// A unified diff, its lines by what they do.
+    pub(crate) fn diff(self, diff: &str) -> String {
+        if !self.coloured {
+            return diff.to_owned();
+        }
+        let mut painted = String::new();
+        for line in diff.split_inclusive('\n') {
+            let text = line.trim_end_matches('\n');
+            let colour = match text.as_bytes().first() {
+                Some(b'+') => Colour::Green,
+                Some(b'-') => Colour::Red,
+                Some(b'@') => Colour::Cyan,
+                _ => {
+                    painted.push_str(line);
+                    continue;
+                }
+            };
+            painted.push_str(&self.paint(colour, text));
+            painted.push_str(&line[text.len()..]);
+        }
+        painted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colours_are_for_terminals() {
+        let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n c";
+        assert_eq!(Style::plain().diff(diff), diff);
+        let painted = Style { coloured: true }.diff(diff);
+        assert!(painted.contains("\x1b[31m-a\x1b[0m\n\x1b[32m+b\x1b[0m\n c"));
+    }
+}

@@ -1,0 +1,76 @@
+//! Calls that are no tool's but change the workspace: recorded as tools are, with a span, while the
+//! door itself sees to their work.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use serde_json::{Map, Value};
+
+use super::{Pipeline, context::Incoming, end_span, log_end, record, storage};
+use crate::daemon::{
+    error::Error,
+    store::session::{Session, Step},
+    telemetry::spans::Span,
+    tool::Done,
+};
+
+/// A call that goes on.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    name: &'static str,
+    pipeline: Arc<Pipeline>,
+    incoming: Incoming,
+    session: Arc<Session>,
+    step: Step,
+    span: Arc<Span>,
+    begun: Instant,
+}
+
+impl Pipeline {
+    /// Records that a call starts. `shown` is what the record says of its request.
+    pub(crate) async fn begin_recorded(
+        self: &Arc<Self>,
+        name: &'static str,
+        incoming: Incoming,
+        shown: Value,
+    ) -> Result<Recorded, Error> {
+        let scene = self.scene(&incoming)?.clone();
+        let session = self.session(&incoming).await?;
+        let begun = record::started(name, &incoming, scene.workspace.name(), shown);
+        let step = session.begin_step(begun).map_err(|error| storage(&error))?;
+        Ok(Recorded {
+            name,
+            span: Arc::new(self.start_span(name, &incoming, &scene)),
+            pipeline: Arc::clone(self),
+            incoming,
+            session,
+            step,
+            begun: Instant::now(),
+        })
+    }
+}
+
+impl Recorded {
+    /// Records how it ended. `facts` is what the record says beside that.
+    pub(crate) fn end<T>(
+        self,
+        result: Result<T, Error>,
+        facts: impl FnOnce(&T) -> Map<String, Value>,
+    ) -> Result<T, Error> {
+        let result = result.map(|response| Done {
+            facts: facts(&response),
+            response,
+            error_type: None,
+        });
+        let fields = record::finished(self.name, &self.incoming, self.begun.elapsed(), &result);
+        if let Err(error) = self.session.record(self.step, fields) {
+            tracing::error!(%error, "the end of a call could not be recorded");
+        }
+        end_span(self.span, &result);
+        log_end(&result);
+        self.pipeline.finished.fetch_add(1, Ordering::Relaxed);
+        result.map(|done| done.response)
+    }
+}

@@ -1,0 +1,170 @@
+//! The workspaces of a configuration.
+
+use std::{
+    collections::HashSet,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+use super::{
+    DEFAULT_MOUNT_PATH, WorkspaceConfig,
+    exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
+    file,
+};
+use crate::daemon::sandbox::plan::Bind;
+
+/// Puts the flags and the file's tables together and checks them. Flags name all workspaces, or none.
+pub(super) fn workspaces(
+    flags: &[String],
+    tables: Vec<file::Workspace>,
+    common: &[Bind],
+    problems: &mut Vec<String>,
+) -> Vec<WorkspaceConfig> {
+    let plain = |text: &str| {
+        let (name, path) = match text.split_once('=') {
+            Some((name, path)) if !name.contains('/') => (Some(name.to_owned()), path),
+            _ => (None, text),
+        };
+        file::Workspace {
+            name,
+            path: PathBuf::from(path),
+            mount_path: None,
+            bind: Vec::new(),
+            bind_ro: Vec::new(),
+            symlinks: None,
+            protected: Vec::new(),
+        }
+    };
+    let written: Vec<file::Workspace> = match (flags, tables) {
+        ([], tables) if tables.is_empty() => vec![plain(".")],
+        ([], tables) => tables,
+        (flags, _) => flags.iter().map(|text| plain(text)).collect(),
+    };
+    let mut names = HashSet::new();
+    let mut checked = Vec::new();
+    for workspace in written {
+        let shown = workspace.path.display().to_string();
+        let path = match fs::canonicalize(&workspace.path) {
+            Ok(path) if path == Path::new("/") => {
+                problems.push("--workspace /: the root directory cannot be a workspace; give the directory of the project".to_owned());
+                continue;
+            }
+            Ok(path) if shows_the_host(&path) => {
+                problems.push(format!(
+                    "--workspace {shown} would show the host to commands; give the directory of the project"
+                ));
+                continue;
+            }
+            Ok(path) if path.is_dir() => path,
+            Ok(_) => {
+                problems.push(format!("--workspace {shown} is not a directory"));
+                continue;
+            }
+            Err(error) => {
+                problems.push(format!(
+                    "--workspace {shown}: {error}: give a directory that this user can enter"
+                ));
+                continue;
+            }
+        };
+        let name = workspace.name.unwrap_or_else(|| {
+            path.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+                .unwrap_or_default()
+        });
+        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.len() > 120
+        {
+            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, of visible ASCII characters"));
+        }
+        if !names.insert(name.clone()) {
+            problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));
+        }
+        let mount_path = workspace
+            .mount_path
+            .unwrap_or_else(|| PathBuf::from(DEFAULT_MOUNT_PATH));
+        if let Err(problem) = check_destination(&mount_path) {
+            problems.push(format!("workspace {name}: mount_path {problem}"));
+        }
+        let own = [
+            binds(&workspace.bind, "workspaces.bind", true, problems),
+            binds(&workspace.bind_ro, "workspaces.bind_ro", false, problems),
+        ];
+        let binds: Vec<Bind> = common.iter().cloned().chain(own.concat()).collect();
+        for bind in binds.iter().filter(|bind| {
+            bind.destination.starts_with(&mount_path) || mount_path.starts_with(&bind.destination)
+        }) {
+            let destination = bind.destination.display();
+            problems.push(format!(
+                "workspace {name}: {destination} cannot be bound into or over the workspace at {}",
+                mount_path.display()
+            ));
+        }
+        for (outer, inner) in binds_into_writable_ones(&binds) {
+            problems.push(format!(
+                "workspace {name}: {} cannot be bound below {}, which commands may change",
+                inner.display(),
+                outer.display()
+            ));
+        }
+        let follow_links = match workspace.symlinks.as_deref() {
+            None | Some("refuse") => false,
+            Some("beneath") => true,
+            Some(other) => {
+                problems.push(format!("workspace {name}: symlinks = {other:?}: give \"refuse\", or \"beneath\" to follow those that stay in the workspace"));
+                false
+            }
+        };
+        let protected = workspace.protected.iter();
+        let protected = protected.filter_map(|text| match protected_path(text) {
+            Some(path) => Some(path),
+            None => {
+                problems.push(format!("workspace {name}: protected = {text:?}: give a path in the workspace, relative to it and without .. (\".git/hooks\")"));
+                None
+            }
+        });
+        let protected = protected.collect();
+        checked.push(WorkspaceConfig {
+            name,
+            path,
+            mount_path,
+            binds,
+            follow_links,
+            protected,
+        });
+    }
+    checked
+}
+
+/// A path that may be protected, without what means nothing in it.
+fn protected_path(text: &str) -> Option<String> {
+    let mut names = Vec::new();
+    for component in Path::new(text).components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(name) => names.push(name.to_str()?),
+            Component::RootDir | Component::ParentDir | Component::Prefix(_) => return None,
+        }
+    }
+    (!names.is_empty() && !text.contains('\0')).then(|| names.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::protected_path;
+
+    #[test]
+    fn protected_paths_lie_in_the_workspace() {
+        for (text, expected) in [
+            (".git/hooks", Some(".git/hooks")),
+            ("./a//b/.", Some("a/b")),
+            ("", None),
+            (".", None),
+            ("/etc", None),
+            ("a/../b", None),
+            ("..", None),
+            ("a\0", None),
+        ] {
+            assert_eq!(protected_path(text).as_deref(), expected, "{text:?}");
+        }
+    }
+}

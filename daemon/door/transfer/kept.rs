@@ -1,0 +1,531 @@
+//! The uploads that have begun, as far as they are kept.
+//!
+//! ```text
+//!            begin            rest (the connection was lost)
+//!   (none) ───────▶ active ─────────────────────────────▶ resting ──▶ swept: too old, too many
+//!                    ▲ │ │ └▶ complete (for repeats) ─────────────────▲
+//!                    │ │ └▶ forgotten (nothing to resume)             │
+//!                    │ └── begin of another call: told to rest ───────│
+//!                    └────────── begin ◀── resting, or found on disk ─┘
+//! ```
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::{
+    error::{Error, Reason},
+    store::uploads::{UploadRecord, UploadRecords},
+    workspace::{Draft, DraftPlace, Workspace},
+};
+
+/// Uploads that are kept, those that go on included.
+const MOST_UPLOADS: usize = 64;
+/// Bytes that resting uploads may have together.
+const MOST_BYTES: u64 = 64 << 30;
+/// How long an upload is kept after something last came.
+const AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Kept {
+    records: UploadRecords,
+    workspaces: Vec<Arc<Workspace>>,
+    uploads: Mutex<HashMap<Key, Upload>>,
+}
+
+/// Workspace and id. One that cannot be resumed has an id that no caller can give.
+type Key = (String, String);
+
+#[derive(Debug)]
+struct Upload {
+    record: UploadRecord,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// A call receives it.
+    Active(Turn),
+    /// It can be resumed.
+    Resting(Box<Draft>),
+    /// It can be resumed; it came with an earlier daemon, and has so many bytes.
+    OnDisk(u64),
+    /// The file is in its place.
+    Complete,
+}
+
+/// One call's turn at an upload.
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    /// Cancelled when the call is to end.
+    pub(super) stop: CancellationToken,
+    /// Bytes that are there.
+    pub(super) progress: Arc<AtomicU64>,
+    taken_over: Arc<AtomicBool>,
+    over: CancellationToken,
+}
+
+/// A call's hold on an upload. Dropping it forgets the upload.
+#[derive(Debug)]
+pub(super) struct Lease {
+    kept: Arc<Kept>,
+    key: Key,
+    /// The turn.
+    pub(super) turn: Turn,
+    settled: bool,
+}
+
+/// What there is of an upload when a call begins.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// Nothing.
+    New(Lease),
+    /// Some of it.
+    Resting(Lease, Box<Draft>),
+    /// Some of it, which must be found first.
+    OnDisk(Lease, DraftPlace),
+    /// All of it. Whether nothing was there before.
+    Complete(bool),
+    /// Another call has it and was told to end: try again after that.
+    Busy(CancellationToken),
+}
+
+/// When an upload is dropped, as time since 1970.
+pub(super) fn expiry(record: &UploadRecord) -> Duration {
+    Duration::from_secs(record.touched).saturating_add(AGE)
+}
+
+// === impl Kept ===
+
+impl Kept {
+    /// What an earlier daemon kept. What cannot be resumed is swept. Blocks.
+    pub(super) fn load(records: UploadRecords, workspaces: Vec<Arc<Workspace>>) -> Self {
+        let kept = Self {
+            records,
+            workspaces,
+            uploads: Mutex::default(),
+        };
+        let mut uploads = HashMap::new();
+        for record in kept.records.load() {
+            let state = match (&record.upload_id, record.complete) {
+                (None, _) => None,
+                (Some(_), Some(_)) => Some(State::Complete),
+                (Some(_), None) => kept
+                    .workspace(&record.workspace)
+                    .and_then(|workspace| workspace.draft_length(&place(&record)))
+                    .filter(|length| *length <= record.size)
+                    .map(State::OnDisk),
+            };
+            match (state, record.upload_id.clone()) {
+                (Some(state), Some(id)) => {
+                    let key = (record.workspace.clone(), id);
+                    uploads.insert(key, Upload { record, state });
+                }
+                _ => kept.sweep(Upload {
+                    record,
+                    state: State::OnDisk(0),
+                }),
+            }
+        }
+        let swept = make_room(&mut uploads, MOST_UPLOADS);
+        *kept.lock() = uploads;
+        swept.into_iter().for_each(|upload| kept.sweep(upload));
+        kept
+    }
+
+    /// An upload that can be resumed, and where it is to go on.
+    pub(super) fn find(&self, workspace: &str, id: &str) -> Option<(UploadRecord, u64)> {
+        let uploads = self.lock();
+        let upload = uploads.get(&(workspace.to_owned(), id.to_owned()))?;
+        upload.record.upload_id.as_ref()?;
+        let offset = match &upload.state {
+            State::Active(turn) => turn.progress.load(Ordering::Relaxed),
+            State::Resting(draft) => draft.length(),
+            State::OnDisk(length) => *length,
+            State::Complete => upload.record.size,
+        };
+        Some((upload.record.clone(), offset))
+    }
+
+    /// Begins a call's turn at the upload of `record`. `stop` ends the turn. Blocks.
+    pub(super) fn begin(
+        self: &Arc<Self>,
+        mut record: UploadRecord,
+        stop: &CancellationToken,
+    ) -> Result<Begun, Error> {
+        let id = match &record.upload_id {
+            Some(id) => id.clone(),
+            None => format!(".{}", record.name),
+        };
+        let key = (record.workspace.clone(), id);
+        let turn = Turn {
+            stop: stop.clone(),
+            progress: Arc::default(),
+            taken_over: Arc::default(),
+            over: CancellationToken::new(),
+        };
+        let lease = |turn| Lease {
+            kept: Arc::clone(self),
+            key: key.clone(),
+            turn,
+            settled: false,
+        };
+        let mut uploads = self.lock();
+        if let Some(upload) = uploads.get_mut(&key) {
+            let is = &upload.record;
+            if (&is.path, is.size, &is.sha256) != (&record.path, record.size, &record.sha256) {
+                return Err(Error::invalid_field(
+                    "start.upload_id",
+                    format!(
+                        "was used for {} with {} bytes: repeat that path, size and sha256, or choose another id",
+                        is.path, is.size
+                    ),
+                ));
+            }
+            if let (State::Complete, Some(created)) = (&upload.state, is.complete) {
+                return Ok(Begun::Complete(created));
+            }
+            if let State::Active(other) = &upload.state {
+                other.taken_over.store(true, Ordering::Relaxed);
+                other.stop.cancel();
+                return Ok(Begun::Busy(other.over.clone()));
+            }
+            upload.record.touched = now();
+            return Ok(
+                match mem::replace(&mut upload.state, State::Active(turn.clone())) {
+                    State::Resting(draft) => {
+                        turn.progress.store(draft.length(), Ordering::Relaxed);
+                        Begun::Resting(lease(turn), draft)
+                    }
+                    State::OnDisk(length) => {
+                        turn.progress.store(length, Ordering::Relaxed);
+                        Begun::OnDisk(lease(turn), place(&upload.record))
+                    }
+                    State::Active(_) | State::Complete => Begun::New(lease(turn)),
+                },
+            );
+        }
+        let swept = make_room(&mut uploads, MOST_UPLOADS - 1);
+        let is_room = uploads.len() < MOST_UPLOADS;
+        if is_room {
+            record.touched = now();
+            let state = State::Active(turn.clone());
+            uploads.insert(key.clone(), Upload { record, state });
+        }
+        drop(uploads);
+        swept.into_iter().for_each(|upload| self.sweep(upload));
+        if is_room {
+            return Ok(Begun::New(lease(turn)));
+        }
+        let text = "too many uploads go on: try again after the time given";
+        Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
+    }
+
+    /// Deletes what has come of an upload, and its record. Blocks.
+    fn sweep(&self, Upload { record, state }: Upload) {
+        match state {
+            State::Resting(draft) => draft.discard(),
+            State::OnDisk(_) => {
+                if let Some(workspace) = self.workspace(&record.workspace) {
+                    workspace.delete_draft(&place(&record));
+                }
+            }
+            State::Active(_) | State::Complete => {}
+        }
+        self.records.remove(&record.name);
+    }
+
+    fn workspace(&self, name: &str) -> Option<&Workspace> {
+        let mut workspaces = self.workspaces.iter();
+        workspaces
+            .find(|workspace| workspace.name() == name)
+            .map(|workspace| &**workspace)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Upload>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Whether another call goes on with the upload.
+    pub(super) fn was_taken_over(&self) -> bool {
+        self.taken_over.load(Ordering::Relaxed)
+    }
+}
+
+// === impl Lease ===
+
+impl Lease {
+    /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
+    pub(super) fn began(&self, place: &DraftPlace) -> std::io::Result<()> {
+        let record = {
+            let mut uploads = self.kept.lock();
+            let Some(upload) = uploads.get_mut(&self.key) else {
+                return Ok(());
+            };
+            upload.record.draft_directory.clone_from(&place.directory);
+            upload.record.draft_name.clone_from(&place.name);
+            upload.record.draft_identity = place.identity;
+            upload.record.clone()
+        };
+        self.kept.records.save(&record)
+    }
+
+    /// Leaves an upload of an earlier daemon as it was found.
+    pub(super) fn put_back(mut self) {
+        self.settled = true;
+        if let Some(upload) = self.kept.lock().get_mut(&self.key) {
+            upload.state = State::OnDisk(self.turn.progress.load(Ordering::Relaxed));
+        }
+        self.turn.over.cancel();
+    }
+
+    /// Keeps the upload for later, or drops it where it cannot be resumed. Blocks.
+    pub(super) fn rest(mut self, draft: Draft) {
+        self.settled = true;
+        let (record, swept) = {
+            let mut uploads = self.kept.lock();
+            let resumable = uploads
+                .get(&self.key)
+                .is_some_and(|upload| upload.record.upload_id.is_some());
+            if !resumable {
+                let removed = uploads.remove(&self.key);
+                drop(uploads);
+                draft.discard();
+                removed
+                    .into_iter()
+                    .for_each(|upload| self.kept.sweep(upload));
+                return self.turn.over.cancel();
+            }
+            let mut record = None;
+            if let Some(upload) = uploads.get_mut(&self.key) {
+                upload.record.touched = now();
+                upload.state = State::Resting(Box::new(draft));
+                record = Some(upload.record.clone());
+            }
+            (record, make_room(&mut uploads, MOST_UPLOADS))
+        };
+        if let Some(record) = record {
+            self.save(&record);
+        }
+        swept.into_iter().for_each(|upload| self.kept.sweep(upload));
+        self.turn.over.cancel();
+    }
+
+    /// Remembers that the file is in its place. Blocks.
+    pub(super) fn complete(mut self, created: bool) {
+        self.settled = true;
+        let record = {
+            let mut uploads = self.kept.lock();
+            uploads.get_mut(&self.key).map(|upload| {
+                upload.record.touched = now();
+                upload.record.complete = Some(created);
+                upload.state = State::Complete;
+                upload.record.clone()
+            })
+        };
+        match record {
+            Some(record) if record.upload_id.is_some() => self.save(&record),
+            _ => self.remove(),
+        }
+        self.turn.over.cancel();
+    }
+
+    fn save(&self, record: &UploadRecord) {
+        // Without it, a repeat after a restart finds less than there is, and starts again.
+        if let Err(error) = self.kept.records.save(record) {
+            tracing::warn!(%error, "the record of an upload cannot be written");
+        }
+    }
+
+    fn remove(&self) {
+        let removed = self.kept.lock().remove(&self.key);
+        if let Some(upload) = removed {
+            self.kept.records.remove(&upload.record.name);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if !self.settled {
+            self.remove();
+            self.turn.over.cancel();
+        }
+    }
+}
+
+/// Takes out what is too old and, oldest first, what is too much. What a call receives stays.
+fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
+    let mut idle: Vec<(u64, Key, u64)> = uploads
+        .iter()
+        .filter_map(|(key, upload)| {
+            let bytes = match &upload.state {
+                State::Active(_) => return None,
+                State::Resting(draft) => draft.length(),
+                State::OnDisk(length) => *length,
+                State::Complete => 0,
+            };
+            Some((upload.record.touched, key.clone(), bytes))
+        })
+        .collect();
+    idle.sort_unstable();
+    let oldest = now().saturating_sub(AGE.as_secs());
+    let mut bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
+    let mut taken = Vec::new();
+    for (touched, key, size) in idle {
+        if touched >= oldest && uploads.len() <= most && bytes <= MOST_BYTES {
+            break;
+        }
+        bytes -= size;
+        taken.extend(uploads.remove(&key));
+    }
+    taken
+}
+
+fn place(record: &UploadRecord) -> DraftPlace {
+    DraftPlace {
+        directory: record.draft_directory.clone(),
+        name: record.draft_name.clone(),
+        identity: record.draft_identity,
+    }
+}
+
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |time| time.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
+        let record = UploadRecord {
+            name: name.to_owned(),
+            upload_id: Some(name.to_owned()),
+            workspace: "w".into(),
+            path: "p".into(),
+            size: u64::MAX,
+            sha256: String::new(),
+            draft_directory: String::new(),
+            draft_name: String::new(),
+            draft_identity: (0, 0),
+            complete: None,
+            touched,
+        };
+        (("w".into(), name.into()), Upload { record, state })
+    }
+
+    fn active() -> State {
+        State::Active(Turn {
+            stop: CancellationToken::new(),
+            progress: Arc::default(),
+            taken_over: Arc::default(),
+            over: CancellationToken::new(),
+        })
+    }
+
+    fn swept(uploads: Vec<(Key, Upload)>, most: usize) -> Vec<String> {
+        let mut uploads = uploads.into_iter().collect();
+        let swept = make_room(&mut uploads, most);
+        swept.into_iter().map(|upload| upload.record.name).collect()
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_in_number_bytes_and_age() {
+        let now = now();
+        let old = now - AGE.as_secs() - 1;
+        let on_disk = |name, touched, bytes| upload(name, touched, State::OnDisk(bytes));
+        let none: [&str; 0] = [];
+        assert_eq!(swept(vec![on_disk("a", now - 9, 1)], 1), none);
+        // Age, but for what a call receives.
+        let uploads = vec![
+            on_disk("a", old, 0),
+            upload("b", old, State::Complete),
+            upload("c", old, active()),
+            on_disk("d", now, 0),
+        ];
+        assert_eq!(swept(uploads, 64), ["a", "b"]);
+        // Number, the oldest first.
+        let uploads = vec![
+            on_disk("a", now - 1, 0),
+            on_disk("b", now - 3, 0),
+            upload("c", now - 9, active()),
+            on_disk("d", now - 2, 0),
+        ];
+        assert_eq!(swept(uploads, 2), ["b", "d"]);
+        // Bytes, the oldest first; those of what a call receives are the disk's to bound.
+        let uploads = vec![
+            on_disk("a", now - 1, MOST_BYTES),
+            on_disk("b", now - 2, 1),
+            upload("c", now - 9, active()),
+        ];
+        assert_eq!(swept(uploads, 64), ["b"]);
+        let uploads = vec![on_disk("a", now, MOST_BYTES + 1)];
+        assert_eq!(swept(uploads, 64), ["a"]);
+    }
+
+    fn kept(folder: &std::path::Path) -> Arc<Kept> {
+        let store = crate::daemon::store::state_dir::StateDir::open(folder).unwrap();
+        Arc::new(Kept::load(store.uploads(), Vec::new()))
+    }
+
+    #[test]
+    fn one_call_at_a_time_has_an_upload() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        let record = upload("a", 0, State::Complete).1.record;
+        let stop = CancellationToken::new();
+        let Begun::New(lease) = kept.begin(record.clone(), &stop).unwrap() else {
+            panic!("it is new");
+        };
+        let second = CancellationToken::new();
+        let Begun::Busy(over) = kept.begin(record.clone(), &second).unwrap() else {
+            panic!("the first call has it");
+        };
+        assert!(stop.is_cancelled() && lease.turn.was_taken_over());
+        assert!(!over.is_cancelled());
+        drop(lease);
+        assert!(over.is_cancelled());
+        assert!(kept.find("w", "a").is_none(), "nothing had come");
+        let Begun::New(lease) = kept.begin(record.clone(), &second).unwrap() else {
+            panic!("it is new again");
+        };
+        lease.complete(true);
+        let again = kept.begin(record.clone(), &second).unwrap();
+        assert!(matches!(again, Begun::Complete(true)));
+        let other = UploadRecord { size: 1, ..record };
+        let error = kept.begin(other, &second).unwrap_err();
+        assert_eq!(error.reason, Reason::InvalidParams);
+    }
+
+    #[test]
+    fn uploads_that_go_on_are_not_swept_for_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = kept(folder.path());
+        let stop = CancellationToken::new();
+        let mut leases = Vec::new();
+        for number in 0..MOST_UPLOADS {
+            let record = upload(&number.to_string(), 0, State::Complete).1.record;
+            leases.push(kept.begin(record, &stop).unwrap());
+        }
+        let record = upload("more", 0, State::Complete).1.record;
+        let error = kept.begin(record.clone(), &stop).unwrap_err();
+        assert_eq!(error.reason, Reason::ResourceExhausted);
+        leases.pop();
+        assert!(kept.begin(record, &stop).is_ok());
+    }
+}

@@ -1,0 +1,115 @@
+//! `jig.v1.TransferService`: files of any size, into the workspace and out of it, in memory that
+//! does not depend on their size.
+
+mod download;
+mod kept;
+mod upload;
+
+use std::{sync::Arc, time::UNIX_EPOCH};
+
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use self::kept::Kept;
+use super::{metadata::incoming, status};
+use crate::{
+    api::v1::{
+        DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadRequest,
+        UploadResponse, transfer_service_server::TransferService,
+    },
+    daemon::{
+        call::{Pipeline, admission::Admission},
+        error::{Error, Reason},
+    },
+};
+
+/// Transfers that go on at one time. They last long, so they do not take the places of calls.
+const TRANSFERS: usize = 32;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Transfers {
+    pipeline: Arc<Pipeline>,
+    places: Admission,
+    kept: Arc<Kept>,
+}
+
+impl Transfers {
+    /// The service, with the uploads that another daemon left, as far as they are young enough.
+    /// Blocks for a moment.
+    pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
+        let scenes = pipeline.scenes.iter();
+        let workspaces = scenes.map(|scene| Arc::clone(&scene.workspace)).collect();
+        Self {
+            places: Admission::new(TRANSFERS),
+            kept: Arc::new(Kept::load(pipeline.store.uploads(), workspaces)),
+            pipeline,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl TransferService for Transfers {
+    type DownloadStream = ReceiverStream<Result<DownloadResponse, Status>>;
+
+    async fn upload(
+        &self,
+        request: Request<Streaming<UploadRequest>>,
+    ) -> Result<Response<UploadResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        upload::upload(
+            &self.pipeline,
+            &self.places,
+            &self.kept,
+            incoming,
+            request.into_inner(),
+        )
+        .await
+        .map(Response::new)
+        .map_err(|error| status::answer(&error, &call_id))
+    }
+
+    async fn get_upload(
+        &self,
+        request: Request<GetUploadRequest>,
+    ) -> Result<Response<GetUploadResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let found = || {
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.GetUploadRequest", request.into_inner())?;
+            let scene = self.pipeline.scene(&incoming)?;
+            let found = self.kept.find(scene.workspace.name(), &request.upload_id);
+            found.ok_or_else(|| {
+                let id = request.upload_id;
+                let text =
+                    format!("nothing is kept of an upload {id:?}: start it from the first byte");
+                Error::new(Reason::UploadNotFound, text).with("upload_id", id)
+            })
+        };
+        let (record, offset) =
+            found().map_err(|error: Error| status::answer(&error, &incoming.call_id))?;
+        Ok(Response::new(GetUploadResponse {
+            expire_time: Some((UNIX_EPOCH + kept::expiry(&record)).into()),
+            path: record.path,
+            size_bytes: record.size,
+            sha256: record.sha256,
+            offset,
+            complete: record.complete.is_some(),
+        }))
+    }
+
+    async fn download(
+        &self,
+        request: Request<DownloadRequest>,
+    ) -> Result<Response<Self::DownloadStream>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        download::download(&self.pipeline, &self.places, incoming, request.into_inner())
+            .await
+            .map(Response::new)
+            .map_err(|error| status::answer(&error, &call_id))
+    }
+}

@@ -1,0 +1,429 @@
+//! Receiving a file: chunk by chunk into a draft, which is put into its place when all has come and
+//! its checksum is right.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use serde_json::{Map, Value, json};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+use super::kept::{Begun, Kept, Lease};
+use crate::{
+    api::v1::{
+        UploadChunk, UploadRequest, UploadResponse, UploadStart, WriteMode, upload_request::Part,
+    },
+    daemon::{
+        call::{Pipeline, admission::Admission, context::Incoming},
+        error::{Error, Reason, Violation},
+        store::uploads::UploadRecord,
+        task,
+        workspace::{Draft, Stop, Target, Workspace},
+    },
+};
+
+/// How long the other side of a transfer may be silent. What has come of an upload is kept then.
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
+/// Most bytes of a chunk.
+const LARGEST_CHUNK: usize = 1 << 20;
+
+/// What an upload is to do, understood.
+#[derive(Debug, Clone)]
+struct Plan {
+    record: UploadRecord,
+    target: Target,
+    create_directories: bool,
+}
+
+/// What a call needs to receive a file.
+struct Receiving {
+    workspace: Arc<Workspace>,
+    kept: Arc<Kept>,
+    plan: Plan,
+    stream: Streaming<UploadRequest>,
+    stop: CancellationToken,
+    draining: CancellationToken,
+}
+
+/// An upload, to its end.
+pub(super) async fn upload(
+    pipeline: &Arc<Pipeline>,
+    places: &Admission,
+    kept: &Arc<Kept>,
+    incoming: Incoming,
+    mut stream: Streaming<UploadRequest>,
+) -> Result<UploadResponse, Error> {
+    let scene = pipeline.scene(&incoming)?;
+    let first = timeout(SILENCE, stream.message()).await;
+    let first = first.map_err(|_| silent())?.map_err(|status| lost(&status));
+    let first = pipeline
+        .catalog
+        .check("jig.v1.UploadRequest", first?.unwrap_or_default())?;
+    let Some(Part::Start(start)) = first.part else {
+        let text = "must be in the first message: what is to be written, and where";
+        return Err(Error::invalid_field("start", text));
+    };
+    let workspace = Arc::clone(&scene.workspace);
+    let plan = Plan::new(start, &workspace, &incoming.call_id)?;
+    // Taken before the drain is looked at: whoever is let in is waited for.
+    let _waited_for = task::hold();
+    let permit = places.enter(&pipeline.drain)?;
+    let recorded = pipeline
+        .begin_recorded("upload", incoming, plan.shown())
+        .await?;
+    let stop = pipeline.drain.end_token().child_token();
+    let receiving = Receiving {
+        workspace,
+        kept: Arc::clone(kept),
+        plan,
+        stream,
+        stop: stop.clone(),
+        draining: pipeline.drain.end_token(),
+    };
+    let work = task::spawn_tracked("upload", async move {
+        let result = receiving.receive().await;
+        drop(permit);
+        recorded.end(result, facts)
+    });
+    // Dropped with the caller: what has come is kept then.
+    let _abandoned = stop.drop_guard();
+    work.await.map_err(Error::internal)?
+}
+
+// === impl Plan ===
+
+impl Plan {
+    fn new(start: UploadStart, workspace: &Workspace, call_id: &str) -> Result<Self, Error> {
+        let mut violations = Vec::new();
+        let mut report = |field: &str, description: &str| {
+            violations.push(Violation {
+                field: format!("start.{field}"),
+                description: description.to_owned(),
+            });
+        };
+        let mode = start.mode();
+        if mode == WriteMode::Append {
+            report("mode", "an upload is a whole file and cannot append");
+        }
+        let mut sum = |field, text: &str| {
+            if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                report(field, "must be a SHA-256: 64 hexadecimal digits");
+            }
+            text.to_ascii_lowercase()
+        };
+        let sha256 = sum("sha256", &start.sha256);
+        let expected = start.expected_sha256.as_deref();
+        let expected_sha256 = expected.map(|text| sum("expected_sha256", text));
+        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
+        if let Some(id) = &start.upload_id
+            && (id.is_empty() || !id.bytes().all(allowed))
+        {
+            report(
+                "upload_id",
+                "must have 1 to 64 letters, digits, underscores and hyphens",
+            );
+        }
+        if i64::try_from(start.size_bytes).is_err() {
+            report("size_bytes", "no file can be that large");
+        }
+        if !violations.is_empty() {
+            return Err(Error::invalid(violations));
+        }
+        let path = workspace.resolve(&start.path)?;
+        Ok(Self {
+            record: UploadRecord {
+                name: call_id.to_owned(),
+                upload_id: start.upload_id,
+                workspace: workspace.name().to_owned(),
+                path: path.as_str().to_owned(),
+                size: start.size_bytes,
+                sha256,
+                draft_directory: String::new(),
+                draft_name: String::new(),
+                draft_identity: (0, 0),
+                complete: None,
+                touched: 0,
+            },
+            target: Target {
+                path,
+                create_new: mode == WriteMode::CreateNew,
+                expected_sha256,
+                mode: start.file_mode,
+            },
+            create_directories: start.create_directories.unwrap_or(true),
+        })
+    }
+
+    /// What the record of the call says of it.
+    fn shown(&self) -> Value {
+        json!({
+            "path": self.record.path,
+            "size_bytes": self.record.size,
+            "sha256": self.record.sha256,
+            "upload_id": self.record.upload_id,
+            "create_new": self.target.create_new,
+            "expected_sha256": self.target.expected_sha256,
+            "file_mode": self.target.mode,
+        })
+    }
+
+    fn response(&self, created: bool, received_bytes: u64) -> UploadResponse {
+        UploadResponse {
+            size_bytes: self.record.size,
+            sha256: self.record.sha256.clone(),
+            created,
+            received_bytes,
+        }
+    }
+}
+
+// === impl Receiving ===
+
+impl Receiving {
+    async fn receive(mut self) -> Result<UploadResponse, Error> {
+        let begun = loop {
+            let (kept, stop) = (Arc::clone(&self.kept), self.stop.clone());
+            let record = self.plan.record.clone();
+            let begun = blocking(move || kept.begin(record, &stop)).await??;
+            let Begun::Busy(over) = &begun else {
+                break begun;
+            };
+            // The other call's turn ends within a chunk.
+            tokio::select! {
+                () = over.cancelled() => {}
+                () = self.stop.cancelled() => return Err(self.ended(None)),
+            }
+        };
+        let (lease, draft) = match self.open(begun).await? {
+            Ok(opened) => opened,
+            Err(created) => return Ok(self.plan.response(created, 0)),
+        };
+        let before = draft.length();
+        let (draft, result) = self.fill(draft, &lease).await?;
+        let received = draft.length() - before;
+        let created = match result {
+            Ok(()) => self.finish(lease, draft).await?,
+            Err(error) => {
+                blocking(move || lease.rest(draft)).await?;
+                return Err(error);
+            }
+        };
+        Ok(self.plan.response(created, received))
+    }
+
+    /// Finds or makes the draft. `Err` of the inner result: the upload is complete already.
+    async fn open(&self, begun: Begun) -> Result<Result<(Lease, Draft), bool>, Error> {
+        let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
+        self.on_files(move |stop| {
+            let prepare = || {
+                if plan.create_directories {
+                    workspace.create_parents(&plan.target.path)?;
+                }
+                workspace.look_at(&plan.target, stop)
+            };
+            let (lease, draft) = match begun {
+                Begun::Complete(created) => return Ok(Err(created)),
+                Begun::Busy(_) => return Err(Error::internal("the upload is busy")),
+                Begun::New(lease) => {
+                    prepare()?;
+                    let path = &plan.target.path;
+                    let draft = workspace.begin_draft(path, &plan.record.name)?;
+                    if let Err(error) = lease.began(draft.place()) {
+                        draft.discard();
+                        return Err(Error::internal(error));
+                    }
+                    return Ok(Ok((lease, draft)));
+                }
+                Begun::Resting(lease, draft) => (lease, *draft),
+                Begun::OnDisk(lease, place) => {
+                    match workspace.reopen_draft(place.clone(), stop) {
+                        Ok(draft) => (lease, draft),
+                        Err(error) => {
+                            // A caller who left while it was hashed may come back.
+                            if error.reason == Reason::Timeout {
+                                lease.put_back();
+                            } else {
+                                workspace.delete_draft(&place);
+                            }
+                            return Err(error);
+                        }
+                    }
+                }
+            };
+            match prepare() {
+                Ok(()) => Ok(Ok((lease, draft))),
+                Err(error) => {
+                    lease.rest(draft);
+                    Err(error)
+                }
+            }
+        })
+        .await?
+    }
+
+    /// Takes chunks until the stream ends. The draft has all that came in order, whatever happens.
+    async fn fill(
+        &mut self,
+        mut draft: Draft,
+        lease: &Lease,
+    ) -> Result<(Draft, Result<(), Error>), Error> {
+        let size = self.plan.record.size;
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Ok((draft, Err(self.ended(Some(lease))))),
+                message = timeout(SILENCE, self.stream.message()) => message,
+            };
+            let chunk = match message {
+                Err(_) => Err(silent()),
+                Ok(Err(status)) => Err(lost(&status)),
+                Ok(Ok(message)) => new_bytes(message, draft.length(), size),
+            };
+            let data = match chunk {
+                Ok(Some(data)) => data,
+                Ok(None) => return Ok((draft, Ok(()))),
+                Err(error) => return Ok((draft, Err(error))),
+            };
+            let appended = blocking(move || {
+                let result = draft.append(&data);
+                (draft, result)
+            });
+            let result;
+            (draft, result) = appended.await?;
+            if let Err(error) = result {
+                return Ok((draft, Err(error)));
+            }
+            lease.turn.progress.store(draft.length(), Ordering::Relaxed);
+        }
+    }
+
+    /// Checks what has come and puts it into its place.
+    async fn finish(&self, lease: Lease, draft: Draft) -> Result<bool, Error> {
+        let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
+        self.on_files(move |stop| {
+            let sha256 = draft.sha256();
+            if sha256 != plan.record.sha256 {
+                draft.discard();
+                let message = format!(
+                    "the bytes that came have the SHA-256 {sha256} and not {}, and are dropped: start again from the first byte",
+                    plan.record.sha256
+                );
+                return Err(Error::new(Reason::ChecksumMismatch, message).with("sha256", sha256));
+            }
+            match workspace.put(&draft, &plan.target, stop) {
+                Ok(created) => {
+                    lease.complete(created);
+                    Ok(created)
+                }
+                Err(error) => {
+                    lease.rest(draft);
+                    Err(error)
+                }
+            }
+        })
+        .await?
+    }
+
+    /// Runs a function that blocks, and tells it to stop when the call is to end.
+    async fn on_files<R: Send + 'static>(
+        &self,
+        function: impl FnOnce(&Stop) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let stop = Stop::new();
+        let told = stop.clone();
+        let mut running = std::pin::pin!(task::blocking(move || function(&told)));
+        let result = tokio::select! {
+            result = &mut running => result,
+            () = self.stop.cancelled() => {
+                stop.stop();
+                running.await
+            }
+        };
+        result.map_err(Error::internal)
+    }
+
+    /// Why the call was told to end.
+    fn ended(&self, lease: Option<&Lease>) -> Error {
+        if lease.is_some_and(|lease| lease.turn.was_taken_over()) {
+            let text = "is being resumed by another call, which has taken over";
+            return Error::invalid_field("start.upload_id", text);
+        }
+        if self.draining.is_cancelled() {
+            let text = "the daemon is shutting down: resume the upload when it is back";
+            return Error::new(Reason::Draining, text);
+        }
+        let text = "the caller has gone: with an upload_id, the upload can be resumed";
+        Error::new(Reason::Timeout, text)
+    }
+}
+
+/// The bytes of a message that are not there yet; none when the stream has ended as it should.
+fn new_bytes(
+    message: Option<UploadRequest>,
+    length: u64,
+    size: u64,
+) -> Result<Option<bytes::Bytes>, Error> {
+    let Some(message) = message else {
+        if length < size {
+            let text = format!(
+                "the stream ended after {length} of {size} bytes: send the rest; with an upload_id, resume from there"
+            );
+            return Err(Error::invalid_field("chunk", text));
+        }
+        return Ok(None);
+    };
+    let Some(Part::Chunk(UploadChunk { offset, mut data })) = message.part else {
+        let text = "must be in each message after the first";
+        return Err(Error::invalid_field("chunk", text));
+    };
+    if data.len() > LARGEST_CHUNK {
+        let text = format!("must have at most {LARGEST_CHUNK} bytes");
+        return Err(Error::invalid_field("chunk.data", text));
+    }
+    if offset > length {
+        let text = format!("leaves a gap: the next byte is that at {length}");
+        return Err(Error::invalid_field("chunk.offset", text));
+    }
+    let bytes = data.len() as u64;
+    if offset.checked_add(bytes).is_none_or(|end| end > size) {
+        let text = format!("goes beyond the {size} bytes of size_bytes");
+        return Err(Error::invalid_field("chunk.data", text));
+    }
+    // Sent before the connection was lost.
+    let known = usize::try_from((length - offset).min(bytes)).unwrap_or(data.len());
+    Ok(Some(data.split_off(known)))
+}
+
+fn facts(response: &UploadResponse) -> Map<String, Value> {
+    let mut facts = Map::new();
+    facts.insert("created".to_owned(), response.created.into());
+    facts.insert("received_bytes".to_owned(), response.received_bytes.into());
+    facts
+}
+
+fn silent() -> Error {
+    let text = format!(
+        "nothing came for {} seconds: with an upload_id, the upload can be resumed",
+        SILENCE.as_secs()
+    );
+    Error::new(Reason::Timeout, text)
+}
+
+/// What a stream that breaks off means.
+fn lost(status: &Status) -> Error {
+    let code = status.code();
+    if [Code::OutOfRange, Code::ResourceExhausted, Code::Internal].contains(&code) {
+        return Error::invalid_field("chunk", format!("cannot be read: {}", status.message()));
+    }
+    let text = "the connection was lost: with an upload_id, the upload can be resumed";
+    Error::new(Reason::Timeout, text)
+}
+
+async fn blocking<R: Send + 'static>(
+    function: impl FnOnce() -> R + Send + 'static,
+) -> Result<R, Error> {
+    task::blocking(function).await.map_err(Error::internal)
+}

@@ -1,0 +1,101 @@
+//! Paths of the workspace that its commands may not change, though they may change the rest.
+//!
+//! Each is mounted onto itself read-only. The directories on the way are mounted onto themselves
+//! too, writable: a directory that something is mounted on can be neither renamed nor removed, so
+//! nobody can put another in its place. All of it goes by descriptors and refuses symbolic links:
+//! commands of a template before this one have been in the workspace.
+
+use std::{
+    collections::HashSet,
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat2},
+    mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree},
+};
+
+use super::stage::{Failure, Stage, at};
+use crate::daemon::sys::{
+    Errno,
+    mount::{attribute, set_attributes},
+};
+
+/// Protects `paths` in the workspace that is mounted at `workspace`, a path relative to the working
+/// directory. One that is not there is made, as an empty directory: otherwise commands could make
+/// it.
+pub(super) fn protect(workspace: &Path, paths: &[String]) -> Result<(), Failure> {
+    let mut mounted = HashSet::new();
+    for path in paths {
+        let failed = |errno| at(Stage::BuildRoot, path)(errno);
+        let mut here = open(
+            workspace,
+            OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .map_err(failed)?;
+        let mut so_far = PathBuf::new();
+        let mut names = path.split('/').peekable();
+        while let Some(name) = names.next() {
+            so_far.push(name);
+            let last = names.peek().is_none();
+            if mounted.insert(so_far.clone()) || last {
+                let found = find(&here, name).map_err(failed)?;
+                mount_onto_itself(&found, last).map_err(failed)?;
+            }
+            // Opened again: this is the mount now.
+            here = find(&here, name).map_err(failed)?;
+        }
+    }
+    Ok(())
+}
+
+fn find(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let find = || {
+        openat2(
+            directory,
+            name,
+            flags,
+            Mode::empty(),
+            ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
+        )
+    };
+    match find() {
+        Err(Errno::NOENT) => {
+            mkdirat(directory, name, Mode::from_raw_mode(0o755))?;
+            find()
+        }
+        // BENEATH refuses to enter the mount that was just made: a name cannot lead elsewhere.
+        Err(Errno::XDEV) => openat2(
+            directory,
+            name,
+            flags | OFlags::NOFOLLOW,
+            Mode::empty(),
+            ResolveFlags::NO_SYMLINKS,
+        ),
+        found => found,
+    }
+}
+
+fn mount_onto_itself(found: &OwnedFd, read_only: bool) -> Result<(), Errno> {
+    let tree = open_tree(
+        found,
+        "",
+        OpenTreeFlags::OPEN_TREE_CLONE
+            | OpenTreeFlags::OPEN_TREE_CLOEXEC
+            | OpenTreeFlags::AT_EMPTY_PATH
+            | OpenTreeFlags::AT_RECURSIVE,
+    )?;
+    if read_only {
+        set_attributes(tree.as_fd(), attribute::RDONLY, None)?;
+    }
+    move_mount(
+        tree.as_fd(),
+        "",
+        found,
+        "",
+        MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH,
+    )
+}

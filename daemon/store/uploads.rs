@@ -1,0 +1,138 @@
+//! Records of uploads that have begun: with them, what has come is found again after a restart, to
+//! be resumed or to be swept away.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt as _,
+    path::PathBuf,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// Records that are read at the start; what is beyond was not written by this daemon.
+const MOST: usize = 4096;
+/// Largest file that can be a record.
+const LARGEST: u64 = 64 * 1024;
+
+/// The folder of the records.
+#[derive(Debug, Clone)]
+pub(crate) struct UploadRecords {
+    folder: PathBuf,
+}
+
+/// What is known of an upload.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UploadRecord {
+    /// Name of its files: a ULID.
+    pub(crate) name: String,
+    /// Id that its caller gave it; none when it cannot be resumed.
+    pub(crate) upload_id: Option<String>,
+    /// The workspace.
+    pub(crate) workspace: String,
+    /// Where the file is to be.
+    pub(crate) path: String,
+    /// Bytes of the whole file.
+    pub(crate) size: u64,
+    /// Hash of the whole file.
+    pub(crate) sha256: String,
+    /// Directory of what has come, in the workspace.
+    pub(crate) draft_directory: String,
+    /// Its name there.
+    pub(crate) draft_name: String,
+    /// Its device and inode.
+    pub(crate) draft_identity: (u64, u64),
+    /// Whether the file is in its place, and if so, whether nothing was there before.
+    pub(crate) complete: Option<bool>,
+    /// Seconds since 1970 when something last came.
+    pub(crate) touched: u64,
+}
+
+impl UploadRecords {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// All that can be read. Blocks.
+    pub(crate) fn load(&self) -> Vec<UploadRecord> {
+        let Ok(entries) = fs::read_dir(&self.folder) else {
+            return Vec::new();
+        };
+        let mut records = Vec::new();
+        for entry in entries.flatten().take(MOST) {
+            let small = entry.metadata().is_ok_and(|data| data.len() <= LARGEST);
+            let record = fs::read(entry.path())
+                .ok()
+                .filter(|_| small)
+                .and_then(|json| serde_json::from_slice::<UploadRecord>(&json).ok())
+                .filter(|record| entry.file_name() == file_name(&record.name).as_str());
+            match record {
+                Some(record) => records.push(record),
+                // Cut off by a crash, or not ours.
+                None => {
+                    tracing::warn!(file = %entry.path().display(), "not the record of an upload");
+                    fs::remove_file(entry.path()).ok();
+                }
+            }
+        }
+        records
+    }
+
+    /// Writes a record, in one step. Blocks.
+    pub(crate) fn save(&self, record: &UploadRecord) -> io::Result<()> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.folder)?;
+        let path = self.folder.join(file_name(&record.name));
+        let temporary = path.with_extension("new");
+        fs::write(&temporary, serde_json::to_vec(record)?)?;
+        fs::rename(temporary, path)
+    }
+
+    /// Deletes a record, if it is there. Blocks.
+    pub(crate) fn remove(&self, name: &str) {
+        if let Err(error) = fs::remove_file(self.folder.join(file_name(name)))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(name, %error, "the record of an upload cannot be deleted");
+        }
+    }
+}
+
+fn file_name(name: &str) -> String {
+    format!("{name}.json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_come_back_and_what_is_none_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = UploadRecords::new(folder.path().join("uploads"));
+        assert_eq!(records.load(), []);
+        let record = UploadRecord {
+            name: "01ABC".into(),
+            upload_id: Some("a".into()),
+            workspace: "w".into(),
+            path: "p".into(),
+            size: 7,
+            sha256: "00".into(),
+            draft_directory: String::new(),
+            draft_name: ".jig-01ABC.tmp".into(),
+            draft_identity: (1, u64::MAX),
+            complete: None,
+            touched: 5,
+        };
+        records.save(&record).unwrap();
+        let torn = folder.path().join("uploads/01ABD.json");
+        fs::write(&torn, "{\"name\"").unwrap();
+        assert_eq!(records.load(), [record]);
+        assert!(!torn.exists());
+        records.remove("01ABC");
+        records.remove("01ABC");
+        assert_eq!(records.load(), []);
+    }
+}

@@ -1,0 +1,437 @@
+//! Two texts as a unified diff that `git apply` takes.
+//!
+//! Which lines belong together is for the crate `similar` to find. Here is what keeps its work
+//! small: only the part that differs is looked at, each line is compared as a number, and past a
+//! number of lines or a time the diff is right but no longer the smallest.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    fmt::Write as _,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use memchr::{memchr, memchr_iter, memrchr, memrchr_iter};
+use similar::{
+    Algorithm,
+    algorithms::{DiffHook, diff_slices_deadline},
+};
+
+/// Lines of context before and after a change.
+const CONTEXT: usize = 3;
+/// Most lines of either text that are compared. Beyond, all that lies between the first and the
+/// last difference is one change.
+const MOST_LINES: usize = 200_000;
+/// How long lines may be compared; what was not reached by then is one change.
+const LONGEST: Duration = Duration::from_millis(500);
+
+/// A change: these lines of the old text became those of the new one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Change {
+    old: Range<usize>,
+    new: Range<usize>,
+}
+
+/// Collects the changes: what lies between the lines that stay. How the algorithm calls that, or
+/// what it gives up on when its time is over, does not matter then.
+#[derive(Debug, Default)]
+struct Changes {
+    found: Vec<Change>,
+    /// Where the lines that stayed last end in the old text, and in the new one.
+    end: (usize, usize),
+}
+
+/// The diff as far as it was written.
+#[derive(Debug)]
+struct Output {
+    text: String,
+    most: usize,
+    /// Lines that were left out.
+    left_out: usize,
+}
+
+/// The unified diff of two versions of the file at `path`; empty when they are equal. Over about
+/// `most` bytes it is cut, in the middle of a hunk, so that nobody applies it by mistake.
+pub(crate) fn unified(path: &str, old: &str, new: &str, most: usize) -> String {
+    if old == new {
+        return String::new();
+    }
+    let mut output = Output {
+        text: String::new(),
+        most,
+        left_out: 0,
+    };
+    output.names(path);
+    let (start, old_end, new_end) = differing(old, new);
+    let before = lines_in(&old[..start]);
+    let (old, new) = (&old[start..old_end], &new[start..new_end]);
+    if lines_in(old).max(lines_in(new)) > MOST_LINES {
+        output.coarse_hunk(before, old, new);
+    } else {
+        let old: Vec<&str> = old.split_inclusive('\n').collect();
+        let new: Vec<&str> = new.split_inclusive('\n').collect();
+        let changes = changes(&old, &new);
+        let mut rest = changes.as_slice();
+        while let Some(count) = first_hunk(rest) {
+            let (hunk, later) = rest.split_at(count);
+            output.hunk(before, &old, &new, hunk);
+            rest = later;
+        }
+    }
+    output.finish()
+}
+
+/// Where the texts differ, with the context around: a common start, and an end in each. All of
+/// them are starts of lines.
+fn differing(old: &str, new: &str) -> (usize, usize, usize) {
+    let (old, new) = (old.as_bytes(), new.as_bytes());
+    let common = old.iter().zip(new).take_while(|(a, b)| a == b).count();
+    let start = memrchr(b'\n', &old[..common]).map_or(0, |newline| newline + 1);
+    let context = memrchr_iter(b'\n', &old[..start]).nth(CONTEXT);
+    let first = context.map_or(0, |newline| newline + 1);
+
+    let (old_rest, new_rest) = (old[start..].iter().rev(), new[start..].iter().rev());
+    let common = old_rest.zip(new_rest).take_while(|(a, b)| a == b).count();
+    // The first line of what is in common may be the end of a longer one.
+    let tail = &old[old.len() - common..];
+    let after = memchr_iter(b'\n', tail)
+        .nth(CONTEXT)
+        .map_or(0, |newline| tail.len() - newline - 1);
+    (first, old.len() - after, new.len() - after)
+}
+
+/// Lines in a text, a last one without an ending included.
+fn lines_in(text: &str) -> usize {
+    let endings = memchr_iter(b'\n', text.as_bytes()).count();
+    endings + usize::from(!text.is_empty() && !text.ends_with('\n'))
+}
+
+fn changes(old: &[&str], new: &[&str]) -> Vec<Change> {
+    let mut numbers = HashMap::new();
+    let mut numbered = |lines: &[&str]| -> Vec<usize> {
+        let mut number = |line| {
+            let next = numbers.len();
+            *numbers.entry(line).or_insert(next)
+        };
+        lines
+            .iter()
+            .map(|line| number((*line).to_owned()))
+            .collect()
+    };
+    let (old, new) = (numbered(old), numbered(new));
+    let mut changes = Changes::default();
+    let deadline = Instant::now().checked_add(LONGEST);
+    let Ok(()) = diff_slices_deadline(Algorithm::Myers, &mut changes, &old, &new, deadline);
+    // What stays at the very end is nothing.
+    let Ok(()) = changes.equal(old.len(), new.len(), 0);
+    changes.found
+}
+
+/// How many of the changes belong into one hunk: their context touches.
+fn first_hunk(changes: &[Change]) -> Option<usize> {
+    changes.first()?;
+    let near = |pair: &&[Change]| match pair {
+        [one, next] => next.old.start - one.old.end <= 2 * CONTEXT,
+        _ => false,
+    };
+    Some(1 + changes.windows(2).take_while(near).count())
+}
+
+impl DiffHook for Changes {
+    type Error = Infallible;
+
+    fn equal(&mut self, old: usize, new: usize, len: usize) -> Result<(), Infallible> {
+        if self.end != (old, new) {
+            self.found.push(Change {
+                old: self.end.0..old,
+                new: self.end.1..new,
+            });
+        }
+        self.end = (old + len, new + len);
+        Ok(())
+    }
+}
+
+impl Output {
+    /// The header of the file. The first line tells git for sure that the file is neither made nor
+    /// deleted, even when nothing is left in it.
+    fn names(&mut self, path: &str) {
+        let (old, new) = (quoted("a/", path), quoted("b/", path));
+        // Where a name holds a space, a tab says where it ends.
+        let end = if path.contains(' ') && !old.starts_with('"') {
+            "\t"
+        } else {
+            ""
+        };
+        self.text = format!("diff --git {old} {new}\n--- {old}{end}\n+++ {new}{end}\n");
+    }
+
+    /// A hunk. `before` lines come before those that are given.
+    fn hunk(&mut self, before: usize, old: &[&str], new: &[&str], changes: &[Change]) {
+        let (Some(first), Some(last)) = (changes.first(), changes.last()) else {
+            return;
+        };
+        let lead = first.old.start.min(CONTEXT);
+        let trail = (old.len() - last.old.end).min(CONTEXT);
+        let old_range = first.old.start - lead..last.old.end + trail;
+        let new_range = first.new.start - lead..last.new.end + trail;
+        self.header(before, &old_range, &new_range);
+        let mut at = old_range.start;
+        for change in changes {
+            self.lines(' ', &old[at..change.old.start]);
+            self.lines('-', &old[change.old.clone()]);
+            self.lines('+', &new[change.new.clone()]);
+            at = change.old.end;
+        }
+        self.lines(' ', &old[at..old_range.end]);
+    }
+
+    /// One hunk that replaces everything.
+    fn coarse_hunk(&mut self, before: usize, old: &str, new: &str) {
+        self.header(before, &(0..lines_in(old)), &(0..lines_in(new)));
+        for (sign, text) in [('-', old), ('+', new)] {
+            for line in text.split_inclusive('\n') {
+                self.line(sign, line);
+            }
+        }
+    }
+
+    fn header(&mut self, before: usize, old: &Range<usize>, new: &Range<usize>) {
+        // Once a line was left out, hunks are counted and not shown.
+        if self.left_out == 0 {
+            let (old, new) = (span(before, old), span(before, new));
+            writeln!(self.text, "@@ -{old} +{new} @@").expect("a String takes everything");
+        }
+    }
+
+    fn lines(&mut self, sign: char, lines: &[&str]) {
+        for line in lines {
+            self.line(sign, line);
+        }
+    }
+
+    fn line(&mut self, sign: char, line: &str) {
+        if self.left_out > 0 || self.text.len() + line.len() >= self.most {
+            self.left_out += 1;
+            return;
+        }
+        self.text.push(sign);
+        self.text.push_str(line);
+        if !line.ends_with('\n') {
+            self.text.push_str("\n\\ No newline at end of file\n");
+        }
+    }
+
+    fn finish(mut self) -> String {
+        if self.left_out > 0 {
+            let left_out = self.left_out;
+            writeln!(self.text, "[the diff was cut: {left_out} more lines]")
+                .expect("a String takes everything");
+        }
+        self.text
+    }
+}
+
+/// Lines as a hunk's header names them: a range that is empty by the line before it.
+fn span(before: usize, lines: &Range<usize>) -> String {
+    let start = before + lines.start;
+    match lines.len() {
+        0 => format!("{start},0"),
+        1 => format!("{}", start + 1),
+        length => format!("{},{length}", start + 1),
+    }
+}
+
+/// A name as git writes it: in quotes when it holds what would end it.
+fn quoted(side: &str, path: &str) -> String {
+    let special = |byte: u8| byte < b' ' || matches!(byte, b'"' | b'\\' | 0x7f);
+    if memchr(b'"', path.as_bytes()).is_none() && !path.bytes().any(special) {
+        return format!("{side}{path}");
+    }
+    let mut name = format!("\"{side}");
+    for character in path.chars() {
+        match character {
+            '"' | '\\' => name.extend(['\\', character]),
+            '\n' => name.push_str("\\n"),
+            '\t' => name.push_str("\\t"),
+            '\0'..=' ' | '\x7f' if character != ' ' => {
+                write!(name, "\\{:03o}", u32::from(character)).expect("a String takes everything");
+            }
+            other => name.push(other),
+        }
+    }
+    name.push('"');
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Applies a diff that this file made, strictly.
+    fn apply(old: &str, diff: &str) -> String {
+        let old: Vec<&str> = old.split_inclusive('\n').collect();
+        let mut new = String::new();
+        let mut at = 0;
+        let lines: Vec<&str> = diff.split_inclusive('\n').collect();
+        for (index, line) in lines.iter().enumerate().skip(3) {
+            let unended = lines
+                .get(index + 1)
+                .is_some_and(|next| next.starts_with('\\'));
+            let (sign, text) = line.split_at(1);
+            let text = if unended {
+                &text[..text.len() - 1]
+            } else {
+                text
+            };
+            match sign {
+                "@" => {
+                    let range = text.split(['-', ' ']).nth(2).unwrap();
+                    let (start, count) = range.split_once(',').unwrap_or((range, "1"));
+                    let start: usize = start.parse().unwrap();
+                    let start = if count == "0" { start } else { start - 1 };
+                    new.extend(old[at..start].iter().copied());
+                    at = start;
+                }
+                " " | "-" => {
+                    assert_eq!(old[at], text);
+                    at += 1;
+                    if sign == " " {
+                        new.push_str(text);
+                    }
+                }
+                "+" => new.push_str(text),
+                "\\" => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        new.extend(old[at..].iter().copied());
+        new
+    }
+
+    #[test]
+    fn diffs_are_as_git_writes_them() {
+        for (old, new, expected) in [
+            ("", "", ""),
+            ("a\n", "a\n", ""),
+            ("a\n", "b\n", "@@ -1 +1 @@\n-a\n+b\n"),
+            ("", "a\n", "@@ -0,0 +1 @@\n+a\n"),
+            ("a\nb\n", "", "@@ -1,2 +0,0 @@\n-a\n-b\n"),
+            (
+                "a\nb",
+                "a\nb\n",
+                "@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+b\n",
+            ),
+            (
+                "a\nb",
+                "c\nb",
+                "@@ -1,2 +1,2 @@\n-a\n+c\n b\n\\ No newline at end of file\n",
+            ),
+            (
+                "1\n2\n3\n4\n5\n6\n7\n8\n9\n",
+                "1\n2\n3\n4\nx\n6\n7\n8\n9\n",
+                "@@ -2,7 +2,7 @@\n 2\n 3\n 4\n-5\n+x\n 6\n 7\n 8\n",
+            ),
+            (
+                "a\r\nb\r\n",
+                "a\r\nc\r\n",
+                "@@ -1,2 +1,2 @@\n a\r\n-b\r\n+c\r\n",
+            ),
+        ] {
+            let diff = unified("d/f", old, new, 1 << 20);
+            let body = match expected {
+                "" => String::new(),
+                hunks => format!("diff --git a/d/f b/d/f\n--- a/d/f\n+++ b/d/f\n{hunks}"),
+            };
+            assert_eq!(diff, body, "{old:?} {new:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_quoted_where_they_must_be() {
+        for (path, expected) in [
+            ("a b", "--- a/a b\t\n"),
+            ("\u{e9}", "--- a/\u{e9}\n"),
+            ("a\"b", "--- \"a/a\\\"b\"\n"),
+            ("a\\b\n\t\x01 c", "--- \"a/a\\\\b\\n\\t\\001 c\"\n"),
+        ] {
+            let diff = unified(path, "a", "b", 1 << 20);
+            assert!(diff.contains(expected), "{diff}");
+        }
+    }
+
+    #[test]
+    fn random_texts_can_be_made_from_one_another() {
+        let mut seed = 1_u64;
+        let mut random = move |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            usize::try_from(seed >> 33).unwrap() % below
+        };
+        for round in 0..3000 {
+            let mut text = |lines: usize| {
+                let mut text = String::new();
+                for _ in 0..random(lines) {
+                    text.push_str(["a\n", "b\n", "\n", "c\r\n", "dd\n"][random(5)]);
+                }
+                text.push_str(["", "", "e", "a"][random(4)]);
+                text
+            };
+            let (old, other) = (text(40), text(4));
+            // Half of them differ in a part only.
+            let new = if round % 2 == 0 {
+                text(40)
+            } else {
+                let at = old.find('b').unwrap_or(old.len());
+                format!("{}{other}{}", &old[..at], &old[at..])
+            };
+            let diff = unified("f", &old, &new, 1 << 20);
+            assert_eq!(apply(&old, &diff), new, "{old:?} {diff}");
+        }
+    }
+
+    #[test]
+    fn hostile_texts_take_bounded_time_and_room() {
+        let numbers = |from: usize, step: usize| -> String {
+            (0..150_000)
+                .map(|line| format!("{}\n", from + line * step % 7919))
+                .collect()
+        };
+        // Every line is there once, in an order of its own.
+        let shuffled = |step: usize| -> String {
+            (0..50_021)
+                .map(|line| format!("{}\n", line * step % 50_021))
+                .collect()
+        };
+        let begun = Instant::now();
+        for (old, new) in [
+            (numbers(0, 1), numbers(1, 3)),
+            (shuffled(1), shuffled(50_020)),
+            (shuffled(1), shuffled(17_011)),
+            (numbers(0, 1), numbers(0, 1).replace('1', "2")),
+            ("\n".repeat(2 << 20), "a\n".repeat(1 << 20)),
+            ("a".repeat(2 << 20), "b".repeat(2 << 20)),
+        ] {
+            let diff = unified("f", &old, &new, 1 << 20);
+            assert!(diff.len() < (1 << 20) + 200);
+            if !diff.ends_with(" more lines]\n") {
+                assert!(apply(&old, &diff) == new, "{diff:.300}");
+            }
+        }
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            begun.elapsed()
+        );
+    }
+
+    #[test]
+    fn a_large_text_with_a_small_change_has_a_small_diff() {
+        let old = "some line\n".repeat(200_000);
+        let mut new = old.clone();
+        new.replace_range(1_000_000..1_000_004, "SOME");
+        let diff = unified("f", &old, &new, 1 << 20);
+        assert_eq!(diff.lines().count(), 3 + 1 + 8);
+        assert!(diff.contains("\n@@ -99998,7 +99998,7 @@\n"), "{diff}");
+    }
+}

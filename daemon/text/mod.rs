@@ -1,0 +1,15 @@
+//! Changing text: what the tools do to files, without a file. Pure functions.
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`diff`] | two texts as a unified diff |
+//! | [`edit`] | replacing strings, one edit after the other |
+//! | [`nearest`] | what comes near a string that is not there |
+//! | [`notebook`] | cells of a Jupyter notebook, read and edited in place |
+//! | [`patch`] | unified diffs |
+
+pub(crate) mod diff;
+pub(crate) mod edit;
+mod nearest;
+pub(crate) mod notebook;
+pub(crate) mod patch;

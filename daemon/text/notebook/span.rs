@@ -1,0 +1,369 @@
+//! Where the parts of a JSON object or array are in its text, and changing one of them without
+//! touching the others.
+//!
+//! `serde_json` does the reading, one level at a time: what is below a part is checked but not kept,
+//! and without recursion, however deep it is.
+
+use std::{fmt, ops::Range};
+
+use serde::{
+    Deserializer as _,
+    de::{Error as _, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Error, value::RawValue};
+
+/// A member of an object or an element of an array, as it is written.
+#[derive(Debug, Clone)]
+pub(super) struct Part<'a> {
+    /// Its key with the quotes; none in an array.
+    pub(super) key: Option<&'a str>,
+    /// Its value.
+    pub(super) value: &'a str,
+    /// Where it is in the text, key included.
+    pub(super) range: Range<usize>,
+}
+
+/// An object or array, one level of it.
+#[derive(Debug)]
+pub(super) struct Parts<'a> {
+    text: &'a str,
+    list: Vec<Part<'a>>,
+}
+
+/// White space of an object or array, and what is between its keys and values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Before the first part.
+    pub(super) open: String,
+    /// Behind each comma.
+    pub(super) gap: String,
+    /// Behind the last part.
+    pub(super) close: String,
+    /// The colon and what is around it.
+    pub(super) colon: String,
+}
+
+/// A range of a text, and what comes in its place.
+#[derive(Debug)]
+pub(super) struct Splice {
+    range: Range<usize>,
+    with: String,
+}
+
+impl Splice {
+    /// The text with the change.
+    pub(super) fn apply(&self, text: &str) -> String {
+        let (before, after) = (&text[..self.range.start], &text[self.range.end..]);
+        [before, &self.with, after].concat()
+    }
+}
+
+/// Calls `take` with each part of the object or array that `text` is.
+pub(super) fn each<'a>(
+    text: &'a str,
+    take: impl FnMut(Part<'a>) -> Result<(), String>,
+) -> Result<(), Error> {
+    let mut json = serde_json::Deserializer::from_str(text);
+    json.deserialize_any(Each { text, take })?;
+    json.end()
+}
+
+/// Visits one level.
+#[derive(Debug)]
+struct Each<'a, F> {
+    text: &'a str,
+    take: F,
+}
+
+impl<'a, F: FnMut(Part<'a>) -> Result<(), String>> Each<'a, F> {
+    fn part(&mut self, key: Option<&'a RawValue>, value: &'a RawValue) -> Result<(), String> {
+        let (key, value) = (key.map(RawValue::get), value.get());
+        // They are parts of the text.
+        let offset = |part: &str| part.as_ptr().addr() - self.text.as_ptr().addr();
+        let end = offset(value) + value.len();
+        let range = offset(key.unwrap_or(value))..end;
+        (self.take)(Part { key, value, range })
+    }
+}
+
+impl<'a, F: FnMut(Part<'a>) -> Result<(), String>> Visitor<'a> for Each<'a, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object or an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut elements: A) -> Result<(), A::Error> {
+        while let Some(value) = elements.next_element()? {
+            self.part(None, value).map_err(A::Error::custom)?;
+        }
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut members: A) -> Result<(), A::Error> {
+        while let Some((key, value)) = members.next_entry()? {
+            self.part(Some(key), value).map_err(A::Error::custom)?;
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Parts<'a> {
+    /// The parts of the object or array that `text` is, when there are no more than `most`.
+    pub(super) fn of(text: &'a str, most: usize) -> Result<Self, Error> {
+        let mut list = Vec::new();
+        each(text, |part| {
+            if list.len() == most {
+                return Err(format!("more than {most} fields or elements"));
+            }
+            list.push(part);
+            Ok(())
+        })?;
+        Ok(Self { text, list })
+    }
+
+    /// The object or array itself.
+    pub(super) fn text(&self) -> &'a str {
+        self.text
+    }
+
+    /// All of them, in order.
+    pub(super) fn list(&self) -> &[Part<'a>] {
+        &self.list
+    }
+
+    /// Index of the member with this key. Of several, the last one counts, as for Python.
+    pub(super) fn position(&self, key: &str) -> Option<usize> {
+        self.list.iter().rposition(|part| part.is(key))
+    }
+
+    /// Value of the member with this key.
+    pub(super) fn get(&self, key: &str) -> Option<&'a str> {
+        self.position(key).map(|index| self.list[index].value)
+    }
+
+    /// Puts another value in the place of a part's.
+    pub(super) fn replace(&self, index: usize, value: &str) -> Splice {
+        let part = &self.list[index];
+        Splice {
+            range: part.range.end - part.value.len()..part.range.end,
+            with: value.to_owned(),
+        }
+    }
+
+    /// Takes a part out, with its comma.
+    pub(super) fn remove(&self, index: usize) -> Splice {
+        let part = &self.list[index].range;
+        // The white space of the part itself stays for the one that takes its place.
+        let range = match (self.list.get(index + 1), index.checked_sub(1)) {
+            (Some(next), _) => part.start..next.range.start,
+            (None, Some(before)) => self.list[before].range.end..part.end,
+            (None, None) => 1..self.text.len() - 1,
+        };
+        Splice {
+            range,
+            with: String::new(),
+        }
+    }
+
+    /// The text without the members that have this key, however many; none when there are none.
+    pub(super) fn without(&self, key: &str) -> Option<String> {
+        let (first, last) = (self.list.first()?, self.list.last()?);
+        if !self.list.iter().any(|part| part.is(key)) {
+            return None;
+        }
+        let mut text = self.text[..first.range.start].to_owned();
+        let (mut is_first, mut before) = (true, first.range.start);
+        for part in &self.list {
+            if !part.is(key) {
+                let from = if is_first { part.range.start } else { before };
+                text.push_str(&self.text[from..part.range.end]);
+                is_first = false;
+            }
+            before = part.range.end;
+        }
+        text.push_str(&self.text[last.range.end..]);
+        Some(text)
+    }
+
+    /// Puts a part before the one at `index`, or at the end. `layout` says how, where there are too
+    /// few others to tell.
+    pub(super) fn insert(&self, index: usize, part: &str, layout: &Layout) -> Splice {
+        let Some(last) = self.list.last() else {
+            return Splice {
+                range: 1..self.text.len() - 1,
+                with: [&layout.open, part, &layout.close].concat(),
+            };
+        };
+        let (at, with) = match self.list.get(index) {
+            Some(next) => (next.range.start, [part, ",", &layout.gap].concat()),
+            None => (last.range.end, [",", &layout.gap, part].concat()),
+        };
+        Splice {
+            range: at..at,
+            with,
+        }
+    }
+}
+
+impl Part<'_> {
+    /// Whether it has this key, however that is written.
+    pub(super) fn is(&self, key: &str) -> bool {
+        let Some(written) = self.key else {
+            return false;
+        };
+        let plain = written.get(1..written.len() - 1).unwrap_or_default();
+        plain == key || plain.contains('\\') && string(written).as_deref() == Some(key)
+    }
+}
+
+impl Layout {
+    /// That of the object or array that `text` is; `fallback` for what cannot be seen in it.
+    pub(super) fn of(text: &str, fallback: &Self) -> Self {
+        let (mut first, mut second, mut last) = (None, None, None);
+        let seen = each(text, |part| {
+            if first.is_none() {
+                first = Some(part.clone());
+            } else if second.is_none() {
+                second = Some(part.clone());
+            }
+            last = Some(part);
+            Ok(())
+        });
+        match (seen, &first, &last) {
+            (Ok(()), Some(first), Some(last)) => {
+                Self::around(text, first, second.as_ref(), last, fallback)
+            }
+            _ => fallback.clone(),
+        }
+    }
+
+    /// That of an object or array whose parts are known.
+    pub(super) fn of_parts(parts: &Parts<'_>, fallback: &Self) -> Self {
+        match (parts.list.first(), parts.list.last()) {
+            (Some(first), Some(last)) => {
+                Self::around(parts.text, first, parts.list.get(1), last, fallback)
+            }
+            _ => fallback.clone(),
+        }
+    }
+
+    fn around(
+        text: &str,
+        first: &Part<'_>,
+        second: Option<&Part<'_>>,
+        last: &Part<'_>,
+        fallback: &Self,
+    ) -> Self {
+        let between = |from: usize, to: usize| text.get(from..to).unwrap_or_default().to_owned();
+        let open = between(1, first.range.start);
+        let gap = match second {
+            Some(second) => {
+                let gap = between(first.range.end, second.range.start);
+                gap.split_once(',').map_or("", |(_, gap)| gap).to_owned()
+            }
+            None if open.contains('\n') => open.clone(),
+            None if fallback.gap.contains('\n') => " ".to_owned(),
+            None => fallback.gap.clone(),
+        };
+        let colon = match first.key {
+            Some(key) => between(
+                first.range.start + key.len(),
+                first.range.end - first.value.len(),
+            ),
+            None => fallback.colon.clone(),
+        };
+        Self {
+            open,
+            gap,
+            close: between(last.range.end, text.len() - 1),
+            colon,
+        }
+    }
+
+    /// That of an object or array in one with this layout, where each level is indented by `unit`.
+    pub(super) fn below(&self, unit: &str) -> Self {
+        if !self.gap.contains('\n') {
+            return Self {
+                open: String::new(),
+                close: String::new(),
+                ..self.clone()
+            };
+        }
+        let inner = [&self.gap, unit].concat();
+        Self {
+            open: inner.clone(),
+            gap: inner,
+            close: self.gap.clone(),
+            colon: self.colon.clone(),
+        }
+    }
+
+    /// An array of what is already JSON.
+    pub(super) fn array(&self, elements: &[String]) -> String {
+        match elements {
+            [] => "[]".to_owned(),
+            elements => {
+                let elements = elements.join(&[",", &self.gap].concat());
+                ["[", &self.open, &elements, &self.close, "]"].concat()
+            }
+        }
+    }
+
+    /// An object of what is already JSON.
+    pub(super) fn object(&self, members: &[(&str, String)]) -> String {
+        let members: Vec<String> = members
+            .iter()
+            .map(|(key, value)| self.member(key, value))
+            .collect();
+        let members = members.join(&[",", &self.gap].concat());
+        ["{", &self.open, &members, &self.close, "}"].concat()
+    }
+
+    /// A member of an object. The key is one that needs no escapes.
+    pub(super) fn member(&self, key: &str, value: &str) -> String {
+        ["\"", key, "\"", &self.colon, value].concat()
+    }
+}
+
+/// The string that `json` is. Halves of surrogate pairs, which JSON can write and text cannot hold,
+/// become U+FFFD.
+pub(super) fn string(json: &str) -> Option<String> {
+    struct Text;
+    impl Visitor<'_> for Text {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string")
+        }
+
+        fn visit_bytes<E>(self, bytes: &[u8]) -> Result<String, E> {
+            Ok(String::from_utf8_lossy(bytes).into_owned())
+        }
+    }
+    serde_json::Deserializer::from_str(json)
+        .deserialize_bytes(Text)
+        .ok()
+}
+
+/// A text as nbformat writes it, one string or several in an array, and whether it is more than
+/// `most` bytes.
+pub(super) fn text_of(json: &str, most: usize) -> (String, bool) {
+    let (mut text, mut truncated) = (String::new(), false);
+    let mut add = |part: String| {
+        let left = most - text.len();
+        let kept = part.floor_char_boundary(left);
+        truncated |= kept < part.len();
+        text.push_str(&part[..kept]);
+        !truncated
+    };
+    if json.starts_with('[') {
+        let _ended_early = each(json, |part| match string(part.value).is_none_or(&mut add) {
+            true => Ok(()),
+            false => Err(String::new()),
+        });
+    } else if let Some(text) = string(json) {
+        add(text);
+    }
+    (text, truncated)
+}

@@ -1,0 +1,214 @@
+//! `apply_patch`: a unified diff on the files of the workspace, all of it or nothing.
+//!
+//! [`patch`] works out what becomes of the files; this file brings them together with the
+//! workspace.
+
+use std::{collections::HashMap, io, sync::Arc};
+
+use serde_json::{Map, Value};
+
+use super::{Done, Scene, Tool, Work, on_files};
+use crate::{
+    api::v1,
+    daemon::{
+        error::{Error, Reason, Violation},
+        store::session::{Session, Step},
+        text::patch::{self, Changed, Fate, File, FilePatch},
+        workspace::{Original, RelativePath, Stop, Workspace},
+    },
+};
+
+/// Components to take off the names in a patch that says nothing about it.
+const DEFAULT_STRIP: u32 = 1;
+/// Context lines that may differ, when a request says nothing about it.
+const DEFAULT_FUZZ: u32 = 2;
+/// Largest file that is patched.
+const LARGEST_FILE: u64 = 256 << 20;
+/// Most bytes of all files of a patch: they are in memory at once.
+const MOST_BYTES: u64 = 512 << 20;
+/// Most bytes of paths in the record of a call. Records are small; the artifact has the rest.
+const MOST_RECORDED: usize = 16 << 10;
+
+/// The tool.
+#[derive(Debug)]
+pub(crate) struct ApplyPatch;
+
+impl Tool for ApplyPatch {
+    const NAME: &'static str = "apply_patch";
+    type Request = v1::ApplyPatchRequest;
+    type Response = v1::ApplyPatchResponse;
+    type Params = v1::ApplyPatchRequest;
+
+    fn check(
+        request: Self::Request,
+        _scene: &Scene,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Option<Self::Params>, Error> {
+        // The patch is not looked into here: it may be large, and this thread serves others too.
+        Ok(violations.is_empty().then_some(request))
+    }
+
+    async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
+        let (session, step) = (Arc::clone(&work.session), work.step);
+        let mut done = on_files(work, move |workspace, stop| {
+            apply_patch(workspace, &request, &session, step, stop)
+        })
+        .await?;
+        done.facts = facts(&done.response);
+        Ok(done)
+    }
+}
+
+/// Applies a patch.
+fn apply_patch(
+    workspace: &Workspace,
+    request: &v1::ApplyPatchRequest,
+    session: &Session,
+    step: Step,
+    stop: &Stop,
+) -> Result<v1::ApplyPatchResponse, Error> {
+    let strip = usize::try_from(request.strip.unwrap_or(DEFAULT_STRIP)).unwrap_or(usize::MAX);
+    let fuzz = usize::try_from(request.max_fuzz.unwrap_or(DEFAULT_FUZZ)).unwrap_or(usize::MAX);
+    let mut patches = patch::parse(&request.unified_diff, strip)?;
+    let paths = resolve(workspace, &mut patches)?;
+    let mut change = workspace.change(&paths, stop)?;
+
+    let mut originals: HashMap<&str, Original> = HashMap::new();
+    let mut room = MOST_BYTES;
+    for path in &paths {
+        stop.check()?;
+        let Some(original) = change.read(path, LARGEST_FILE)? else {
+            continue;
+        };
+        room = room
+            .checked_sub(u64::try_from(original.content.len()).unwrap_or(u64::MAX))
+            .ok_or_else(too_much)?;
+        originals.insert(path.as_str(), original);
+    }
+    let files = originals.iter().map(|(path, original)| {
+        let Original { content, mode, .. } = original;
+        let mode = *mode;
+        ((*path).to_owned(), File { content, mode })
+    });
+    let plan = patch::plan(&patches, &files.collect(), fuzz, &|| stop.check())?;
+
+    let mut patch_path = String::new();
+    if !request.dry_run.unwrap_or(false) {
+        let by_name: HashMap<&str, &RelativePath> =
+            paths.iter().map(|path| (path.as_str(), path)).collect();
+        let fates = plan.fates.iter();
+        let fates = fates.filter_map(|(name, fate)| Some((*by_name.get(&**name)?, fate)));
+        // What goes, goes first: a directory may come in the place of a file.
+        for (path, _) in fates.clone().filter(|(_, fate)| **fate == Fate::Deleted) {
+            if let Some(original) = originals.get(path.as_str()) {
+                change.delete(path, original)?;
+            }
+        }
+        for (path, fate) in fates {
+            if let Fate::Written { content, mode } = fate {
+                change.write(path, originals.get(path.as_str()), content, *mode)?;
+            }
+        }
+        stop.check()?;
+        patch_path = session
+            .keep_patch(step, request.unified_diff.as_bytes())
+            .map_err(not_kept)?;
+        change.commit()?;
+    }
+    Ok(v1::ApplyPatchResponse {
+        changed_files: plan.changed.into_iter().map(answer).collect(),
+        patch_size_bytes: clamped(request.unified_diff.len()),
+        patch_path,
+    })
+}
+
+/// Understands the names in a patch, puts them in order, and answers each once.
+fn resolve(
+    workspace: &Workspace,
+    patches: &mut [FilePatch<'_>],
+) -> Result<Vec<RelativePath>, Error> {
+    let mut paths = HashMap::new();
+    let mut order = Vec::new();
+    for patch in patches {
+        for name in [&mut patch.old, &mut patch.new] {
+            let path = workspace.resolve(name)?;
+            *name = path.as_str().to_owned();
+            if path.as_bytes().is_empty() {
+                return Err(Error::new(
+                    Reason::NotAFile,
+                    "the patch changes the workspace itself, which is a directory",
+                )
+                .with("path", "."));
+            }
+            paths
+                .entry(path.clone())
+                .or_insert_with(|| order.push(path));
+        }
+    }
+    Ok(order)
+}
+
+fn answer(file: Changed) -> v1::ChangedFile {
+    let (change, previous_path) = match file.change {
+        patch::Change::Added => (v1::FileChange::Added, String::new()),
+        patch::Change::Modified => (v1::FileChange::Modified, String::new()),
+        patch::Change::Deleted => (v1::FileChange::Deleted, String::new()),
+        patch::Change::Renamed { from } => (v1::FileChange::Renamed, from),
+    };
+    v1::ChangedFile {
+        path: file.path,
+        change: change.into(),
+        previous_path,
+        hunks: clamped(file.hunks),
+        fuzz: clamped(file.fuzz),
+        offset: clamped(file.offset),
+    }
+}
+
+/// What the record of the call says.
+fn facts(response: &v1::ApplyPatchResponse) -> Map<String, Value> {
+    let files = &response.changed_files;
+    let mut bytes = 0;
+    let names = files.iter().map(|file| &file.path).take_while(|path| {
+        bytes += path.len();
+        bytes <= MOST_RECORDED
+    });
+    let names: Vec<Value> = names.map(|path| path.as_str().into()).collect();
+    [
+        ("changed_files", names.into()),
+        ("changed_files_count", files.len().into()),
+        ("patch_size_bytes", response.patch_size_bytes.into()),
+        ("patch_path", response.patch_path.as_str().into()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+fn too_much() -> Error {
+    Error::new(
+        Reason::FileTooLarge,
+        format!(
+            "the files of the patch are over {} MiB together: split it",
+            MOST_BYTES >> 20
+        ),
+    )
+}
+
+/// The patch could not be kept.
+fn not_kept(error: io::Error) -> Error {
+    use io::ErrorKind::{QuotaExceeded, StorageFull};
+
+    if [StorageFull, QuotaExceeded].contains(&error.kind()) {
+        return Error::new(
+            Reason::NoSpace,
+            "the disk that holds the daemon's state directory is full; nothing was changed: make room there, and try again",
+        )
+        .caused_by(error);
+    }
+    Error::internal(error)
+}
+
+fn clamped(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,81 @@
+//! `create_directory`: a directory of the workspace, with those above it.
+
+use super::{Done, Scene, Tool, Work, on_files};
+use crate::{
+    api::v1,
+    daemon::{
+        error::{Error, Violation},
+        workspace::{RelativePath, Stop, Workspace},
+    },
+};
+
+/// The tool.
+#[derive(Debug)]
+pub(crate) struct CreateDirectory;
+
+impl Tool for CreateDirectory {
+    const NAME: &'static str = "create_directory";
+    type Request = v1::CreateDirectoryRequest;
+    type Response = v1::CreateDirectoryResponse;
+    type Params = RelativePath;
+
+    fn check(
+        request: Self::Request,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Option<RelativePath>, Error> {
+        if !violations.is_empty() {
+            return Ok(None);
+        }
+        scene.workspace.resolve(&request.path).map(Some)
+    }
+
+    async fn execute(path: RelativePath, work: Work) -> Result<Done<Self::Response>, Error> {
+        on_files(work, move |workspace, stop| create(workspace, &path, stop)).await
+    }
+}
+
+fn create(
+    workspace: &Workspace,
+    path: &RelativePath,
+    stop: &Stop,
+) -> Result<v1::CreateDirectoryResponse, Error> {
+    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
+    change.make_directories(path)?;
+    let created = change.made().map(str::to_owned).collect();
+    change.commit()?;
+    Ok(v1::CreateDirectoryResponse { created })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::daemon::error::Reason as R;
+
+    #[test]
+    fn directories_are_made_as_far_as_they_are_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("file"), "").unwrap();
+        std::os::unix::fs::symlink("/tmp", folder.path().join("link")).unwrap();
+        let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        for (path, expected) in [
+            ("a/b", Ok(vec!["a", "a/b"])),
+            ("a/b/c/d", Ok(vec!["a/b/c", "a/b/c/d"])),
+            ("a", Ok(vec![])),
+            (".", Ok(vec![])),
+            ("file", Err(R::FileExists)),
+            ("file/x", Err(R::NotADirectory)),
+            ("link", Err(R::SymlinkBlocked)),
+            ("link/x", Err(R::SymlinkBlocked)),
+        ] {
+            let path = workspace.resolve(path).unwrap();
+            let created = create(&workspace, &path, &Stop::new());
+            let created = created.map(|response| response.created);
+            let expected = expected.map(|paths| paths.into_iter().map(str::to_owned).collect());
+            assert_eq!(created.map_err(|error| error.reason), expected, "{path}");
+        }
+        assert!(folder.path().join("a/b/c/d").is_dir());
+    }
+}

@@ -1,0 +1,261 @@
+//! `edit_file`: strings of a text file replaced by others, all of them or none.
+//!
+//! [`edit`] makes the new text and [`diff`] says what changed; this file translates what is asked
+//! for and what is answered, and makes the change.
+
+use super::{Done, Scene, Tool, Work, on_files};
+use crate::{
+    api::v1,
+    daemon::{
+        error::{Error, Reason, Violation},
+        text::{
+            diff,
+            edit::{self, Edit, Which},
+        },
+        workspace::{RelativePath, Stop, Workspace, sha256},
+    },
+};
+
+/// About as many bytes of the diff are answered: with the rest it fits into a message.
+const MOST_DIFF: usize = 1 << 20;
+
+/// The tool.
+#[derive(Debug)]
+pub(crate) struct EditFile;
+
+/// What is asked, checked.
+#[derive(Debug)]
+pub(crate) struct Params {
+    path: RelativePath,
+    edits: Vec<Edit>,
+    expected_sha256: Option<String>,
+    dry_run: bool,
+}
+
+impl Tool for EditFile {
+    const NAME: &'static str = "edit_file";
+    type Request = v1::EditFileRequest;
+    type Response = v1::EditFileResponse;
+    type Params = Params;
+
+    fn check(
+        request: Self::Request,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Option<Self::Params>, Error> {
+        params(request, &scene.workspace, violations)
+    }
+
+    async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
+        on_files(work, move |workspace, stop| {
+            edit_file(workspace, &params, stop)
+        })
+        .await
+    }
+}
+
+fn params(
+    request: v1::EditFileRequest,
+    workspace: &Workspace,
+    violations: &mut Vec<Violation>,
+) -> Result<Option<Params>, Error> {
+    let mut edits = Vec::with_capacity(request.edits.len());
+    for (index, wanted) in request.edits.into_iter().enumerate() {
+        let which = match wanted
+            .occurrence
+            .map_or(Ok(v1::Occurrence::Unspecified), v1::Occurrence::try_from)
+        {
+            Ok(v1::Occurrence::Unspecified | v1::Occurrence::Unique) => Which::Unique,
+            Ok(v1::Occurrence::First) => Which::First,
+            Ok(v1::Occurrence::All) => Which::All,
+            Err(_unknown) => {
+                violations.push(Violation {
+                    field: format!("edits[{index}].occurrence"),
+                    description: "must be OCCURRENCE_UNIQUE, OCCURRENCE_FIRST or OCCURRENCE_ALL"
+                        .to_owned(),
+                });
+                continue;
+            }
+        };
+        match Edit::new(index, wanted.old_string, wanted.new_string, which) {
+            Ok(edit) => edits.push(edit),
+            Err(violation) => violations.push(violation),
+        }
+    }
+    let hash = request.expected_sha256.as_deref();
+    violations.extend(super::hash_rule("expected_sha256", hash));
+    if !violations.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(Params {
+        path: workspace.resolve(&request.path)?,
+        edits,
+        expected_sha256: request.expected_sha256,
+        dry_run: request.dry_run.unwrap_or(false),
+    }))
+}
+
+/// Edits a file.
+fn edit_file(
+    workspace: &Workspace,
+    params: &Params,
+    stop: &Stop,
+) -> Result<v1::EditFileResponse, Error> {
+    let path = &params.path;
+    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
+    let most = u64::try_from(edit::LARGEST).unwrap_or(u64::MAX);
+    let original = change
+        .read(path, most)?
+        .ok_or_else(|| super::no_file_at(path))?;
+    original.expect(path, params.expected_sha256.as_deref())?;
+    let text = str::from_utf8(&original.content).map_err(|problem| {
+        let message = format!("\"{path}\" holds bytes that are not UTF-8: only text can be edited");
+        Error::new(Reason::BinaryFile, message)
+            .with("path", path.as_str())
+            .caused_by(problem)
+    })?;
+    let edited = edit::apply(text, &params.edits, &|| stop.check())
+        .map_err(|error| error.with("path", path.as_str()))?;
+    let results = edited.results.into_iter().map(|result| v1::EditResult {
+        replacements: clamped(result.replacements),
+        occurrences_found: clamped(result.found),
+        lines_changed: result.lines,
+    });
+    let response = v1::EditFileResponse {
+        edits: results.collect(),
+        diff: diff::unified(path.as_str(), text, &edited.text, MOST_DIFF),
+        sha256: sha256(edited.text.as_bytes()),
+    };
+    // Edits may take each other back.
+    if !params.dry_run && edited.text != text {
+        change.write(path, Some(&original), edited.text.as_bytes(), None)?;
+        stop.check()?;
+        change.commit()?;
+    }
+    Ok(response)
+}
+
+/// A count for the wire. A text of 256 MiB has no more than that.
+fn clamped(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn run(
+        content: &[u8],
+        request: v1::EditFileRequest,
+    ) -> (Result<v1::EditFileResponse, Error>, Vec<u8>) {
+        let directory = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
+        let file = directory.path().join("f");
+        fs::write(&file, content).unwrap();
+        let mut violations = Vec::new();
+        let result = match params(request, &workspace, &mut violations) {
+            Ok(Some(params)) => edit_file(&workspace, &params, &Stop::new()),
+            Ok(None) => Err(Error::invalid(violations)),
+            Err(error) => Err(error),
+        };
+        (result, fs::read(file).unwrap())
+    }
+
+    fn replace(old: &str, new: &str) -> v1::Edit {
+        v1::Edit {
+            old_string: old.to_owned(),
+            new_string: new.to_owned(),
+            occurrence: None,
+        }
+    }
+
+    fn request(edits: Vec<v1::Edit>) -> v1::EditFileRequest {
+        v1::EditFileRequest {
+            path: "/workspace/f".to_owned(),
+            edits,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_file_is_edited_or_only_looked_at() {
+        let hash = sha256(b"a\nc\n");
+        for dry_run in [false, true] {
+            let request = v1::EditFileRequest {
+                dry_run: Some(dry_run),
+                ..request(vec![replace("b", "c")])
+            };
+            let (response, after) = run(b"a\nb\n", request);
+            let response = response.unwrap();
+            assert_eq!(after, if dry_run { b"a\nb\n" } else { b"a\nc\n" });
+            assert_eq!(response.sha256, hash);
+            assert_eq!(
+                response.diff,
+                "diff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+            );
+            let result = &response.edits[0];
+            assert_eq!((result.replacements, result.occurrences_found), (1, 1));
+            assert_eq!(result.lines_changed, [2]);
+        }
+        let (response, after) = run(b"a", request(vec![replace("a", "b"), replace("b", "a")]));
+        assert_eq!(
+            (response.unwrap().diff.as_str(), after.as_slice()),
+            ("", &b"a"[..])
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_edited_has_its_reason() {
+        let with_hash = |hash: &str| v1::EditFileRequest {
+            expected_sha256: Some(hash.to_owned()),
+            ..request(vec![replace("a", "b")])
+        };
+        let at = |path: &str| v1::EditFileRequest {
+            path: path.to_owned(),
+            ..request(vec![replace("a", "b")])
+        };
+        let unknown = v1::Edit {
+            occurrence: Some(9),
+            ..replace("a", "b")
+        };
+        for (content, request, reason) in [
+            (
+                &b"x"[..],
+                request(vec![replace("a", "b")]),
+                Reason::StringNotFound,
+            ),
+            (
+                b"aa",
+                request(vec![replace("a", "b")]),
+                Reason::StringNotUnique,
+            ),
+            (
+                b"a\xff",
+                request(vec![replace("a", "b")]),
+                Reason::BinaryFile,
+            ),
+            (
+                b"a",
+                request(vec![replace("a", "a")]),
+                Reason::InvalidParams,
+            ),
+            (b"a", request(vec![unknown]), Reason::InvalidParams),
+            (b"a", with_hash(&"0".repeat(64)), Reason::StaleFile),
+            (b"a", with_hash("0"), Reason::InvalidParams),
+            (b"a", at("none"), Reason::FileNotFound),
+            (b"a", at("."), Reason::NotAFile),
+            (b"a", at("../f"), Reason::PathEscape),
+            (
+                b"ab",
+                request(vec![replace("a", "b"), replace("x", "")]),
+                Reason::StringNotFound,
+            ),
+        ] {
+            let (result, after) = run(content, request.clone());
+            assert_eq!(result.unwrap_err().reason, reason, "{request:?}");
+            assert_eq!(after, content);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Tokens of pages: where the next page begins, and of which request it is one.
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use sha2::{Digest as _, Sha256};
+
+use crate::daemon::error::Error;
+
+/// First byte of a token.
+const TOKEN_VERSION: u8 = 1;
+/// Bytes of the filters' hash in a token: tokens are made to be given back unchanged, not to keep a
+/// secret.
+const FILTERS_BYTES: usize = 16;
+
+/// A hash of everything that decides what there is to list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Filters([u8; FILTERS_BYTES]);
+
+impl Filters {
+    /// The hash of what a request says.
+    pub(super) fn new(texts: &[&str], numbers: &[u32]) -> Self {
+        let mut hash = Sha256::new();
+        for text in texts {
+            hash.update(text.len().to_le_bytes());
+            hash.update(text);
+        }
+        for number in numbers {
+            hash.update(number.to_le_bytes());
+        }
+        let mut filters = [0; FILTERS_BYTES];
+        filters.copy_from_slice(&hash.finalize()[..FILTERS_BYTES]);
+        Self(filters)
+    }
+}
+
+/// The token of the page that begins behind `last`.
+pub(super) fn write_token(filters: &Filters, last: &str) -> String {
+    let token = [&[TOKEN_VERSION], filters.0.as_slice(), last.as_bytes()].concat();
+    BASE64_URL_SAFE_NO_PAD.encode(token)
+}
+
+/// What the page begins behind.
+pub(super) fn read_token(token: &str, filters: &Filters) -> Result<String, Error> {
+    let unknown = || {
+        Error::invalid_field(
+            "page_token",
+            "is not the next_page_token of a page: leave it out to start with the first page",
+        )
+    };
+    let bytes = BASE64_URL_SAFE_NO_PAD
+        .decode(token)
+        .map_err(|_error| unknown())?;
+    let rest = bytes.strip_prefix(&[TOKEN_VERSION]).ok_or_else(unknown)?;
+    let (for_filters, last) = rest
+        .split_first_chunk::<FILTERS_BYTES>()
+        .ok_or_else(unknown)?;
+    if *for_filters != filters.0 {
+        return Err(Error::invalid_field(
+            "page_token",
+            "belongs to a request with other fields: repeat those of the first page, or leave it out to start over",
+        ));
+    }
+    match str::from_utf8(last) {
+        Ok(last) if !last.is_empty() => Ok(last.to_owned()),
+        _ => Err(unknown()),
+    }
+}

@@ -1,0 +1,269 @@
+//! `write_file`: a file of the workspace gets a new content, or more of it.
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+
+use super::{Done, Scene, Tool, Work, hash_rule, on_files};
+use crate::{
+    api::v1::{self, Encoding, WriteMode},
+    daemon::{
+        error::{Error, Reason, Violation},
+        workspace::{Original, RelativePath, Stop, Workspace, sha256},
+    },
+};
+
+/// Most bytes of content, however it is encoded.
+const MOST_CONTENT: usize = 10 << 20;
+/// Most bytes of a file that is appended to, or whose hash is asked for.
+const MOST_OLD: u64 = 256 << 20;
+
+/// The tool.
+#[derive(Debug)]
+pub(crate) struct WriteFile;
+
+/// A request, checked.
+#[derive(Debug)]
+pub(crate) struct Params {
+    path: RelativePath,
+    content: Vec<u8>,
+    mode: WriteMode,
+    create_directories: bool,
+    expected_sha256: Option<String>,
+    file_mode: Option<u32>,
+}
+
+impl Tool for WriteFile {
+    const NAME: &'static str = "write_file";
+    type Request = v1::WriteFileRequest;
+    type Response = v1::WriteFileResponse;
+    type Params = Params;
+
+    fn check(
+        request: Self::Request,
+        scene: &Scene,
+        violations: &mut Vec<Violation>,
+    ) -> Result<Option<Params>, Error> {
+        let (encoding, mode) = (request.encoding(), request.mode());
+        let content = if encoding == Encoding::Base64 {
+            BASE64_STANDARD
+                .decode(request.content)
+                .map_err(|error| error.to_string())
+        } else {
+            Ok(request.content.into_bytes())
+        };
+        let content = content.and_then(|content| match content.len() {
+            0..=MOST_CONTENT => Ok(content),
+            bytes => Err(format!(
+                "holds {bytes} bytes; at most {MOST_CONTENT} are allowed: upload it instead"
+            )),
+        });
+        if let Err(problem) = &content {
+            violations.push(Violation::new("content", problem.clone()));
+        }
+        violations.extend(hash_rule(
+            "expected_sha256",
+            request.expected_sha256.as_deref(),
+        ));
+        if mode == WriteMode::CreateNew && request.expected_sha256.is_some() {
+            let problem =
+                "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)";
+            violations.push(Violation::new("expected_sha256", problem));
+        }
+        let path = scene.workspace.resolve(&request.path);
+        match content {
+            Ok(content) if violations.is_empty() => Ok(Some(Params {
+                path: path?,
+                content,
+                mode,
+                create_directories: request.create_directories.unwrap_or(true),
+                expected_sha256: request.expected_sha256,
+                file_mode: request.file_mode,
+            })),
+            _ => Ok(None),
+        }
+    }
+
+    async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
+        on_files(work, move |workspace, stop| {
+            write_file(workspace, params, stop)
+        })
+        .await
+    }
+}
+
+fn write_file(
+    workspace: &Workspace,
+    params: Params,
+    stop: &Stop,
+) -> Result<v1::WriteFileResponse, Error> {
+    let Params { path, content, .. } = params;
+    if !params.create_directories {
+        workspace.check_directory_of(&path)?;
+    }
+    let mut change = workspace.change(std::slice::from_ref(&path), stop)?;
+    let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
+    let old = if needs_old {
+        change.read(&path, MOST_OLD)?
+    } else {
+        change.look(&path)?
+    };
+    match &old {
+        Some(_) if params.mode == WriteMode::CreateNew => {
+            let text = format!(
+                "{:?} is there already: choose another path, or WRITE_MODE_OVERWRITE",
+                path.as_str()
+            );
+            return Err(Error::new(Reason::FileExists, text).with("path", path.as_str()));
+        }
+        Some(old) => old.expect(&path, params.expected_sha256.as_deref())?,
+        None if params.expected_sha256.is_some() => {
+            let text = format!(
+                "no file is at {:?}, so it cannot be the one of expected_sha256",
+                path.as_str()
+            );
+            return Err(Error::new(Reason::FileNotFound, text).with("path", path.as_str()));
+        }
+        None => {}
+    }
+    let bytes_written = content.len() as u64;
+    let whole = match &old {
+        Some(Original {
+            content: before, ..
+        }) if params.mode == WriteMode::Append => [before.as_slice(), &content].concat(),
+        _ => content,
+    };
+    change.write(&path, old.as_ref(), &whole, params.file_mode)?;
+    change.commit()?;
+    Ok(v1::WriteFileResponse {
+        bytes_written,
+        created: old.is_none(),
+        sha256: sha256(&whole),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
+    };
+
+    use super::*;
+
+    fn params(workspace: &Workspace, path: &str, content: &str) -> Params {
+        Params {
+            path: workspace.resolve(path).unwrap(),
+            content: content.into(),
+            mode: WriteMode::Overwrite,
+            create_directories: true,
+            expected_sha256: None,
+            file_mode: None,
+        }
+    }
+
+    #[test]
+    fn modes_and_expectations() {
+        use Reason as R;
+        let (a, b) = (sha256(b"a"), sha256(b"b"));
+        for (before, mode, expected, after) in [
+            (None, WriteMode::Overwrite, None, Ok("n")),
+            (Some("a"), WriteMode::Overwrite, None, Ok("n")),
+            (None, WriteMode::CreateNew, None, Ok("n")),
+            (Some("a"), WriteMode::CreateNew, None, Err(R::FileExists)),
+            (None, WriteMode::Append, None, Ok("n")),
+            (Some("a"), WriteMode::Append, None, Ok("an")),
+            (Some("a"), WriteMode::Overwrite, Some(&a), Ok("n")),
+            (Some("a"), WriteMode::Overwrite, Some(&b), Err(R::StaleFile)),
+            (Some("a"), WriteMode::Append, Some(&a), Ok("an")),
+            (None, WriteMode::Overwrite, Some(&a), Err(R::FileNotFound)),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("d/f");
+            if let Some(before) = before {
+                fs::create_dir(folder.path().join("d")).unwrap();
+                fs::write(&file, before).unwrap();
+            }
+            let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            let params = Params {
+                mode,
+                expected_sha256: expected.map(|hash| hash.to_uppercase()),
+                ..params(&workspace, "d/f", "n")
+            };
+            let result = write_file(&workspace, params, &Stop::new());
+            let found = result.as_ref().map(|_| fs::read_to_string(&file).unwrap());
+            assert_eq!(
+                found.as_deref().map_err(|error| error.reason),
+                after,
+                "{before:?} {mode:?}"
+            );
+            match result {
+                Ok(response) => {
+                    assert_eq!(response.bytes_written, 1);
+                    assert_eq!(response.created, before.is_none());
+                    assert_eq!(response.sha256, sha256(&fs::read(&file).unwrap()));
+                }
+                Err(_) => assert_eq!(fs::read_to_string(&file).ok().as_deref(), before),
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_file_is_stays_and_other_names_keep_the_old_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("f"), "old").unwrap();
+        fs::hard_link(at("f"), at("other")).unwrap();
+        fs::set_permissions(at("f"), fs::Permissions::from_mode(0o4750)).unwrap();
+        std::os::unix::fs::chown(at("f"), Some(1234), Some(4321)).unwrap();
+        let set = |name: &str, value: &[u8]| {
+            rustix::fs::setxattr(at("f"), name, value, rustix::fs::XattrFlags::empty())
+        };
+        set("user.jig", b"kept").unwrap();
+        let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        write_file(&workspace, params(&workspace, "f", "new"), &Stop::new()).unwrap();
+        let metadata = fs::metadata(at("f")).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (1234, 4321));
+        assert_eq!(metadata.mode() & 0o7777, 0o750, "no set-user-id bit");
+        let mut value = [0; 8];
+        let length = rustix::fs::getxattr(at("f"), "user.jig", &mut value[..]).unwrap();
+        assert_eq!(&value[..length], b"kept");
+        assert_eq!(fs::read_to_string(at("other")).unwrap(), "old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn nothing_is_written_through_a_link_nor_over_what_is_no_file() {
+        use Reason as R;
+        let outside = tempfile::tempdir().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        symlink(outside.path(), at("out")).unwrap();
+        symlink(outside.path().join("f"), at("dangling")).unwrap();
+        fs::create_dir(at("d")).unwrap();
+        fs::write(at("f"), "").unwrap();
+        let fifo = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, 0o600.into(), 0).unwrap();
+        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        workspace.protect(&["safe/in".to_owned()]);
+        for (path, create_directories, reason) in [
+            ("out/f", true, R::SymlinkBlocked),
+            ("dangling", true, R::SymlinkBlocked),
+            ("d", true, R::NotAFile),
+            (".", true, R::NotAFile),
+            ("fifo", true, R::NotAFile),
+            ("f/x", true, R::NotADirectory),
+            ("none/x", false, R::DirectoryNotFound),
+            ("safe", true, R::PolicyDenied),
+            ("safe/in", true, R::PolicyDenied),
+            ("safe/in/x", true, R::PolicyDenied),
+        ] {
+            let params = Params {
+                create_directories,
+                ..params(&workspace, path, "x")
+            };
+            let error = write_file(&workspace, params, &Stop::new()).unwrap_err();
+            assert_eq!(error.reason, reason, "{path}: {error}");
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 5);
+    }
+}

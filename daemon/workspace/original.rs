@@ -1,0 +1,221 @@
+//! A file as it is before a change: what the change starts from, and what of it is kept.
+
+use std::{
+    ffi::CString,
+    os::fd::{BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{
+        AtFlags, Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fgetxattr, flistxattr,
+        fsetxattr, fstat, statat,
+    },
+    io::retry_on_intr,
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    failure::{Wanted, failure},
+    file::RegularFile,
+    path::RelativePath,
+};
+use crate::daemon::{
+    error::{Error, Reason},
+    sys::Errno,
+};
+
+/// Permission bits that a file may have: the kernel, too, takes the set-user-id and set-group-id
+/// bits from a file that is written to.
+const PERMISSIONS: u32 = 0o1777;
+/// Most bytes of the names, and of one value, of a file's extended attributes (xattr(7)).
+const ATTRIBUTE_BYTES: usize = 64 * 1024;
+
+/// A regular file before a change.
+#[derive(Debug)]
+pub(crate) struct Original {
+    /// All of its bytes.
+    pub(crate) content: Vec<u8>,
+    /// Permission bits.
+    pub(crate) mode: u32,
+    pub(super) stamp: Stamp,
+    file: OwnedFd,
+    owner: (u32, u32),
+}
+
+/// What tells a file, as it was at one time, from any other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    size: i64,
+    modified: (i64, i64),
+}
+
+/// What a new file gets.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fresh {
+    /// User and group.
+    pub(super) owner: (u32, u32),
+    /// Permission bits.
+    pub(super) mode: u32,
+}
+
+impl Original {
+    /// Looks at a file without reading it.
+    pub(super) fn look(file: RegularFile, path: &RelativePath) -> Result<Self, Error> {
+        let stat = fstat(&file).map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
+        Ok(Self {
+            content: Vec::new(),
+            mode: stat.st_mode & 0o7777,
+            stamp: Stamp::of(&stat),
+            owner: (stat.st_uid, stat.st_gid),
+            file: file.into(),
+        })
+    }
+
+    /// Reads a file of at most `most` bytes.
+    pub(super) fn read(file: RegularFile, path: &RelativePath, most: u64) -> Result<Self, Error> {
+        let failed = |errno| failure(errno, path.as_str(), Wanted::File);
+        let too_large = || {
+            let path = path.as_str();
+            let text = format!("{path:?} is larger than the {most} bytes that this takes");
+            Error::new(Reason::FileTooLarge, text).with("path", path)
+        };
+        let original = Self::look(file, path)?;
+        if u64::try_from(original.stamp.size).unwrap_or(0) > most {
+            return Err(too_large());
+        }
+        let file = &original.file;
+        let mut content = Vec::new();
+        let limit = usize::try_from(most).unwrap_or(usize::MAX);
+        loop {
+            content.reserve(64 * 1024);
+            let at = content.len() as u64;
+            let read = retry_on_intr(|| {
+                rustix::io::pread(file, rustix::buffer::spare_capacity(&mut content), at)
+            })
+            .map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            if content.len() > limit {
+                return Err(too_large()); // it grows while it is read
+            }
+        }
+        Ok(Self {
+            content,
+            ..original
+        })
+    }
+
+    /// SHA-256 of the content, in lower-case hexadecimal.
+    pub(crate) fn sha256(&self) -> String {
+        sha256(&self.content)
+    }
+
+    /// Checks that this is the file that the caller has read, if it says which that was.
+    pub(crate) fn expect(&self, path: &RelativePath, expected: Option<&str>) -> Result<(), Error> {
+        let Some(expected) = expected else {
+            return Ok(());
+        };
+        let found = self.sha256();
+        if found.eq_ignore_ascii_case(expected) {
+            return Ok(());
+        }
+        Err(stale(path).with("sha256", found))
+    }
+
+    /// Gives a file that takes this one's place its owner, mode and extended attributes.
+    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<(), Errno> {
+        let fresh = Fresh {
+            owner: self.owner,
+            mode: mode.unwrap_or(self.mode),
+        };
+        fresh.dress(file)?;
+        let mut names = vec![0; ATTRIBUTE_BYTES];
+        let length = match flistxattr(&self.file, &mut names[..]) {
+            Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(()),
+            listed => listed?,
+        };
+        names.truncate(length);
+        let mut value = vec![0; if length == 0 { 0 } else { ATTRIBUTE_BYTES }];
+        for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
+            let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+            match fgetxattr(&self.file, &name, &mut value[..]) {
+                Err(Errno::NODATA) => {} // removed meanwhile
+                length => {
+                    let value = value.get(..length?).unwrap_or_default();
+                    fsetxattr(file, &name, value, XattrFlags::empty())?;
+                }
+            }
+        }
+        // A list of who may do what changes the mode, and the mode may not be wider meanwhile.
+        fresh.set_mode(file)
+    }
+}
+
+/// Attributes that belong to the file's owner. Others, capabilities above all, are not for a file
+/// with other content.
+fn kept(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || name == b"system.posix_acl_access"
+}
+
+impl Fresh {
+    /// Gives a file its owner and mode.
+    pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        let (user, group) = self.owner;
+        let stat = fstat(file)?;
+        if (stat.st_uid, stat.st_gid) != self.owner {
+            match fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group))) {
+                // An ordinary user's daemon makes files of its own in another's directory, as its
+                // commands do; the group may be one that it is not in.
+                Err(Errno::PERM) => {}
+                changed => changed?,
+            }
+        }
+        self.set_mode(file)
+    }
+
+    fn set_mode(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
+        fchmod(file, Mode::from_raw_mode(self.mode & PERMISSIONS))
+    }
+}
+
+impl Stamp {
+    pub(super) fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+            size: stat.st_size,
+            modified: (
+                stat.st_mtime,
+                i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+            ),
+        }
+    }
+
+    /// What is called `name` in a directory, itself and not what it may link to.
+    pub(super) fn at(directory: BorrowedFd<'_>, name: &str) -> Result<Self, Errno> {
+        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(|stat| Self::of(&stat))
+    }
+
+    /// Device and inode.
+    pub(super) fn identity(self) -> (u64, u64) {
+        (self.device, self.inode)
+    }
+}
+
+/// The error for a file that is not as the caller has read it.
+pub(super) fn stale(path: &RelativePath) -> Error {
+    let path = path.as_str();
+    let text = format!("{path:?} was changed since it was read: read it again");
+    Error::new(Reason::StaleFile, text).with("path", path)
+}
+
+/// SHA-256 in lower-case hexadecimal.
+pub(crate) fn sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes)
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}

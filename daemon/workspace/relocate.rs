@@ -1,0 +1,166 @@
+//! Moving what is at one path to another, in one rename.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use rustix::{
+    fs::{AtFlags, RenameFlags, renameat, renameat_with, unlinkat},
+    io::retry_on_intr,
+};
+
+use super::{
+    Workspace,
+    failure::{Wanted, exists, failure},
+    original::Stamp,
+    path::RelativePath,
+    stop::Stop,
+};
+use crate::daemon::{
+    error::{Error, Reason},
+    sys::Errno,
+};
+
+impl Workspace {
+    /// Moves what is at `source`, a symbolic link itself, to `destination`. Answers whether it
+    /// replaced something, which it does only if `overwrite` says so.
+    pub(crate) fn relocate(
+        &self,
+        source: &RelativePath,
+        destination: &RelativePath,
+        overwrite: bool,
+        stop: &Stop,
+    ) -> Result<bool, Error> {
+        self.allow_change(source)?;
+        self.allow_change(destination)?;
+        let _held = self.locks.hold(&[source.clone(), destination.clone()]);
+        stop.check()?;
+        if destination != source && destination.is_at_or_below(source) {
+            let problem = format!("lies in {:?}, which is to be moved", source.as_str());
+            return Err(Error::invalid_field("destination", problem));
+        }
+        let (from, from_name) = self.place(source, "source", Wanted::File)?;
+        let (to, to_name) = self.place(destination, "destination", Wanted::Directory)?;
+        let failed = |errno| failure(errno, source.as_str(), Wanted::File);
+        let moved = Stamp::at(from.as_fd(), &from_name).map_err(failed)?;
+        if source == destination {
+            return Ok(false);
+        }
+        let replaced = Stamp::at(to.as_fd(), &to_name).ok();
+        let renamed = match replaced {
+            Some(_) if !overwrite => return Err(exists(destination)),
+            // Two names of one file: rename(2) would leave both.
+            Some(found) if found.identity() == moved.identity() => {
+                unlinkat(&from, &from_name, AtFlags::empty())
+            }
+            Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
+            None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
+        };
+        match renamed {
+            Ok(()) => Ok(replaced.is_some()),
+            Err(Errno::EXIST | Errno::ISDIR | Errno::NOTDIR) => Err(exists(destination)),
+            Err(Errno::NOTEMPTY) => {
+                let path = destination.as_str();
+                let text = format!("the directory {path:?} holds entries: delete it first");
+                Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
+            }
+            Err(Errno::XDEV) => {
+                let path = destination.as_str();
+                let text = format!("{path:?} lies on another file system: copy instead");
+                Err(Error::new(Reason::PermissionDenied, text).with("path", path))
+            }
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// The directory of a path and the name in it. The workspace itself has none; `field` is the
+    /// request's field that named it.
+    pub(super) fn place(
+        &self,
+        path: &RelativePath,
+        field: &'static str,
+        wanted: Wanted,
+    ) -> Result<(OwnedFd, String), Error> {
+        let Some((directory, name)) = path.split() else {
+            return Err(Error::invalid_field(
+                field,
+                "is the workspace itself: name something in it",
+            ));
+        };
+        let opened = self.root.open_place(directory.as_bytes());
+        let opened = opened.map_err(|errno| match wanted {
+            Wanted::File => failure(errno, path.as_str(), wanted),
+            Wanted::Directory => failure(errno, directory.as_str(), wanted),
+        })?;
+        self.allow_change_in(opened.as_fd(), name)?;
+        Ok((opened, name.to_owned()))
+    }
+}
+
+fn rename_to_free_name(from: (&OwnedFd, &str), to: (&OwnedFd, &str)) -> Result<(), Errno> {
+    let renamed =
+        retry_on_intr(|| renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE));
+    match renamed {
+        // A file system that cannot look and rename in one step: it was free a moment ago.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            retry_on_intr(|| renameat(from.0, from.1, to.0, to.1))
+        }
+        renamed => renamed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn what_may_be_moved_where() {
+        use Reason as R;
+        for (source, destination, overwrite, expected) in [
+            ("file", "new", false, Ok(false)),
+            ("file", "dir/new", false, Ok(false)),
+            ("file", "other", false, Err(R::FileExists)),
+            ("file", "other", true, Ok(true)),
+            ("file", "twin", true, Ok(true)),
+            ("file", "file", false, Ok(false)),
+            ("file", "dir", true, Err(R::FileExists)),
+            ("file", "none/new", false, Err(R::DirectoryNotFound)),
+            ("file", "link/new", false, Err(R::SymlinkBlocked)),
+            ("none", "new", false, Err(R::FileNotFound)),
+            ("link/x", "new", false, Err(R::SymlinkBlocked)),
+            ("link", "new", false, Ok(false)),
+            ("dir", "new", false, Ok(false)),
+            ("dir", "empty", true, Ok(true)),
+            ("dir", "full", true, Err(R::DirectoryNotEmpty)),
+            ("dir", "other", true, Err(R::FileExists)),
+            ("full", "full/in", false, Err(R::InvalidParams)),
+            (".", "new", false, Err(R::InvalidParams)),
+            ("file", ".", true, Err(R::InvalidParams)),
+            ("safe/x", "new", false, Err(R::PolicyDenied)),
+            ("file", "safe", false, Err(R::PolicyDenied)),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            fs::write(at("file"), "file").unwrap();
+            fs::hard_link(at("file"), at("twin")).unwrap();
+            fs::write(at("other"), "other").unwrap();
+            fs::create_dir_all(at("full/entry")).unwrap();
+            fs::create_dir(at("dir")).unwrap();
+            fs::create_dir(at("empty")).unwrap();
+            symlink("dir", at("link")).unwrap();
+            let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            workspace.protect(&["safe".to_owned()]);
+            let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
+            let before = fs::symlink_metadata(at(source)).ok();
+            let moved = workspace.relocate(&from, &to, overwrite, &Stop::new());
+            let moved = moved.map_err(|error| error.reason);
+            assert_eq!(moved, expected, "{source} to {destination}");
+            if moved.is_ok() && source != destination {
+                use std::os::unix::fs::MetadataExt as _;
+                assert!(fs::symlink_metadata(at(source)).is_err());
+                let after = fs::symlink_metadata(at(destination)).unwrap();
+                assert_eq!(after.ino(), before.unwrap().ino());
+            }
+        }
+    }
+}

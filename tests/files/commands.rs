@@ -1,0 +1,162 @@
+//! The client's command of each tool for files, with a real daemon.
+
+use std::{
+    fs,
+    io::Write as _,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::support::Daemon;
+
+/// A workspace, and `jig` on it.
+struct Shop {
+    daemon: Daemon,
+    here: tempfile::TempDir,
+}
+
+impl Shop {
+    async fn open() -> Self {
+        Self {
+            daemon: Daemon::start().await,
+            here: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// Runs `jig`, which must exit with `code`; answers what it wrote to both streams.
+    fn jig(&self, arguments: &[&str], input: &str, code: i32) -> String {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+            .args(arguments)
+            .current_dir(self.here.path())
+            .env_clear()
+            .env(
+                "JIG_ADDRESS",
+                format!("unix:{}", self.daemon.socket().display()),
+            )
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // A command that does not read its input may have ended already.
+        let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{arguments:?}: {output:?}"
+        );
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        text(output.stdout) + &text(output.stderr)
+    }
+
+    fn json(&self, arguments: &[&str], code: i32) -> Value {
+        let text = self.jig(&[&["--json"], arguments].concat(), "", code);
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn content(&self, path: impl AsRef<Path>) -> String {
+        fs::read_to_string(self.daemon.workspace().join(path)).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn files_are_written_edited_and_patched() {
+    let shop = Shop::open().await;
+    let written = shop.jig(&["write", "a/f"], "one\ntwo\nthree\n", 0);
+    assert_eq!(written, "created a/f (14 bytes)\n");
+    assert!(
+        shop.jig(&["write", "a/f", "--create-new", "--text", "x"], "", 1)
+            .contains("FILE_EXISTS")
+    );
+    shop.jig(&["write", "a/f", "--append", "--text", "four\n"], "", 0);
+    assert_eq!(shop.content("a/f"), "one\ntwo\nthree\nfour\n");
+
+    let diff = shop.jig(&["edit", "a/f", "--old", "two", "--new", "2"], "", 0);
+    assert!(diff.contains("-two\n+2\n"), "{diff}");
+    assert!(!diff.contains('\x1b'), "colours are for terminals");
+    let edits = r#"[{"old_string": "e", "new_string": "E", "occurrence": "ALL"}]"#;
+    shop.jig(&["edit", "a/f", "--edits", "-"], edits, 0);
+    assert_eq!(shop.content("a/f"), "onE\n2\nthrEE\nfour\n");
+    let error = shop.json(&["edit", "a/f", "--old", "none", "--new", ""], 1);
+    assert_eq!(error["error"]["reason"], "STRING_NOT_FOUND", "{error}");
+
+    let patch = "--- a/a/f\n+++ b/a/f\n@@ -1,2 +1,2 @@\n-onE\n+one\n 2\n";
+    let dry = shop.jig(&["patch", "--dry-run"], patch, 0);
+    assert_eq!(dry, "M a/f\n");
+    assert_eq!(shop.content("a/f"), "onE\n2\nthrEE\nfour\n");
+    shop.jig(&["patch", "-"], patch, 0);
+    assert_eq!(shop.content("a/f"), "one\n2\nthrEE\nfour\n");
+}
+
+#[tokio::test]
+async fn names_are_listed_moved_and_deleted() {
+    let shop = Shop::open().await;
+    assert_eq!(
+        shop.jig(&["mkdir", "a/b"], "", 0),
+        "created a\ncreated a/b\n"
+    );
+    fs::write(shop.daemon.file("a/f"), "12345").unwrap();
+    let list = shop.jig(&["ls", "-l", "a"], "", 0);
+    let lines: Vec<&str> = list.lines().collect();
+    assert!(
+        lines[0].starts_with("drwx") && lines[0].ends_with(" b/"),
+        "{list}"
+    );
+    assert!(
+        lines[1].starts_with("-rw-") && lines[1].ends_with(" f"),
+        "{list}"
+    );
+    let list = shop.json(&["ls", "-l", "a"], 0);
+    assert_eq!(list["entries"][1]["size_bytes"], 5, "{list}");
+    assert_eq!(shop.json(&["stat", "a/f"], 0)["type"], "FILE_TYPE_FILE");
+    assert!(
+        shop.jig(&["stat", "a/f"], "", 0)
+            .contains("size    5 bytes")
+    );
+
+    shop.jig(&["mv", "a/f", "g"], "", 0);
+    assert_eq!(shop.content("g"), "12345");
+    shop.jig(&["rm", "g"], "", 0);
+    assert!(
+        shop.jig(&["rm", "a"], "", 1)
+            .contains("DIRECTORY_NOT_EMPTY")
+    );
+    assert_eq!(shop.json(&["rm", "-r", "a"], 0)["deleted_count"], 2);
+    assert_eq!(shop.jig(&["ls"], "", 0), "");
+}
+
+#[tokio::test]
+async fn text_is_found_and_cells_are_edited() {
+    let shop = Shop::open().await;
+    fs::write(shop.daemon.file("a.txt"), "x\nNeedle here\ny\n").unwrap();
+    assert_eq!(
+        shop.jig(&["search", "needle"], "", 0),
+        "a.txt:2:1:Needle here\n"
+    );
+    assert_eq!(
+        shop.jig(&["search", "n.*e h", ".", "-e", "-C", "1"], "", 0),
+        "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
+    );
+    assert_eq!(shop.jig(&["search", "-s", "needle"], "", 0), "");
+
+    let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
+    fs::write(shop.daemon.file("n.ipynb"), notebook).unwrap();
+    shop.jig(
+        &[
+            "nb", "edit", "n.ipynb", "--insert", "--type", "markdown", "--text", "hi",
+        ],
+        "",
+        0,
+    );
+    shop.jig(&["nb", "edit", "n.ipynb", "--cell", "c1"], "2 + 2", 0);
+    let cells = shop.json(&["nb", "read", "n.ipynb"], 0);
+    assert_eq!(cells["cells"][0]["source"], "2 + 2", "{cells}");
+    assert_eq!(cells["cells"][1]["type"], "CELL_TYPE_MARKDOWN", "{cells}");
+    assert!(
+        shop.jig(&["nb", "read", "n.ipynb", "--index", "9"], "", 1)
+            .contains("CELL_NOT_FOUND")
+    );
+}

@@ -1,0 +1,28 @@
+//! The file tools, each through a daemon, and beside the tools that they stand in for.
+
+/// Writing, making, moving, deleting.
+mod change;
+/// The client's commands for files.
+mod client;
+/// The client's command of each tool.
+mod commands;
+/// `edit_file`.
+mod edit;
+/// `list_dir`.
+mod list_directory;
+/// `read_notebook` and `edit_notebook`.
+mod notebook;
+/// `apply_patch`.
+mod patch;
+/// The same as `git apply` does, on generated commits.
+mod patch_like_git;
+/// The same as ripgrep finds.
+mod ripgrep;
+/// `search`.
+mod search;
+/// Every tool as a call on one path.
+pub(crate) mod tools;
+/// Files of any size, in and out.
+mod transfer;
+/// What transfers take of the machine.
+mod transfer_size;

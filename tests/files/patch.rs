@@ -1,0 +1,279 @@
+//! `apply_patch`: what it answers, what it leaves behind, and what it refuses.
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    time::{Duration, Instant},
+};
+
+use jig::api::v1::{
+    ApplyPatchRequest, ApplyPatchResponse,
+    FileChange::{Added, Deleted, Modified, Renamed},
+};
+
+use crate::support::{Daemon, Refusal, Setup};
+
+/// A patch with one file of each kind.
+const ALL_KINDS: &str = "\
+diff --git a/changed b/changed
+--- a/changed
++++ b/changed
+@@ -7,3 +7,3 @@
+ 1
+-2
++two
+ 3
+diff --git a/old b/sub/dir/new
+old mode 100644
+new mode 100755
+similarity index 90%
+rename from old
+rename to sub/dir/new
+diff --git a/gone/below b/gone/below
+deleted file mode 100644
+--- a/gone/below
++++ /dev/null
+@@ -1 +0,0 @@
+-x
+diff --git a/made b/made
+new file mode 100755
+--- /dev/null
++++ b/made
+@@ -0,0 +1,2 @@
++#!/bin/sh
++true
+";
+
+async fn apply(daemon: &Daemon, request: ApplyPatchRequest) -> Result<ApplyPatchResponse, Refusal> {
+    let answer = daemon.tools().apply_patch(request).await;
+    answer
+        .map(tonic::Response::into_inner)
+        .map_err(|status| Refusal::of(&status))
+}
+
+fn patch(diff: &str) -> ApplyPatchRequest {
+    ApplyPatchRequest {
+        unified_diff: diff.to_owned(),
+        ..ApplyPatchRequest::default()
+    }
+}
+
+fn prepare(daemon: &Daemon) {
+    fs::write(daemon.file("changed"), "0\n1\n2\n3\n").unwrap();
+    fs::write(daemon.file("old"), "same\n").unwrap();
+    fs::create_dir(daemon.file("gone")).unwrap();
+    fs::write(daemon.file("gone/below"), "x\n").unwrap();
+}
+
+fn mode(daemon: &Daemon, path: &str) -> u32 {
+    fs::metadata(daemon.file(path))
+        .unwrap()
+        .permissions()
+        .mode()
+        & 0o777
+}
+
+#[tokio::test]
+async fn all_kinds_of_changes_are_made_and_told() {
+    let daemon = Daemon::start().await;
+    prepare(&daemon);
+    let response = apply(&daemon, patch(ALL_KINDS)).await.unwrap();
+    let told: Vec<_> = response
+        .changed_files
+        .iter()
+        .map(|file| {
+            let ints = (file.hunks, file.fuzz, file.offset);
+            (&*file.path, file.change(), &*file.previous_path, ints)
+        })
+        .collect();
+    let expected = [
+        ("changed", Modified, "", (1, 0, 5)),
+        ("sub/dir/new", Renamed, "old", (0, 0, 0)),
+        ("gone/below", Deleted, "", (1, 0, 0)),
+        ("made", Added, "", (1, 0, 0)),
+    ];
+    assert_eq!(told, expected);
+    assert_eq!(response.patch_size_bytes as usize, ALL_KINDS.len());
+
+    let mut files = daemon.list_files().await;
+    files.sort_unstable();
+    assert_eq!(files, ["changed", "made", "sub/dir/new"]);
+    assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\ntwo\n3\n");
+    assert_eq!(daemon.read_file("sub/dir/new").await.unwrap(), "same\n");
+    assert_eq!(daemon.read_file("made").await.unwrap(), "#!/bin/sh\ntrue\n");
+    assert_eq!(
+        (mode(&daemon, "sub/dir/new"), mode(&daemon, "made")),
+        (0o755, 0o755)
+    );
+
+    // The patch is kept, and the call's record says what it did.
+    assert!(
+        response.patch_path.starts_with("diffs/step_"),
+        "{response:?}"
+    );
+    let (kept, size) = daemon.artifact(&response.patch_path).await;
+    assert_eq!((&*kept, size), (ALL_KINDS.as_bytes(), kept.len() as u64));
+    let events = daemon.state().join("sessions/default/events.jsonl");
+    let events = fs::read_to_string(events).unwrap();
+    let record = events
+        .lines()
+        .find(|line| line.contains("tool_call_finished") && line.contains("apply_patch"))
+        .unwrap();
+    for shown in [
+        "\"changed_files\":[\"changed\",\"sub/dir/new\",\"gone/below\",\"made\"]",
+        "\"changed_files_count\":4",
+        &response.patch_path,
+    ] {
+        assert!(record.contains(shown), "{record}");
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_answers_the_same_and_changes_nothing() {
+    let daemon = Daemon::start().await;
+    prepare(&daemon);
+    let before = daemon.list_files().await;
+    let request = ApplyPatchRequest {
+        dry_run: Some(true),
+        ..patch(ALL_KINDS)
+    };
+    let dry = apply(&daemon, request).await.unwrap();
+    assert_eq!(dry.patch_path, "");
+    assert_eq!(daemon.list_files().await, before);
+    assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n");
+    assert!(!daemon.state().join("sessions/default/diffs").exists());
+    let wet = apply(&daemon, patch(ALL_KINDS)).await.unwrap();
+    assert_eq!(dry.changed_files, wet.changed_files);
+}
+
+#[tokio::test]
+async fn what_cannot_be_applied_is_refused_and_changes_nothing() {
+    let daemon = Daemon::start().await;
+    prepare(&daemon);
+    symlink("changed", daemon.file("link")).unwrap();
+    symlink("gone", daemon.file("way")).unwrap();
+    fs::write(daemon.file("binary"), b"1\n\xff\n").unwrap();
+    fs::write(daemon.beside("outside"), "1\n").unwrap();
+    let first = "--- a/changed\n+++ b/changed\n@@ -1 +1 @@\n-0\n+zero\n";
+    let change = |path: &str| format!("--- {path}\n+++ {path}\n@@ -1 +1 @@\n-1\n+2\n");
+    let before = daemon.list_files().await;
+    for (second, reason) in [
+        (change("missing"), "FILE_NOT_FOUND"),
+        (change("changed").replace("-1", "-9"), "PATCH_HUNK_FAIL"),
+        (change("old"), "PATCH_HUNK_FAIL"),
+        (change("binary"), "BINARY_FILE"),
+        (change("gone"), "NOT_A_FILE"),
+        (change("."), "NOT_A_FILE"),
+        (change("link"), "SYMLINK_BLOCKED"),
+        (change("../outside"), "PATH_ESCAPE"),
+        (change("gone/../../outside"), "PATH_ESCAPE"),
+        (change("/etc/passwd"), "PATH_ESCAPE"),
+        (change("/workspace/changed"), "PATH_ESCAPE"),
+        ("--- a/../outside\n+++ b/../outside\n@@ -1 +1 @@\n-1\n+2\n".into(), "PATH_ESCAPE"),
+        ("--- /dev/null\n+++ b/old\n@@ -0,0 +1 @@\n+1\n".into(), "FILE_EXISTS"),
+        ("diff --git a/l b/l\nnew file mode 120000\n--- /dev/null\n+++ b/l\n@@ -0,0 +1 @@\n+/etc\n".into(), "SYMLINK_BLOCKED"),
+        ("diff --git a/s b/s\nnew file mode 160000\n".into(), "PATCH_PARSE_ERROR"),
+        ("diff --git a/old b/old\nindex 1..2\nGIT binary patch\n".into(), "PATCH_PARSE_ERROR"),
+        ("@@@ nonsense\n".into(), "PATCH_PARSE_ERROR"),
+    ] {
+        let both = format!("{first}{second}");
+        let refusal = apply(&daemon, patch(&both)).await.unwrap_err();
+        assert_eq!(refusal.reason, reason, "{second}: {refusal:?}");
+        assert_eq!(daemon.list_files().await, before, "{second}");
+        assert_eq!(daemon.read_file("changed").await.unwrap(), "0\n1\n2\n3\n", "{second}");
+    }
+    assert!(!daemon.state().join("sessions/default/diffs").exists());
+    assert_eq!(fs::read(daemon.beside("outside")).unwrap(), b"1\n");
+
+    let refusal = apply(&daemon, patch(&change("old"))).await.unwrap_err();
+    assert_eq!(refusal.metadata["path"], "old");
+    assert_eq!(refusal.metadata["hunk"], "1");
+    assert!(refusal.message.contains("1: \"same\""), "{refusal:?}");
+    let refusal = apply(&daemon, patch("--- a/f\n+++ b/f\nnothing\n"))
+        .await
+        .unwrap_err();
+    assert!(refusal.message.contains("line 1"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn strip_and_fuzz_are_as_asked_for() {
+    let daemon = Daemon::start().await;
+    fs::create_dir(daemon.file("b")).unwrap();
+    fs::write(daemon.file("b/f"), "1\n2\n3\n").unwrap();
+    let stale = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n one\n-2\n+two\n 3\n";
+    let request = |strip, max_fuzz| ApplyPatchRequest {
+        strip: Some(strip),
+        max_fuzz: Some(max_fuzz),
+        ..patch(stale)
+    };
+    let refusal = apply(&daemon, request(1, 2)).await.unwrap_err();
+    assert_eq!(refusal.reason, "FILE_NOT_FOUND");
+    let refusal = apply(&daemon, request(0, 0)).await.unwrap_err();
+    assert_eq!(refusal.reason, "PATCH_HUNK_FAIL");
+    let response = apply(&daemon, request(0, 1)).await.unwrap();
+    assert_eq!(response.changed_files[0].fuzz, 1);
+    assert_eq!(daemon.read_file("b/f").await.unwrap(), "1\ntwo\n3\n");
+    for (strip, max_fuzz, field) in [(256, 0, "strip"), (0, 11, "max_fuzz")] {
+        let refusal = apply(&daemon, request(strip, max_fuzz)).await.unwrap_err();
+        assert_eq!(refusal.fields(), [field]);
+    }
+}
+
+#[tokio::test]
+async fn a_patch_that_takes_for_ever_ends_with_its_time() {
+    let daemon = Setup::new().alone().start().await;
+    // Each hunk almost fits in a million places, as often as there may be fuzz.
+    let hunk = "@@ -1 +1 @@\n a\n a\n a\n a\n a\n-b\n-a\n c\n c\n c\n c\n c\n";
+    fs::write(
+        daemon.file("f"),
+        "a\n".repeat(2_000_000) + &"b\nc\n".repeat(1_000_000),
+    )
+    .unwrap();
+    let request = ApplyPatchRequest {
+        max_fuzz: Some(10),
+        ..patch(&format!(
+            "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+a\n{}",
+            hunk.repeat(1000)
+        ))
+    };
+    let begun = Instant::now();
+    let refusal = apply(&daemon, request).await.unwrap_err();
+    assert!(
+        ["TIMEOUT", "PATCH_HUNK_FAIL"].contains(&&*refusal.reason),
+        "{refusal:?}"
+    );
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn many_files_are_patched_at_once() {
+    let daemon = Daemon::start().await;
+    let file = |number: usize| {
+        format!(
+            "--- /dev/null\n+++ b/d{}/f{number}\n@@ -0,0 +1 @@\n+{number}\n",
+            number % 10
+        )
+    };
+    let some: String = (0..300).map(file).collect();
+    let response = apply(&daemon, patch(&some)).await.unwrap();
+    assert_eq!(response.changed_files.len(), 300);
+    assert_eq!(daemon.read_file("d9/f299").await.unwrap(), "299\n");
+    // As many as there may be, and one more.
+    let dry = |diff: &str| ApplyPatchRequest {
+        dry_run: Some(true),
+        ..patch(diff)
+    };
+    let all: String = (1000..11_000).map(file).collect();
+    let response = apply(&daemon, dry(&all)).await.unwrap();
+    assert_eq!(response.changed_files.len(), 10_000);
+    let refusal = apply(&daemon, dry(&(all + &file(0)))).await.unwrap_err();
+    assert_eq!(refusal.reason, "PATCH_PARSE_ERROR");
+    // Where the records end is found again after those of these calls.
+    let daemon = daemon.restart().await;
+    let refusal = apply(&daemon, patch(&file(1))).await.unwrap_err();
+    assert_eq!(refusal.reason, "FILE_EXISTS");
+}

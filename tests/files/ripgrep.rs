@@ -1,0 +1,363 @@
+//! `search` and `list_files` find what ripgrep finds, in the same order.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::{ffi::OsStrExt as _, fs::symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::Once,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use jig::api::v1::{ListFilesRequest, SearchRequest, SearchResponse};
+use serde_json::Value;
+
+use crate::support::Daemon;
+
+/// A match: file, line, column, and the line without its ending.
+type Match = (String, u64, u64, String);
+
+/// A tree with everything that decides which files there are to search, and how.
+fn plant(root: &Path) {
+    let long = format!("{}needle{}\n", "a".repeat(5000), "b".repeat(5000));
+    let utf16: Vec<u8> = "\u{feff}one\nneedle \u{e9}\n"
+        .encode_utf16()
+        .flat_map(u16::to_le_bytes)
+        .collect();
+    let late_nul = [
+        b"needle\n",
+        "aaaaaa\n".repeat(12_000).as_bytes(),
+        b"\0needle\n",
+    ]
+    .concat();
+    let files: &[(&[u8], &[u8])] = &[
+        (b".git/HEAD", b"needle\n"),
+        (b".git/info/exclude", b"excluded\n!logs/kept.log\n"),
+        (
+            b".gitignore",
+            b"*.log\n/build/\n!important.log\ntmp*\n**/deep/**/gone\n",
+        ),
+        (b".ignore", b"ignored.txt\n!sub/back.log\n"),
+        (b".hidden/file", b"needle\n"),
+        (b".hidden.rs", b"needle\n"),
+        (b"a.rs", b"fn needle() {}\nNEEDLE\nNeedle needle\n"),
+        (b"a.txt", b"one\ntwo needle\nthree\n"),
+        (b"a/a.rs", b"needle"),
+        (b"a-b/x", b"needle\n"),
+        (b"build/out.rs", b"needle\n"),
+        (b"crlf", b"one\r\nneedle\r\nthree\r\n"),
+        (b"deep/1/2/3/4/gone/x", b"needle\n"),
+        (b"deep/1/2/3/4/here/x", b"needle\n"),
+        (b"empty", b""),
+        (b"excluded", b"needle\n"),
+        (b"ignored.txt", b"needle\n"),
+        (b"important.log", b"needle\n"),
+        (b"latin-1", b"\xe9t\xe9 needle \xff\nneedle\n"),
+        (b"long", long.as_bytes()),
+        (b"nul-first", b"\0\nneedle\n"),
+        (b"nul-last", b"needle\nneedle\n\0"),
+        (b"nul-late", &late_nul),
+        (
+            b"multi",
+            b"needle\n  thread\nneedle\nthread\n\nneedle\n\nthread\n",
+        ),
+        (b"name with space", b"needle\n"),
+        (b"name\nwith line", b"needle\n"),
+        (b"not-utf8-\xff", b"needle\n"),
+        (b"not-utf8-\xfe/x", b"needle\n"),
+        (b"other/.git/HEAD", b"needle\n"),
+        (b"other/x.log", b"needle\n"),
+        (b"other/.gitignore", b"y\n"),
+        (b"other/y", b"needle\n"),
+        (b"sub/.gitignore", b"!*.log\n/only-here\n*.bak\n!.env\n"),
+        (b"sub/.ignore", b"secret\n!keep.bak\n"),
+        (b"sub/.env", b"needle\n"),
+        (b"sub/.other", b"needle\n"),
+        (b"sub/back.log", b"needle\n"),
+        (b"sub/keep.bak", b"needle\n"),
+        (b"sub/lose.bak", b"needle\n"),
+        (b"sub/only-here", b"needle\n"),
+        (b"sub/secret", b"needle\n"),
+        (b"sub/sub/only-here", b"needle\n"),
+        (b"sub/sub/x.log", b"needle\n"),
+        (b"tmp1", b"needle\n"),
+        (b"tmp2/x", b"needle\n"),
+        (
+            b"unicode-\xc3\xa9/\xf0\x9f\x98\x80",
+            "\u{c9}T\u{c9} needle \u{e9}t\u{e9}\n".as_bytes(),
+        ),
+        (b"utf-16", &utf16),
+        (b"utf-8-mark", b"\xef\xbb\xbfneedle\n"),
+        (b"without.end", b"x\nneedle"),
+    ];
+    for (name, content) in files {
+        let path = root.join(OsStr::from_bytes(name));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    symlink("a.txt", root.join("link")).unwrap();
+    symlink("sub", root.join("links")).unwrap();
+    let status = Command::new("mkfifo").arg(root.join("fifo")).status();
+    assert!(status.unwrap().success());
+}
+
+/// ripgrep's output, run in `directory`.
+fn ripgrep(directory: &Path, arguments: &[String]) -> Vec<u8> {
+    let output = Command::new(program())
+        .args(["--no-config", "--no-ignore-global"])
+        .args(arguments)
+        .current_dir(directory)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let code = output.status.code();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(code, Some(0 | 1)), "{arguments:?}: {errors}");
+    output.stdout
+}
+
+fn program() -> PathBuf {
+    let tools = std::env::var_os("JIG_TOOLS_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools"),
+        PathBuf::from,
+    );
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/files/install.sh");
+        let status = Command::new(&script).stdin(Stdio::null()).status().unwrap();
+        assert!(status.success(), "{}: {status}", script.display());
+    });
+    tools.join("ripgrep/bin/rg")
+}
+
+/// What ripgrep finds for a request.
+fn expected(directory: &Path, request: &SearchRequest) -> Vec<Match> {
+    let mut arguments = vec!["--json".to_owned()];
+    let mut add = |flag: &str, wanted: bool| {
+        if wanted {
+            arguments.push(flag.to_owned());
+        }
+    };
+    add("--fixed-strings", !request.is_regex.unwrap_or(false));
+    add("--ignore-case", !request.case_sensitive.unwrap_or(false));
+    add("--hidden", request.hidden.unwrap_or(false));
+    add("--no-ignore", request.no_ignore.unwrap_or(false));
+    add("--multiline", request.multiline.unwrap_or(false));
+    if let Some(levels) = request.max_depth {
+        arguments.push(format!("--max-depth={levels}"));
+    }
+    arguments.extend(request.globs.iter().map(|glob| format!("--glob={glob}")));
+    let without = request.exclude_globs.iter();
+    arguments.extend(without.map(|glob| format!("--glob=!{glob}")));
+    arguments.extend(["-e".to_owned(), request.query.clone(), "./".to_owned()]);
+    let output = ripgrep(directory, &arguments);
+    let mut matches: Vec<Match> = output
+        .split(|byte| *byte == b'\n')
+        .filter(|line| !line.is_empty())
+        .map(|line| serde_json::from_slice::<Value>(line).unwrap())
+        .filter(|message| message["type"] == "match")
+        .filter_map(|message| {
+            let data = &message["data"];
+            let path = data["path"]["text"].as_str()?;
+            let path = path.strip_prefix("./").unwrap_or(path);
+            let first = data["submatches"][0]["start"].as_u64().unwrap();
+            let line = data["line_number"].as_u64().unwrap();
+            Some((path.to_owned(), line, first + 1, text(&data["lines"])))
+        })
+        .collect();
+    matches.sort_unstable();
+    matches
+}
+
+/// A text of ripgrep's, which gives it in base64 when it is not UTF-8, without its line ending.
+fn text(value: &Value) -> String {
+    let bytes = match value["text"].as_str() {
+        Some(text) => text.as_bytes().to_vec(),
+        None => BASE64_STANDARD
+            .decode(value["bytes"].as_str().unwrap())
+            .unwrap(),
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    text.strip_suffix('\r').unwrap_or(text).to_owned()
+}
+
+fn found(response: SearchResponse, below: &str) -> Vec<Match> {
+    let matches = response.matches.into_iter().map(|found| {
+        let file = found.file.strip_prefix(below).unwrap().to_owned();
+        (file, found.line.into(), found.column.into(), found.content)
+    });
+    matches.collect()
+}
+
+#[tokio::test]
+async fn search_finds_what_ripgrep_finds() {
+    let daemon = Daemon::start().await;
+    plant(&daemon.workspace());
+    let needle = || SearchRequest {
+        query: "needle".to_owned(),
+        max_results: Some(1000),
+        ..SearchRequest::default()
+    };
+    let regex = |query: &str| SearchRequest {
+        query: query.to_owned(),
+        is_regex: Some(true),
+        ..needle()
+    };
+    let globs = |globs: &[&str], without: &[&str]| SearchRequest {
+        globs: globs.iter().map(|glob| (*glob).to_owned()).collect(),
+        exclude_globs: without.iter().map(|glob| (*glob).to_owned()).collect(),
+        ..needle()
+    };
+    let spanning = |query: &str| SearchRequest {
+        multiline: Some(true),
+        ..regex(query)
+    };
+    let mut requests = vec![
+        needle(),
+        regex("^need"),
+        regex("needle$"),
+        regex("\\bneedle\\b.*"),
+        regex("(?-i)N[A-Z]+"),
+        regex("\u{e9}t\u{e9}"),
+        regex("^$"),
+        regex("[^a]{3}$"),
+        regex("one|two|three"),
+        spanning("needle\\s+thread"),
+        spanning("(?s)one.*three"),
+        spanning("\\n\\n"),
+        spanning("needle"),
+        globs(&["*.rs"], &[]),
+        globs(&["*.log"], &[]),
+        globs(&["/a.rs", "sub/**"], &[]),
+        globs(&[], &["*.rs", "sub"]),
+        globs(&["*.{rs,txt}"], &["a.*"]),
+        globs(&[".hidden/**", ".env"], &[]),
+        globs(&["**/x"], &["deep/**"]),
+        globs(&["!a.rs"], &[]),
+    ];
+    for plain in requests.clone() {
+        for (hidden, no_ignore, case_sensitive) in [
+            (true, false, true),
+            (false, true, false),
+            (true, true, false),
+        ] {
+            requests.push(SearchRequest {
+                hidden: Some(hidden),
+                no_ignore: Some(no_ignore),
+                case_sensitive: Some(case_sensitive),
+                ..plain.clone()
+            });
+        }
+    }
+    for levels in [1, 2, 3] {
+        requests.push(SearchRequest {
+            max_depth: Some(levels),
+            ..needle()
+        });
+    }
+    let mut all = 0;
+    for request in requests {
+        for path in [".", "sub", "sub/sub", "other", "deep/1"] {
+            let request = SearchRequest {
+                path: Some(path.to_owned()),
+                ..request.clone()
+            };
+            let mut expected = expected(&daemon.file(path), &request);
+            let response = daemon.tools().search(request.clone()).await;
+            let response = response.unwrap().into_inner();
+            assert!(!response.timed_out && response.files_left_out == 0);
+            assert_eq!(
+                response.total_matches as usize,
+                expected.len(),
+                "{request:?}"
+            );
+            assert_eq!(response.truncated, expected.len() > 1000, "{request:?}");
+            expected.truncate(1000);
+            let below = if path == "." {
+                String::new()
+            } else {
+                format!("{path}/")
+            };
+            let found = found(response, &below);
+            let places = |matches: &[Match]| {
+                let places = matches
+                    .iter()
+                    .map(|(file, line, column, _)| (file.clone(), *line, *column));
+                places.collect::<Vec<_>>()
+            };
+            assert_eq!(places(&found), places(&expected), "{request:?}");
+            for (found, expected) in found.iter().zip(&expected) {
+                if expected.3.len() <= if request.multiline() { 16_000 } else { 2000 } {
+                    assert_eq!(found.3, expected.3, "{request:?}");
+                } else {
+                    assert!(found.3.len() < 2010 && found.3.contains('\u{2026}'));
+                }
+            }
+            all += expected.len();
+        }
+    }
+    assert!(all > 1500, "only {all} matches were compared");
+}
+
+#[tokio::test]
+async fn list_files_lists_what_ripgrep_lists() {
+    let daemon = Daemon::start().await;
+    plant(&daemon.workspace());
+    let mut all = 0;
+    for glob in [
+        None,
+        Some("*.rs"),
+        Some("*.log"),
+        Some("!*.rs"),
+        Some("/a.rs"),
+        Some("sub/**"),
+        Some(".*"),
+        Some("{a,b,.hidden}/*"),
+        Some("**/x"),
+        Some("x*"),
+    ] {
+        for (respect_ignore, hidden, max_depth) in [
+            (false, true, None),
+            (true, true, None),
+            (true, false, None),
+            (false, false, None),
+            (true, true, Some(1)),
+            (false, true, Some(2)),
+        ] {
+            for root in [".", "sub", "deep/1", "other"] {
+                let mut arguments = vec!["--files".to_owned(), "--null".to_owned()];
+                let flags = [(!respect_ignore, "--no-ignore"), (hidden, "--hidden")];
+                let flags = flags.iter().filter(|(wanted, _)| *wanted);
+                arguments.extend(flags.map(|(_, flag)| (*flag).to_owned()));
+                arguments.extend(max_depth.map(|levels| format!("--max-depth={levels}")));
+                arguments.extend(glob.map(|glob| format!("--glob={glob}")));
+                arguments.push("./".to_owned());
+                let output = ripgrep(&daemon.file(root), &arguments);
+                let mut expected: Vec<String> = output
+                    .split(|byte| *byte == 0)
+                    .filter_map(|path| str::from_utf8(path).ok())
+                    .filter_map(|path| path.strip_prefix("./"))
+                    .filter(|path| !format!("/{path}").contains("/.git/"))
+                    .map(str::to_owned)
+                    .collect();
+                expected.sort_unstable();
+                let request = ListFilesRequest {
+                    root: Some(root.to_owned()),
+                    glob: glob.map(str::to_owned),
+                    max_results: Some(10_000),
+                    respect_ignore: Some(respect_ignore),
+                    hidden: Some(hidden),
+                    max_depth,
+                    ..ListFilesRequest::default()
+                };
+                let response = daemon.tools().list_files(request.clone()).await;
+                let files = response.unwrap().into_inner().files;
+                assert_eq!(files, expected, "{request:?}");
+                all += files.len();
+            }
+        }
+    }
+    assert!(all > 500, "only {all} files were compared");
+}

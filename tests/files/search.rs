@@ -1,0 +1,224 @@
+//! `search`: what it answers, when it must end, and what it must not read.
+
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::symlink,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use jig::api::v1::SearchRequest;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use tonic::Request;
+
+use crate::support::{Daemon, Refusal};
+
+fn search(query: &str) -> SearchRequest {
+    SearchRequest {
+        query: query.to_owned(),
+        ..SearchRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn the_defaults_are_those_of_the_contract() {
+    let daemon = Daemon::start().await;
+    let lines: String = (1..=80).map(|line| format!("Line {line}.\n")).collect();
+    fs::write(daemon.file("text"), lines).unwrap();
+    fs::write(daemon.file(".hidden"), "line 1.\n").unwrap();
+    let answer = daemon
+        .tools()
+        .search(search("LINE 7."))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((answer.total_matches, answer.files_searched), (1, 1));
+    assert!(!answer.truncated && !answer.timed_out);
+    let found = &answer.matches[0];
+    assert_eq!((&*found.file, found.line, found.column), ("text", 7, 1));
+    assert_eq!(found.content, "Line 7.");
+    assert_eq!(found.context_before, ["Line 5.", "Line 6."]);
+    assert_eq!(found.context_after, ["Line 8.", "Line 9."]);
+    let answer = daemon
+        .tools()
+        .search(search("line"))
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!((answer.matches.len(), answer.total_matches), (50, 80));
+    assert!(answer.truncated);
+    for path in ["text", "/workspace/text", ".hidden"] {
+        let request = SearchRequest {
+            path: Some(path.to_owned()),
+            ..search("line 1.")
+        };
+        let answer = daemon.tools().search(request).await.unwrap().into_inner();
+        let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
+        assert_eq!(files, [path.trim_start_matches("/workspace/")]);
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_searched_says_why() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("text"), "x").unwrap();
+    symlink("text", daemon.file("link")).unwrap();
+    let good = || search("x");
+    let at = |path: &str| SearchRequest {
+        path: Some(path.to_owned()),
+        ..good()
+    };
+    for (request, reason) in [
+        (search(""), "INVALID_PARAMS"),
+        (search(&"x".repeat(65_537)), "INVALID_PARAMS"),
+        (
+            SearchRequest {
+                context_lines: Some(11),
+                ..good()
+            },
+            "INVALID_PARAMS",
+        ),
+        (
+            SearchRequest {
+                max_results: Some(0),
+                ..good()
+            },
+            "INVALID_PARAMS",
+        ),
+        (
+            SearchRequest {
+                max_results: Some(1001),
+                ..good()
+            },
+            "INVALID_PARAMS",
+        ),
+        (
+            SearchRequest {
+                max_depth: Some(0),
+                ..good()
+            },
+            "INVALID_PARAMS",
+        ),
+        (
+            SearchRequest {
+                is_regex: Some(true),
+                ..search("(")
+            },
+            "INVALID_REGEX",
+        ),
+        (
+            SearchRequest {
+                is_regex: Some(true),
+                ..search("(\\w{900}){900}")
+            },
+            "INVALID_REGEX",
+        ),
+        (search("a\nb"), "INVALID_REGEX"),
+        (
+            SearchRequest {
+                globs: vec!["[".to_owned()],
+                ..good()
+            },
+            "INVALID_GLOB",
+        ),
+        (
+            SearchRequest {
+                exclude_globs: vec!["{a".to_owned()],
+                ..good()
+            },
+            "INVALID_GLOB",
+        ),
+        (at("none"), "FILE_NOT_FOUND"),
+        (at("link"), "SYMLINK_BLOCKED"),
+        (at("../x"), "PATH_ESCAPE"),
+    ] {
+        let shown = format!("{request:.200?}");
+        let refused = daemon.tools().search(request).await.unwrap_err();
+        assert_eq!(Refusal::of(&refused).reason, reason, "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("a"), "needle\n").unwrap();
+    let mut large = fs::File::create(daemon.file("b")).unwrap();
+    for _ in 0..100 {
+        large
+            .write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes())
+            .unwrap();
+    }
+    let mut request = Request::new(SearchRequest {
+        is_regex: Some(true),
+        ..search("^needle$|(?:[a-z]{1,30}){20}x")
+    });
+    request.set_timeout(Duration::from_millis(500));
+    let start = Instant::now();
+    let answer = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(answer.timed_out, "{answer:?} after {:?}", start.elapsed());
+    assert_eq!(answer.matches.len(), 1);
+    assert_eq!(answer.matches[0].file, "a");
+}
+
+#[tokio::test]
+async fn an_answer_fits_into_a_message_whatever_is_found() {
+    let daemon = Daemon::start().await;
+    let line = [b"\xff".repeat(1900), b"needle\n".to_vec()].concat();
+    for name in ["a", "b", "c"] {
+        fs::write(daemon.file(name), line.repeat(1000)).unwrap();
+    }
+    let request = SearchRequest {
+        context_lines: Some(10),
+        max_results: Some(1000),
+        ..search("needle")
+    };
+    let answer = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(answer.truncated && answer.matches.len() > 10);
+    assert_eq!(answer.total_matches, 3000);
+    assert!(prost::Message::encoded_len(&answer) < 4 << 20);
+}
+
+#[tokio::test]
+async fn nothing_outside_is_read_while_directories_are_exchanged_for_links() {
+    let daemon = Daemon::start().await;
+    let outside = daemon.beside("outside");
+    fs::create_dir_all(outside.join("sub")).unwrap();
+    fs::write(outside.join("file"), "needle outside\n").unwrap();
+    fs::write(outside.join("sub/file"), "needle outside\n").unwrap();
+    fs::create_dir_all(daemon.file("inside/sub")).unwrap();
+    fs::write(daemon.file("inside/file"), "needle inside\n").unwrap();
+    fs::write(daemon.file("inside/sub/file"), "needle inside\n").unwrap();
+    symlink(&outside, daemon.file("link")).unwrap();
+    symlink(outside.join("file"), daemon.file("file")).unwrap();
+    fs::write(daemon.file("plain"), "needle inside\n").unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let exchanging = {
+        let (done, workspace) = (Arc::clone(&done), daemon.workspace());
+        thread::spawn(move || {
+            let exchange = |a: &str, b: &str| {
+                let (a, b) = (workspace.join(a), workspace.join(b));
+                renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).unwrap();
+            };
+            while !done.load(Ordering::Relaxed) {
+                exchange("inside", "link");
+                exchange("file", "plain");
+            }
+        })
+    };
+    let mut found = 0;
+    for _ in 0..1000 {
+        let answer = daemon.tools().search(search("needle")).await;
+        for one in answer.unwrap().into_inner().matches {
+            assert_eq!(one.content, "needle inside", "{}", one.file);
+            found += 1;
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    exchanging.join().unwrap();
+    assert!(found > 1000, "only {found} matches were looked at");
+}

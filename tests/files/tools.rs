@@ -1,0 +1,164 @@
+//! Every file tool as a call on one path.
+
+use jig::api::v1::{
+    ApplyPatchRequest, DeletePathRequest, Edit, EditFileRequest, EditNotebookRequest,
+    ListDirectoryRequest, ListFilesRequest, MovePathRequest, Occurrence, ReadFileRequest,
+    ReadNotebookRequest, SearchRequest, StatPathRequest, WriteFileRequest,
+};
+use tonic::Status;
+
+use crate::support::Daemon;
+
+/// A tool, and what of it is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tool {
+    Read,
+    ListFiles,
+    ListDirectory,
+    Stat,
+    Search,
+    ReadNotebook,
+    Write,
+    Edit,
+    Patch,
+    EditNotebook,
+    MoveFrom,
+    MoveTo,
+    Delete,
+}
+
+/// Tools that read what is at a path.
+pub(crate) const READING: &[Tool] = &[
+    Tool::Read,
+    Tool::ListFiles,
+    Tool::ListDirectory,
+    Tool::Search,
+    Tool::ReadNotebook,
+];
+
+/// Tools that change what is at a path, and refuse it where that is a link.
+pub(crate) const CHANGING: &[Tool] = &[Tool::Write, Tool::Edit, Tool::Patch, Tool::EditNotebook];
+
+impl Tool {
+    /// Whether it works on directories.
+    pub(crate) fn takes_a_directory(self) -> bool {
+        matches!(self, Self::ListFiles | Self::ListDirectory)
+    }
+
+    /// Calls it; answers all that it answers, as text.
+    pub(crate) async fn call(self, daemon: &Daemon, path: &str) -> Result<String, Status> {
+        let mut tools = daemon.tools();
+        let path = path.to_owned();
+        Ok(match self {
+            Self::Read => {
+                let request = ReadFileRequest {
+                    path,
+                    ..Default::default()
+                };
+                tools.read_file(request).await?.into_inner().content
+            }
+            Self::ListFiles => {
+                let request = ListFilesRequest {
+                    root: Some(path),
+                    ..Default::default()
+                };
+                format!("{:?}", tools.list_files(request).await?.into_inner())
+            }
+            Self::ListDirectory => {
+                let request = ListDirectoryRequest {
+                    path: Some(path),
+                    ..Default::default()
+                };
+                format!("{:?}", tools.list_directory(request).await?.into_inner())
+            }
+            Self::Stat => {
+                let request = StatPathRequest { path };
+                format!("{:?}", tools.stat_path(request).await?.into_inner())
+            }
+            Self::Search => {
+                let request = SearchRequest {
+                    query: ".".to_owned(),
+                    is_regex: Some(true),
+                    path: Some(path),
+                    hidden: Some(true),
+                    ..Default::default()
+                };
+                format!("{:?}", tools.search(request).await?.into_inner())
+            }
+            Self::ReadNotebook => {
+                let request = ReadNotebookRequest {
+                    path,
+                    ..Default::default()
+                };
+                format!("{:?}", tools.read_notebook(request).await?.into_inner())
+            }
+            Self::Write => {
+                let content = "written\n".to_owned();
+                let request = WriteFileRequest {
+                    path,
+                    content,
+                    ..Default::default()
+                };
+                format!("{:?}", tools.write_file(request).await?.into_inner())
+            }
+            Self::Edit => {
+                let edit = Edit {
+                    old_string: "written".to_owned(),
+                    new_string: "edited".to_owned(),
+                    occurrence: Some(Occurrence::First.into()),
+                };
+                let request = EditFileRequest {
+                    path,
+                    edits: vec![edit],
+                    ..Default::default()
+                };
+                format!("{:?}", tools.edit_file(request).await?.into_inner())
+            }
+            Self::Patch => {
+                let name = path.trim_start_matches("/workspace/");
+                let name = if path.starts_with("/proc") {
+                    &path
+                } else {
+                    name
+                };
+                let unified_diff =
+                    format!("--- {name}\n+++ {name}\n@@ -1 +1 @@\n-written\n+patched\n");
+                let request = ApplyPatchRequest {
+                    unified_diff,
+                    strip: Some(0),
+                    ..Default::default()
+                };
+                format!("{:?}", tools.apply_patch(request).await?.into_inner())
+            }
+            Self::EditNotebook => {
+                let request = EditNotebookRequest {
+                    path,
+                    cell_index: Some(0),
+                    source: Some("x".to_owned()),
+                    ..Default::default()
+                };
+                format!("{:?}", tools.edit_notebook(request).await?.into_inner())
+            }
+            Self::MoveFrom | Self::MoveTo => {
+                let other = "other-path".to_owned();
+                let (source, destination) = match self == Self::MoveFrom {
+                    true => (path, other),
+                    false => (other, path),
+                };
+                let request = MovePathRequest {
+                    source,
+                    destination,
+                    overwrite: None,
+                };
+                format!("{:?}", tools.move_path(request).await?.into_inner())
+            }
+            Self::Delete => {
+                let request = DeletePathRequest {
+                    path,
+                    recursive: Some(true),
+                };
+                format!("{:?}", tools.delete_path(request).await?.into_inner())
+            }
+        })
+    }
+}
