@@ -6,7 +6,9 @@
 
 /// What a killed process of the daemon's own takes along: 12 to 14.
 mod death;
+mod exhaustion;
 /// Files that are not the command's: 37, 50 to 55, 63.
+mod files;
 mod filesystem;
 /// Descriptors that commands send.
 mod in_flight;
@@ -18,3 +20,4 @@ mod lifetime;
 mod network;
 /// What is written, or not read: 18 to 25.
 mod output;
+mod race;

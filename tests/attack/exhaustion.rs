@@ -1,0 +1,171 @@
+//! Commands that use up what others need: the disk, directories, descriptors, priority.
+
+use std::fs;
+
+use jig::api::v1::{Outcome, RunRequest};
+use rustix::fs::{CWD, OFlags, mkdirat, openat};
+
+use crate::{
+    files::tools::Tool,
+    support::{Daemon, Refusal, Setup, argv, full_size, promptly, shell},
+};
+
+/// Mounts a small file system where the workspace is, seen by the daemon only, and executes it.
+const ON_SMALL_DISK: &str = r#"
+    for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
+    mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
+"#;
+
+#[tokio::test]
+async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
+    let wrapper = ["unshare", "--mount", "sh", "-c", ON_SMALL_DISK];
+    let daemon = Setup::new().under(wrapper).start().await;
+    Tool::Write.call(&daemon, "f").await.unwrap();
+    let response = daemon.run(shell("head -c 9000000 /dev/zero > fill")).await;
+    assert_ne!(response.exit_code, Some(0));
+    assert!(response.stderr.contains("No space left"), "{response:?}");
+    let space = daemon.output(shell("df --output=avail . | tail -1")).await;
+    assert_eq!(space.trim(), "0");
+    for tool in [Tool::Write, Tool::Edit, Tool::Patch] {
+        let status = tool.call(&daemon, "f").await.unwrap_err();
+        assert_eq!(
+            Refusal::of(&status).reason,
+            "NO_SPACE",
+            "{tool:?}: {status:?}"
+        );
+    }
+    assert_eq!(daemon.read_file("f").await.unwrap(), "written\n");
+    assert_eq!(
+        daemon.list_files().await,
+        ["f", "fill"],
+        "no halves are left"
+    );
+    Tool::Delete.call(&daemon, "fill").await.unwrap();
+    Tool::Edit.call(&daemon, "f").await.unwrap();
+    assert_eq!(daemon.output(shell("cat f")).await, "edited\n");
+}
+
+#[tokio::test]
+async fn case_31_the_largest_file_that_there_can_be_is_no_burden() {
+    let daemon = Daemon::start().await;
+    let file = fs::File::create(daemon.file("huge")).unwrap();
+    let mut size = i64::MAX as u64;
+    while file.set_len(size).is_err() {
+        size /= 2;
+    }
+    assert!(size >= 1 << 40, "{size}");
+    let before = daemon.resident_bytes();
+    for tool in [Tool::Read, Tool::Edit, Tool::ReadNotebook] {
+        let status = promptly("a tool", tool.call(&daemon, "huge"))
+            .await
+            .unwrap_err();
+        assert_eq!(
+            Refusal::of(&status).reason,
+            "FILE_TOO_LARGE",
+            "{tool:?}: {status:?}"
+        );
+    }
+    for tool in [Tool::Stat, Tool::ListFiles, Tool::ListDirectory] {
+        let path = if tool == Tool::Stat { "huge" } else { "." };
+        promptly("a tool", tool.call(&daemon, path)).await.unwrap();
+    }
+    promptly("a search", Tool::Search.call(&daemon, "."))
+        .await
+        .unwrap();
+    let after = daemon.resident_bytes();
+    assert!(after < before + (32 << 20), "{before} {after}");
+}
+
+#[tokio::test]
+async fn case_32_neither_many_entries_nor_deep_directories_are_a_burden() {
+    let entries = full_size(100_000, 20_000);
+    let daemon = Setup::new().alone().start().await;
+    fs::create_dir(daemon.file("wide")).unwrap();
+    for entry in 0..entries {
+        fs::write(daemon.file(&format!("wide/{entry}")), "").unwrap();
+    }
+    let place = OFlags::PATH;
+    let mut here = openat(CWD, daemon.workspace(), place, 0.into()).unwrap();
+    for _ in 0..4000 {
+        mkdirat(&here, "d", 0o755.into()).unwrap();
+        here = openat(&here, "d", place, 0.into()).unwrap();
+    }
+    for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
+        promptly("a tool", tool.call(&daemon, "wide"))
+            .await
+            .unwrap();
+        promptly("a tool", tool.call(&daemon, ".")).await.unwrap();
+    }
+    for path in ["d", "wide"] {
+        let answer = promptly("deleting", Tool::Delete.call(&daemon, path))
+            .await
+            .unwrap();
+        let count = if path == "d" { 4000 } else { entries + 1 };
+        assert!(
+            answer.contains(&format!("deleted_count: {count} ")),
+            "{answer}"
+        );
+    }
+    assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn case_34_a_command_gets_no_priority() {
+    let daemon = Daemon::start().await;
+    for command in [
+        "nice -n -20 true",
+        "chrt -f 1 true",
+        "chrt -r 1 true",
+        "chrt -d --sched-runtime 100000 --sched-period 1000000 0 true",
+    ] {
+        let response = daemon.run(shell(&format!("LC_ALL=C {command}"))).await;
+        let refused = response.stderr.contains("ermission denied")
+            || response.stderr.contains("not permitted");
+        assert!(refused, "{command}: {response:?}");
+    }
+}
+
+#[tokio::test]
+async fn case_35_descriptors_that_a_command_uses_up_are_its_own() {
+    let daemon = Daemon::start().await;
+    let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
+        for i in $(seq 50); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
+    let greedy = daemon.begin(RunRequest {
+        timeout_sec: Some(5),
+        ..shell(script)
+    });
+    for _ in 0..20 {
+        daemon.output(shell("exec 9</dev/null; true")).await;
+        Tool::ListDirectory.call(&daemon, ".").await.unwrap();
+        daemon.tools_on_a_new_connection();
+    }
+    let response = greedy.await.unwrap().unwrap();
+    assert_eq!(response.outcome(), Outcome::TimedOut);
+    assert_eq!(response.stdout.trim(), "4096");
+}
+
+#[tokio::test]
+async fn case_36_long_arguments_come_through_whole_or_are_refused() {
+    let daemon = Daemon::start().await;
+    // One argument may have 128 KiB, all of them together 2 MiB (execve(2)).
+    let long = "x".repeat((128 << 10) - 1);
+    let response = daemon
+        .run(argv(&["sh", "-c", "printf %s \"$1\" | wc -c", "sh", &long]))
+        .await;
+    assert_eq!(response.stdout.trim(), long.len().to_string());
+    let many: Vec<String> = (0..10_000)
+        .map(|number| format!("argument-{number}"))
+        .collect();
+    let words = ["sh", "-c", "echo $#", "sh"].into_iter();
+    let words: Vec<&str> = words.chain(many.iter().map(String::as_str)).collect();
+    assert_eq!(daemon.run(argv(&words)).await.stdout.trim(), "10000");
+    let too_long = "x".repeat(1 << 20);
+    daemon
+        .refuses(argv(&["echo", &too_long]), "INVALID_PARAMS")
+        .await;
+    let environment = RunRequest {
+        env: [("LONG".to_owned(), too_long)].into(),
+        ..argv(&["true"])
+    };
+    daemon.refuses(environment, "INVALID_PARAMS").await;
+}
