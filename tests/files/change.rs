@@ -1,9 +1,15 @@
 //! Writing, making, moving and deleting: what commands and tools do to the same files.
 
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    fs,
+    os::unix::{fs::MetadataExt as _, process::ExitStatusExt as _},
+    path::Path,
+};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jig::api::v1::{
-    CreateDirectoryRequest, DeletePathRequest, MovePathRequest, WriteFileRequest, WriteMode,
+    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, Encoding, MovePathRequest,
+    ReadFileRequest, WriteFileRequest, WriteMode,
 };
 use rustix::process::Signal;
 use tonic::Status;
@@ -206,39 +212,150 @@ fn tree(folder: &Path) -> Vec<(String, Option<String>)> {
     found
 }
 
+/// Files of changes that a daemon has begun and not ended.
+fn journals(daemon: &Daemon) -> usize {
+    let folders = fs::read_dir(daemon.state().join("changes")).unwrap();
+    folders
+        .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
+        .sum()
+}
+
+/// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
+/// that the next one leaves the old tree or the new one.
+async fn dies_at_each_step(
+    prepare: impl Fn(&Path),
+    call: impl AsyncFn(&Daemon) -> Result<(), Status>,
+    fewest_steps: usize,
+) {
+    let trees = {
+        let daemon = Daemon::start().await;
+        prepare(&daemon.workspace());
+        let old = tree(&daemon.workspace());
+        call(&daemon).await.unwrap();
+        [old, tree(&daemon.workspace())]
+    };
+    for step in 1.. {
+        let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
+        let mut daemon = setup.start().await;
+        prepare(&daemon.workspace());
+        if call(&daemon).await.is_ok() {
+            assert!(step > fewest_steps, "it died only {step} times");
+            return;
+        }
+        let status = daemon.exit().await;
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        let daemon = daemon.restart().await;
+        let found = tree(&daemon.workspace());
+        assert!(trees.contains(&found), "step {step}: {found:?}");
+        assert_eq!(journals(&daemon), 0, "step {step}");
+    }
+}
+
 #[tokio::test]
 async fn a_daemon_that_dies_while_it_writes_leaves_the_old_or_the_new() {
-    let entry = |name: &str, content: Option<&str>| (name.to_owned(), content.map(str::to_owned));
-    let old = vec![entry("kept", Some("old"))];
-    let replaced = vec![entry("kept", Some("new"))];
-    let added = vec![
-        entry("a", None),
-        entry("a/b", None),
-        entry("a/b/new", Some("new")),
-        entry("kept", Some("old")),
-    ];
-    for (path, new) in [("kept", &replaced), ("a/b/new", &added)] {
-        for step in 1.. {
-            let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
-            let mut daemon = setup.start().await;
-            fs::write(daemon.file("kept"), "old").unwrap();
-            let written = write(&daemon, path, "new").await;
-            if written.is_ok() {
-                assert!(step > 3, "it never died");
-                break;
-            }
-            let status = daemon.exit().await;
-            use std::os::unix::process::ExitStatusExt as _;
-            assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-            let daemon = daemon.restart().await;
-            let found = tree(&daemon.workspace());
-            assert!(found == old || found == *new, "step {step}: {found:?}");
-            let journals = daemon.state().join("changes");
-            let left: usize = fs::read_dir(journals)
-                .unwrap()
-                .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
-                .sum();
-            assert_eq!(left, 0, "step {step}");
+    let prepare = |workspace: &Path| fs::write(workspace.join("kept"), "old").unwrap();
+    dies_at_each_step(
+        prepare,
+        async |daemon| write(daemon, "kept", "new").await,
+        3,
+    )
+    .await;
+    dies_at_each_step(
+        prepare,
+        async |daemon| write(daemon, "a/b/new", "new").await,
+        6,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new() {
+    let prepare = |workspace: &Path| {
+        fs::create_dir(workspace.join("d")).unwrap();
+        for file in 0..8 {
+            fs::write(workspace.join(format!("d/{file}")), format!("old {file}\n")).unwrap();
         }
+    };
+    let mut patch = String::new();
+    for file in 0..4 {
+        patch += &format!("--- a/d/{file}\n+++ b/d/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
     }
+    for file in 4..7 {
+        patch += &format!("--- a/d/{file}\n+++ /dev/null\n@@ -1 +0,0 @@\n-old {file}\n");
+    }
+    for file in ["new/deep/x", "new/y"] {
+        patch += &format!("--- /dev/null\n+++ b/{file}\n@@ -0,0 +1 @@\n+new\n");
+    }
+    patch += "diff --git a/d/7 b/moved\nsimilarity index 100%\nrename from d/7\nrename to moved\n";
+    let call = async |daemon: &Daemon| {
+        let request = ApplyPatchRequest {
+            unified_diff: patch.clone(),
+            ..ApplyPatchRequest::default()
+        };
+        let answer = daemon.tools().apply_patch(request).await?;
+        assert_eq!(answer.into_inner().changed_files.len(), 10);
+        Ok(())
+    };
+    dies_at_each_step(prepare, call, 30).await;
+}
+
+#[tokio::test]
+async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
+    let daemon = Daemon::start().await;
+    // A sequence that is always the same (Knuth's MMIX generator).
+    let mut state = 7_u64;
+    let mut random = |below: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    let mut expected = std::collections::BTreeMap::new();
+    for _ in 0..200 {
+        // Directories have names of their own, so that none is a file too.
+        let depth = random(4);
+        let above: String = (0..depth).map(|_| format!("d{}/", random(3))).collect();
+        let path = format!("{above}f{}", random(40));
+        let content: Vec<u8> = (0..random(3000))
+            .map(|_| u8::try_from(random(256)).unwrap())
+            .collect();
+        let request = WriteFileRequest {
+            encoding: Some(Encoding::Base64.into()),
+            ..file(&path, &BASE64_STANDARD.encode(&content))
+        };
+        let written = daemon
+            .tools()
+            .write_file(request)
+            .await
+            .unwrap()
+            .into_inner();
+        let old = expected.insert(path, content);
+        assert_eq!(written.created, old.is_none());
+    }
+    let mut listed = daemon.list_files().await;
+    let paths: Vec<_> = expected.keys().cloned().collect();
+    assert_eq!(listed, paths, "sorted by their bytes");
+    for (path, content) in &expected {
+        let request = ReadFileRequest {
+            path: path.clone(),
+            encoding: Some(Encoding::Base64.into()),
+            ..ReadFileRequest::default()
+        };
+        let read = daemon
+            .tools()
+            .read_file(request)
+            .await
+            .unwrap()
+            .into_inner();
+        assert_eq!(
+            &BASE64_STANDARD.decode(read.content).unwrap(),
+            content,
+            "{path}"
+        );
+        assert_eq!(&fs::read(daemon.file(path)).unwrap(), content);
+    }
+    while let Some(path) = listed.pop() {
+        assert_eq!(remove(&daemon, &path).await.unwrap(), 1);
+    }
+    assert_eq!(daemon.list_files().await, Vec::<String>::new());
 }
