@@ -9,12 +9,15 @@ use crate::{
     api::v1,
     daemon::{
         error::{Error, Violation},
-        workspace::{Excerpt, Stop, Wish, Workspace},
+        workspace::{Excerpt, RegularFile, Stop, Wish},
     },
 };
 
 /// Bytes to answer with when a request says nothing about it.
 const DEFAULT_BYTES: u32 = 3 << 20;
+
+/// Largest file that is read without a thread that may block, where the kernel has it in memory.
+const SMALL: usize = 64 << 10;
 
 /// The tool.
 #[derive(Debug)]
@@ -42,17 +45,22 @@ impl Tool for ReadFile {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
+        let path = work.scene.workspace.resolve(&request.path)?;
+        // Handing the work to a thread that may block costs two wake-ups, more than the work.
+        if let Some(file) = work.scene.workspace.open_from_memory(&path, SMALL) {
+            return excerpt(&file, &request, &Stop::new()).map(Done::plain);
+        }
         on_files(work, move |workspace, stop| {
-            read_file(workspace, request, stop)
+            excerpt(&workspace.open_file(&path)?, &request, stop)
         })
         .await
     }
 }
 
-/// Reads a file.
-fn read_file(
-    workspace: &Workspace,
-    request: v1::ReadFileRequest,
+/// Answers what is asked of a file.
+fn excerpt(
+    file: &RegularFile,
+    request: &v1::ReadFileRequest,
     stop: &Stop,
 ) -> Result<v1::ReadFileResponse, Error> {
     let as_text = match request
@@ -68,12 +76,11 @@ fn read_file(
     };
     let most = request.max_bytes.unwrap_or(DEFAULT_BYTES).max(1);
     let wish = Wish {
-        lines: lines(&request)?,
+        lines: lines(request)?,
         most: usize::try_from(most).unwrap_or(usize::MAX),
         as_text,
     };
-    let file = workspace.open_file(&workspace.resolve(&request.path)?)?;
-    let excerpt = Excerpt::read(&file, wish, stop)?;
+    let excerpt = Excerpt::read(file, wish, stop)?;
     Ok(v1::ReadFileResponse {
         content: match as_text {
             true => String::from_utf8(excerpt.content).map_err(Error::internal)?,
@@ -126,7 +133,31 @@ mod tests {
     use v1::Encoding::{Base64, Utf8};
 
     use super::*;
-    use crate::daemon::error::Reason;
+    use crate::daemon::{error::Reason, workspace::Workspace};
+
+    fn read_file(
+        workspace: &Workspace,
+        request: v1::ReadFileRequest,
+        stop: &Stop,
+    ) -> Result<v1::ReadFileResponse, Error> {
+        let path = workspace.resolve(&request.path)?;
+        excerpt(&workspace.open_file(&path)?, &request, stop)
+    }
+
+    /// Reads a file both ways.
+    fn read_both_ways(
+        workspace: &Workspace,
+        request: v1::ReadFileRequest,
+    ) -> Result<v1::ReadFileResponse, Error> {
+        let path = workspace.resolve(&request.path)?;
+        let from_memory = workspace.open_from_memory(&path, SMALL);
+        let from_memory = from_memory.map(|file| excerpt(&file, &request, &Stop::new()));
+        let read = read_file(workspace, request, &Stop::new());
+        if let Some(from_memory) = from_memory {
+            assert_eq!(format!("{from_memory:?}"), format!("{read:?}"));
+        }
+        read
+    }
 
     fn workspace() -> (TempDir, Workspace) {
         let directory = tempfile::tempdir().unwrap();
@@ -149,7 +180,7 @@ mod tests {
         fs::write(directory.path().join("f"), content).unwrap();
         let mut request = request("/workspace/f");
         change(&mut request);
-        read_file(&workspace, request, &Stop::new())
+        read_both_ways(&workspace, request)
     }
 
     /// Lines of different lengths, the line's number in each.

@@ -61,6 +61,17 @@ enum Way {
     Components,
 }
 
+impl Links {
+    /// The rules by which the kernel resolves a path.
+    fn resolve(self) -> ResolveFlags {
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        match self {
+            Self::Refuse => beneath | ResolveFlags::NO_SYMLINKS,
+            Self::Beneath => beneath,
+        }
+    }
+}
+
 impl Root {
     /// Opens the directory at a path of the operator's, whose symbolic links are followed.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
@@ -94,6 +105,17 @@ impl Root {
     /// Opens whatever is at `path` without access to it.
     pub(super) fn open_path(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         self.open_with(path, PLACE)
+    }
+
+    /// Opens whatever is at `path` without access to it, if the kernel has all that it takes in
+    /// memory: then nothing is waited for.
+    pub(super) fn open_path_from_memory(&self, path: &[u8]) -> Option<OwnedFd> {
+        if self.way == Way::Components || path.is_empty() || path.len() > STEP {
+            return None;
+        }
+        let resolve = self.links.resolve() | ResolveFlags::CACHED;
+        let path = OsStr::from_bytes(path);
+        openat2(&self.directory, path, PLACE, Mode::empty(), resolve).ok()
     }
 
     /// Opens the directory at `path` for reading.
@@ -178,10 +200,6 @@ fn beneath(
     flags: OFlags,
     links: Links,
 ) -> Result<OwnedFd, Errno> {
-    let mut resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    if links == Links::Refuse {
-        resolve |= ResolveFlags::NO_SYMLINKS;
-    }
     let mut attempt = 1;
     loop {
         let opened = openat2(
@@ -190,7 +208,7 @@ fn beneath(
             // With O_PATH it would open a link at the end instead of refusing it.
             flags.difference(OFlags::NOFOLLOW),
             Mode::empty(),
-            resolve,
+            links.resolve(),
         );
         match opened {
             Err(Errno::AGAIN | Errno::INTR) if attempt < ATTEMPTS => attempt += 1,

@@ -2,13 +2,14 @@
 //! looked at but not opened: opening alone can wait for ever or make something happen.
 
 use std::{
+    io::IoSliceMut,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::OnceLock,
 };
 
 use rustix::{
     fs::{FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, open, openat},
-    io::{pread, retry_on_intr},
+    io::{ReadWriteFlags, pread, preadv2, retry_on_intr},
     path::DecInt,
 };
 
@@ -24,6 +25,8 @@ pub(crate) struct RegularFile {
     descriptor: OwnedFd,
     path: String,
     size: u64,
+    /// All of it, where it was read already.
+    content: Option<Vec<u8>>,
 }
 
 impl RegularFile {
@@ -48,7 +51,26 @@ impl RegularFile {
             descriptor,
             path: path.to_owned(),
             size: u64::try_from(stat.st_size).unwrap_or(0),
+            content: None,
         })
+    }
+
+    /// Reads all of it, if it has at most `most` bytes and the kernel has them in memory: then
+    /// nothing is waited for. Answers whether it did.
+    pub(super) fn read_from_memory(&mut self, most: usize) -> bool {
+        let Some(size) = usize::try_from(self.size).ok().filter(|size| *size <= most) else {
+            return false;
+        };
+        // One byte more, to see that there is none.
+        let mut content = vec![0; size + 1];
+        let mut buffers = [IoSliceMut::new(&mut content)];
+        let read = preadv2(&self.descriptor, &mut buffers, 0, ReadWriteFlags::NOWAIT);
+        if read != Ok(size) {
+            return false;
+        }
+        content.truncate(size);
+        self.content = Some(content);
+        true
     }
 
     /// Where it is, for messages.
@@ -68,6 +90,16 @@ impl RegularFile {
 
     /// Reads from `offset` on, as much as the kernel gives at once; 0 at the end.
     pub(crate) fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Error> {
+        if let Some(content) = &self.content {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX);
+            let rest = content.get(start..).unwrap_or_default();
+            let length = rest.len().min(buffer.len());
+            let (into, from) = (buffer.get_mut(..length), rest.get(..length));
+            if let (Some(into), Some(from)) = (into, from) {
+                into.copy_from_slice(from);
+            }
+            return Ok(length);
+        }
         retry_on_intr(|| pread(&self.descriptor, &mut *buffer, offset))
             .map_err(|errno| failure(errno, &self.path, Wanted::File))
     }

@@ -188,6 +188,15 @@ impl Workspace {
         RegularFile::open(&found, path.as_str())
     }
 
+    /// Opens a regular file of at most `most` bytes with its content, if the kernel has both in
+    /// memory. Waits for no disk, so it may be called where nothing may block; what it does not
+    /// answer, [`Workspace::open_file`] does.
+    pub(crate) fn open_from_memory(&self, path: &RelativePath, most: usize) -> Option<RegularFile> {
+        let found = self.root.open_path_from_memory(path.as_bytes())?;
+        let mut file = RegularFile::open(&found, path.as_str()).ok()?;
+        file.read_from_memory(most).then_some(file)
+    }
+
     /// Checks that the operator does not protect what is called `name` in a directory that was
     /// opened: with links, and in file systems that do not tell upper from lower case, it may have
     /// been found under another path.
