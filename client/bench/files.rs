@@ -1,4 +1,4 @@
-//! The file tools, beside ripgrep on the same tree and beside a call that does nothing.
+//! The file tools, beside ripgrep and git on the same tree and beside a call that does nothing.
 
 use std::{
     fs,
@@ -19,6 +19,7 @@ use tokio::runtime::Runtime;
 use super::{
     daemon::Daemon,
     machine::Machine,
+    patch::Patched,
     report::{bound, milliseconds, table, times},
     statistics::{Bound, Samples, Target},
 };
@@ -64,6 +65,8 @@ enum Kind {
     RipgrepSearch,
     List,
     RipgrepList,
+    Patch,
+    GitApply,
     Read,
     Check,
 }
@@ -75,6 +78,8 @@ impl Kind {
             Self::RipgrepSearch => "rg --json --sort path",
             Self::List => "jig list_files",
             Self::RipgrepList => "rg --files --sort path",
+            Self::Patch => "jig apply_patch, 100 files",
+            Self::GitApply => "git apply",
             Self::Read => "jig read_file, 10 KiB",
             Self::Check => "health check",
         }
@@ -86,7 +91,8 @@ impl Kind {
 }
 
 /// What is promised: a tool, what it is compared with, and the most times its time.
-const PROMISES: [(&str, Kind, Kind, f64); 3] = [
+const PROMISES: [(&str, Kind, Kind, f64); 4] = [
+    ("apply_patch / git apply", Kind::Patch, Kind::GitApply, 1.0),
     ("search / rg --json", Kind::Search, Kind::RipgrepSearch, 1.0),
     (
         "list_files / rg --files",
@@ -118,20 +124,30 @@ pub(super) fn bench_files(global: &Global, args: &FilesArgs) -> Result<(), Failu
     fs::write(tree.join(READ), "x".repeat(READ_BYTES)).map_err(system)?;
     let runtime = connection::runtime()?;
     let client = runtime.block_on(Client::connect(address, global.options()))?;
+    let by_daemon = Patched::plant(&tree, "patched").map_err(system)?;
+    let by_git = Patched::plant(&tree, "patched-by-git").map_err(system)?;
     let bench = Bench {
         runtime: &runtime,
         client,
         tree: &tree,
         query: &args.query,
+        by_daemon,
+        by_git,
     };
     let mut kinds = vec![
         Kind::Search,
         Kind::RipgrepSearch,
         Kind::List,
         Kind::RipgrepList,
+        Kind::Patch,
+        Kind::GitApply,
         Kind::Read,
         Kind::Check,
     ];
+    if let Err(reason) = bench.once(Kind::GitApply) {
+        output::note(&format!("without git: {reason:?}"));
+        kinds.retain(|kind| *kind != Kind::GitApply);
+    }
     if let Err(reason) = bench.once(Kind::RipgrepList) {
         output::note(&format!("without ripgrep: {reason:?}"));
         kinds.retain(|kind| !kind.is_ripgrep());
@@ -152,6 +168,8 @@ struct Bench<'a> {
     client: Client,
     tree: &'a Path,
     query: &'a str,
+    by_daemon: Patched,
+    by_git: Patched,
 }
 
 impl Bench<'_> {
@@ -209,6 +227,11 @@ impl Bench<'_> {
                 }
                 Ok(files)
             }),
+            Kind::Patch => self
+                .runtime
+                .block_on(self.by_daemon.by_daemon(&self.client))
+                .map(|()| 0),
+            Kind::GitApply => self.by_git.by_git().map(|()| 0),
             Kind::Read => self.runtime.block_on(async {
                 let request = ReadFileRequest {
                     path: READ.to_owned(),

@@ -7,6 +7,7 @@ mod daemon;
 mod files;
 mod machine;
 mod measure;
+mod patch;
 mod report;
 mod statistics;
 

@@ -1,0 +1,107 @@
+//! A patch of many files, applied and taken back in turns, by the daemon and by git.
+
+use std::{
+    cell::Cell,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use jig::{api::v1::ApplyPatchRequest, client::Client};
+
+use crate::failure::Failure;
+
+/// Files that the patch changes.
+const FILES: usize = 100;
+/// Lines of each.
+const LINES: usize = 200;
+/// The line that is changed.
+const CHANGED: usize = 90;
+/// Lines of context.
+const CONTEXT: usize = 3;
+
+/// A folder of files that are patched forth and back.
+#[derive(Debug)]
+pub(super) struct Patched {
+    folder: PathBuf,
+    /// The patch, and the one that takes it back.
+    patches: [String; 2],
+    applied: Cell<bool>,
+}
+
+impl Patched {
+    /// Makes the files in the folder `name` of `root`.
+    pub(super) fn plant(root: &Path, name: &str) -> std::io::Result<Self> {
+        let line = |file: usize, line: usize| format!("line {line} of file {file}, some words\n");
+        fs::create_dir_all(root.join(name))?;
+        let mut patches = [String::new(), String::new()];
+        for file in 0..FILES {
+            let text: String = (0..LINES).map(|number| line(file, number)).collect();
+            fs::write(root.join(name).join(file.to_string()), text)?;
+            let (old, new) = (line(file, CHANGED), format!("changed in {file}\n"));
+            for (patch, from, to) in [(0, &old, &new), (1, &new, &old)] {
+                let Some(patch) = patches.get_mut(patch) else {
+                    continue;
+                };
+                let path = format!("{name}/{file}");
+                let (first, count) = (CHANGED - CONTEXT + 1, 2 * CONTEXT + 1);
+                *patch += &format!("diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n");
+                *patch += &format!("@@ -{first},{count} +{first},{count} @@\n");
+                for number in CHANGED - CONTEXT..CHANGED {
+                    *patch += &format!(" {}", line(file, number));
+                }
+                *patch += &format!("-{from}+{to}");
+                for number in CHANGED + 1..=CHANGED + CONTEXT {
+                    *patch += &format!(" {}", line(file, number));
+                }
+            }
+        }
+        Ok(Self {
+            folder: root.to_owned(),
+            patches,
+            applied: Cell::new(false),
+        })
+    }
+
+    /// The patch that can be applied next.
+    fn next(&self) -> &str {
+        let applied = self.applied.replace(!self.applied.get());
+        let [patch, back] = &self.patches;
+        if applied { back } else { patch }
+    }
+
+    /// Has the daemon apply it.
+    pub(super) async fn by_daemon(&self, client: &Client) -> Result<(), Failure> {
+        let request = ApplyPatchRequest {
+            unified_diff: self.next().to_owned(),
+            ..ApplyPatchRequest::default()
+        };
+        client.apply_patch(request).await?;
+        Ok(())
+    }
+
+    /// Has git apply it.
+    pub(super) fn by_git(&self) -> Result<(), Failure> {
+        let system = |error: std::io::Error| Failure::System(error.to_string());
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "a program to compare with, not a command of a caller"
+        )]
+        let mut command = Command::new("git");
+        command
+            .args(["apply", "-"])
+            .current_dir(&self.folder)
+            // The tree may lie in somebody's repository, whose state is none of its business.
+            .env("GIT_DIR", "/nonexistent")
+            .stdin(Stdio::piped());
+        let mut child = command.spawn().map_err(system)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            stdin.write_all(self.next().as_bytes()).map_err(system)?;
+        }
+        match child.wait().map_err(system)?.success() {
+            true => Ok(()),
+            false => Err(Failure::System("git apply has failed".to_owned())),
+        }
+    }
+}
