@@ -126,21 +126,30 @@ async fn requests_that_contradict_themselves_are_refused() {
 
 #[tokio::test]
 async fn case_49_protected_paths_are_changed_by_nobody() {
-    let setup = Setup::new().workspace_table("protected = [\".git/hooks\", \"missing/deep\"]");
-    let daemon = setup.start().await;
+    for setup in [
+        Setup::new(),
+        Setup::new().workspace_owner(12345),
+        Setup::new().user(12345),
+    ] {
+        let table = "protected = [\".git/hooks\", \"missing/deep\"]";
+        are_protected(&setup.workspace_table(table).start().await).await;
+    }
+}
+
+async fn are_protected(daemon: &Daemon) {
     let at = |name: &str| daemon.file(name);
     assert!(
         at(".git/hooks").is_dir(),
         "it is there so that nobody makes it"
     );
     let tools = [
-        reason(write(&daemon, ".git/hooks/pre-commit", "x").await),
-        reason(write(&daemon, ".git/hooks", "x").await),
-        reason(rename(&daemon, ".git", "git").await),
-        reason(rename(&daemon, ".git/hooks", "hooks").await),
-        reason(remove(&daemon, ".git").await),
-        reason(remove(&daemon, ".git/hooks/pre-commit").await),
-        reason(make(&daemon, "missing/deep/er").await),
+        reason(write(daemon, ".git/hooks/pre-commit", "x").await),
+        reason(write(daemon, ".git/hooks", "x").await),
+        reason(rename(daemon, ".git", "git").await),
+        reason(rename(daemon, ".git/hooks", "hooks").await),
+        reason(remove(daemon, ".git").await),
+        reason(remove(daemon, ".git/hooks/pre-commit").await),
+        reason(make(daemon, "missing/deep/er").await),
     ];
     assert_eq!(tools, ["POLICY_DENIED"; 7].map(str::to_owned));
     for command in [
@@ -163,7 +172,7 @@ async fn case_49_protected_paths_are_changed_by_nobody() {
     }
     assert_eq!(fs::read_dir(at(".git/hooks")).unwrap().count(), 0);
     // What lies beside them may be changed.
-    write(&daemon, ".git/config", "x").await.unwrap();
+    write(daemon, ".git/config", "x").await.unwrap();
     daemon
         .output(shell("echo y >> .git/config; touch missing/x"))
         .await;
