@@ -8,7 +8,7 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fgetxattr, flistxattr,
-        fsetxattr, fstat, statat,
+        flistxattr_query, fsetxattr, fstat, statat,
     },
     io::retry_on_intr,
 };
@@ -132,13 +132,11 @@ impl Original {
             mode: mode.unwrap_or(self.mode),
         };
         fresh.dress(file)?;
-        let mut names = vec![0; ATTRIBUTE_BYTES];
-        let length = match flistxattr(&self.file, &mut names[..]) {
-            Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(()),
-            listed => listed?,
+        let names = match attribute_names(&self.file)? {
+            names if names.is_empty() => return Ok(()),
+            names => names,
         };
-        names.truncate(length);
-        let mut value = vec![0; if length == 0 { 0 } else { ATTRIBUTE_BYTES }];
+        let mut value = vec![0; ATTRIBUTE_BYTES];
         for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
             let name = CString::new(name).map_err(|_| Errno::INVAL)?;
             match fgetxattr(&self.file, &name, &mut value[..]) {
@@ -152,6 +150,20 @@ impl Original {
         // A list of who may do what changes the mode, and the mode may not be wider meanwhile.
         fresh.set_mode(file)
     }
+}
+
+/// Names of a file's extended attributes, each with a NUL behind it.
+fn attribute_names(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
+    // Most files have none: no room is made for those.
+    match flistxattr_query(file) {
+        Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(Vec::new()),
+        Err(errno) => return Err(errno),
+        Ok(_) => {}
+    }
+    let mut names = vec![0; ATTRIBUTE_BYTES];
+    let length = flistxattr(file, &mut names[..])?;
+    names.truncate(length);
+    Ok(names)
 }
 
 /// Attributes that belong to the file's owner. Others, capabilities above all, are not for a file
