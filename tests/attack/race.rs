@@ -56,13 +56,10 @@ async fn case_39_a_directory_that_becomes_a_link_and_back_leads_nowhere() {
     let swapping = daemon.begin(swapping(&daemon, ["d", "l"]));
 
     let mut tasks = JoinSet::new();
-    for tool in TOOLS.iter().chain(ON_DIRECTORIES).copied() {
+    let in_directory = TOOLS.iter().map(|tool| (*tool, "d/f"));
+    let directory = ON_DIRECTORIES.iter().map(|tool| (*tool, "d"));
+    for (tool, path) in in_directory.chain(directory) {
         let daemon = Arc::clone(&daemon);
-        let path = if ON_DIRECTORIES.contains(&tool) {
-            "d"
-        } else {
-            "d/f"
-        };
         tasks.spawn(async move {
             let mut ends: BTreeMap<String, u32> = BTreeMap::new();
             for _ in 0..rounds {
