@@ -5,6 +5,8 @@ mod catalog;
 mod config;
 mod door;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzz;
 mod privileges;
 mod process;
 mod sandbox;

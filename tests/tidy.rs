@@ -28,7 +28,7 @@ const ORDER: &[&[&str]] = &[
     &["client/main"],
     &["client", "daemon/main"],
     &["daemon"],
-    &["daemon/start"],
+    &["daemon/fuzz", "daemon/start"],
     &["daemon/privileges", "daemon/server"],
     &["daemon/door"],
     &["daemon/call"],
@@ -319,7 +319,7 @@ fn nothing_is_left_open() {
 fn nothing_depends_on_the_machine_it_was_written_on() {
     let found = committed_files()
         .into_iter()
-        .filter(|(file, _)| file != "Cargo.lock")
+        .filter(|(file, _)| !file.ends_with("Cargo.lock"))
         .flat_map(|(file, text)| {
             text.lines()
                 .enumerate()
