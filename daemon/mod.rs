@@ -2,6 +2,7 @@
 
 mod call;
 mod catalog;
+mod checksum;
 mod config;
 mod door;
 mod error;

@@ -42,6 +42,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/config"],
     &["daemon/telemetry"],
     &["daemon/task"],
+    &["daemon/checksum"],
     &["daemon/error"],
 ];
 

@@ -7,12 +7,13 @@ use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
     daemon::{
+        checksum::{sha256, sum_rule},
         error::{Error, Reason, Violation},
         text::{
             diff,
             edit::{self, Edit, Which},
         },
-        workspace::{RelativePath, Stop, Workspace, sha256},
+        workspace::{RelativePath, Stop, Workspace},
     },
 };
 
@@ -83,7 +84,7 @@ fn params(
         }
     }
     let hash = request.expected_sha256.as_deref();
-    violations.extend(super::hash_rule("expected_sha256", hash));
+    violations.extend(hash.and_then(|hash| sum_rule("expected_sha256", hash)));
     if !violations.is_empty() {
         return Ok(None);
     }

@@ -134,15 +134,6 @@ impl<R> Done<R> {
     }
 }
 
-/// What is wrong with a SHA-256 in hexadecimal, where it is given.
-fn hash_rule(field: &'static str, hash: Option<&str>) -> Option<Violation> {
-    let is_hash =
-        |hash: &str| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let problem = "must be a SHA-256: 64 hexadecimal digits";
-    hash.filter(|hash| !is_hash(hash))
-        .map(|_| Violation::new(field, problem))
-}
-
 /// Nothing is at the path of a file.
 fn no_file_at(path: &RelativePath) -> Error {
     Error::new(
@@ -150,11 +141,6 @@ fn no_file_at(path: &RelativePath) -> Error {
         format!("no file is at \"{path}\": list its directory to see what is there"),
     )
     .with("path", path.as_str())
-}
-
-/// Bytes as the contract writes hashes.
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any

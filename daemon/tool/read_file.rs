@@ -4,10 +4,11 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, hexadecimal, on_files};
+use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
     daemon::{
+        checksum::hexadecimal,
         error::{Error, Violation},
         workspace::{Excerpt, RegularFile, Stop, Wish},
     },

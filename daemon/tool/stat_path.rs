@@ -3,11 +3,12 @@
 use super::{
     Done, Scene, Tool, Work,
     description::{file_type, modify_time},
-    hexadecimal, on_files,
+    on_files,
 };
 use crate::{
     api::v1,
     daemon::{
+        checksum::hexadecimal,
         error::{Error, Violation},
         workspace::{Stop, Workspace},
     },

@@ -2,12 +2,13 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, hash_rule, on_files};
+use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1::{self, Encoding, WriteMode},
     daemon::{
+        checksum::{sha256, sum_rule},
         error::{Error, Reason, Violation},
-        workspace::{Original, RelativePath, Stop, Workspace, sha256},
+        workspace::{Original, RelativePath, Stop, Workspace},
     },
 };
 
@@ -59,10 +60,8 @@ impl Tool for WriteFile {
         if let Err(problem) = &content {
             violations.push(Violation::new("content", problem.clone()));
         }
-        violations.extend(hash_rule(
-            "expected_sha256",
-            request.expected_sha256.as_deref(),
-        ));
+        let expected = request.expected_sha256.as_deref();
+        violations.extend(expected.and_then(|sum| sum_rule("expected_sha256", sum)));
         if mode == WriteMode::CreateNew && request.expected_sha256.is_some() {
             let problem =
                 "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)";

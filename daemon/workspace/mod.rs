@@ -69,12 +69,12 @@ pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;
 use journal::Journals;
 use lock::Locks;
-pub(crate) use original::{Original, sha256};
+pub(crate) use original::Original;
 pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Query, SearchWish};
 pub(crate) use stop::Stop;
-pub(crate) use upload::{Checksum, Draft, DraftPlace, Target};
+pub(crate) use upload::{Draft, DraftPlace, Target};
 pub(crate) use walk::{Selection, Walk};
 
 use super::error::{Error, Reason};

@@ -12,7 +12,6 @@ use rustix::{
     },
     io::retry_on_intr,
 };
-use sha2::{Digest as _, Sha256};
 
 use super::{
     failure::{Wanted, failure},
@@ -20,6 +19,7 @@ use super::{
     path::RelativePath,
 };
 use crate::daemon::{
+    checksum::sha256,
     error::{Error, Reason},
     sys::Errno,
 };
@@ -222,12 +222,4 @@ pub(super) fn stale(path: &RelativePath) -> Error {
     let path = path.as_str();
     let text = format!("{path:?} was changed since it was read: read it again");
     Error::new(Reason::StaleFile, text).with("path", path)
-}
-
-/// SHA-256 in lower-case hexadecimal.
-pub(crate) fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
 }

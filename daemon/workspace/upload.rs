@@ -22,7 +22,6 @@ use rustix::{
     },
     io::retry_on_intr,
 };
-use sha2::{Digest as _, Sha256};
 
 use super::{
     beneath::{Root, open_child, open_name},
@@ -33,6 +32,7 @@ use super::{
     stop::Stop,
 };
 use crate::daemon::{
+    checksum::Checksum,
     error::{Error, Reason},
     sys::Errno,
 };
@@ -74,25 +74,6 @@ pub(crate) struct Target {
     pub(crate) expected_sha256: Option<String>,
     /// Permission bits; those of the file that is there, without them.
     pub(crate) mode: Option<u32>,
-}
-
-/// A SHA-256 that grows with what comes.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Checksum(Sha256);
-
-// === impl Checksum ===
-
-impl Checksum {
-    /// Adds bytes.
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The sum in lower-case hexadecimal.
-    pub(crate) fn finish(self) -> String {
-        let bytes = self.0.finalize();
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
 }
 
 /// Makes the directories on the way to `path`, which belong to whom the workspace belongs.

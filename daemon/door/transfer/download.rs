@@ -16,10 +16,11 @@ use crate::{
     api::v1::{DownloadRequest, DownloadResponse},
     daemon::{
         call::{self, Pipeline, admission::Admission, context::Incoming},
+        checksum::Checksum,
         door::status::to_status,
         error::{Error, Reason},
         task,
-        workspace::{Checksum, RegularFile},
+        workspace::RegularFile,
     },
 };
 

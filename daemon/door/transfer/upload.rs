@@ -18,6 +18,7 @@ use crate::{
     },
     daemon::{
         call::{Pipeline, admission::Admission, context::Incoming},
+        checksum::sum_rule,
         error::{Error, Reason, Violation},
         store::uploads::UploadRecord,
         task,
@@ -98,25 +99,14 @@ pub(super) async fn upload(
 impl Plan {
     fn new(start: UploadStart, workspace: &Workspace, call_id: &str) -> Result<Self, Error> {
         let mut violations = Vec::new();
-        let mut report = |field: &str, description: &str| {
-            violations.push(Violation {
-                field: format!("start.{field}"),
-                description: description.to_owned(),
-            });
+        let field = |name: &str| format!("start.{name}");
+        let mut report = |name: &str, description: &str| {
+            violations.push(Violation::new(field(name), description));
         };
         let mode = start.mode();
         if mode == WriteMode::Append {
             report("mode", "an upload is a whole file and cannot append");
         }
-        let mut sum = |field, text: &str| {
-            if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-                report(field, "must be a SHA-256: 64 hexadecimal digits");
-            }
-            text.to_ascii_lowercase()
-        };
-        let sha256 = sum("sha256", &start.sha256);
-        let expected = start.expected_sha256.as_deref();
-        let expected_sha256 = expected.map(|text| sum("expected_sha256", text));
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
         if let Some(id) = &start.upload_id
             && (id.is_empty() || !id.bytes().all(allowed))
@@ -129,9 +119,13 @@ impl Plan {
         if i64::try_from(start.size_bytes).is_err() {
             report("size_bytes", "no file can be that large");
         }
+        let expected = start.expected_sha256.as_deref();
+        violations.extend(sum_rule(&field("sha256"), &start.sha256));
+        violations.extend(expected.and_then(|sum| sum_rule(&field("expected_sha256"), sum)));
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
+        let expected_sha256 = expected.map(str::to_ascii_lowercase);
         let path = workspace.resolve(&start.path)?;
         Ok(Self {
             record: UploadRecord {
@@ -140,7 +134,7 @@ impl Plan {
                 workspace: workspace.name().to_owned(),
                 path: path.as_str().to_owned(),
                 size: start.size_bytes,
-                sha256,
+                sha256: start.sha256.to_ascii_lowercase(),
                 draft_directory: String::new(),
                 draft_name: String::new(),
                 draft_identity: (0, 0),

@@ -10,7 +10,10 @@ use super::{
     document::{Kind, MOST_FIELDS, Notebook, Wanted, cell_fields, no_notebook},
     span::{Layout, Parts, Splice},
 };
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::{
+    checksum::hexadecimal,
+    error::{Error, Reason},
+};
 
 /// What to do with a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,11 +165,7 @@ impl Notebook<'_> {
         let mut attempt = 0_u32;
         loop {
             let digest = hash.clone().chain_update(attempt.to_le_bytes()).finalize();
-            let id: String = digest
-                .iter()
-                .take(4)
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
+            let id = hexadecimal(digest.get(..4).unwrap_or_default());
             if !self.ids.iter().flatten().any(|other| *other == id) {
                 return id;
             }
