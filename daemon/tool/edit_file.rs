@@ -130,7 +130,6 @@ fn edit_file(
     // Edits may take each other back.
     if !params.dry_run && edited.text != text {
         change.write(path, Some(&original), edited.text.as_bytes(), None)?;
-        stop.check()?;
         change.commit()?;
     }
     Ok(response)

@@ -133,7 +133,6 @@ fn edit_notebook(
         .map_err(|error| error.with("path", path.as_str()))?;
     if changed.text != text {
         change.write(path, Some(&original), changed.text.as_bytes(), None)?;
-        stop.check()?;
         change.commit()?;
     }
     Ok(v1::EditNotebookResponse {

@@ -18,21 +18,16 @@ pub(crate) mod write_file;
 mod description;
 mod page_token;
 
-use std::{
-    future::{Future, pending},
-    pin::pin,
-    sync::Arc,
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use prost::Message;
+use tokio::time::timeout_at;
 
 use crate::daemon::{
     error::{Error, Reason, Violation},
     process::supervise::Stop,
     sandbox::{level::Isolation, pool::Pool},
     store::session::{Session, Step},
-    task,
     telemetry::{Telemetry, spans::Span},
     workspace::{RelativePath, Stop as FileStop, Workspace},
 };
@@ -158,26 +153,18 @@ async fn on_files_until<R: Send + 'static>(
     limit: Option<Instant>,
     function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
 ) -> Result<Done<R>, Error> {
-    let stop = FileStop::new();
-    let told = stop.clone();
     let workspace = Arc::clone(&work.scene.workspace);
-    let mut running = pin!(task::blocking(move || function(&workspace, &told)));
-    let time_is_up = async {
+    let end = async {
+        let abandoned = work.stop.abandon.cancelled();
         match limit {
-            Some(limit) => tokio::time::sleep_until(limit.into()).await,
-            None => pending().await,
+            // Whichever comes first.
+            Some(limit) => {
+                let _either = timeout_at(limit.into(), abandoned).await;
+            }
+            None => abandoned.await,
         }
     };
-    let result = tokio::select! {
-        result = &mut running => result,
-        () = work.stop.abandon.cancelled() => {
-            stop.stop();
-            running.await
-        }
-        () = time_is_up => {
-            stop.stop();
-            running.await
-        }
-    };
-    result.map_err(Error::internal)?.map(Done::plain)
+    FileStop::at(end, move |stop| function(&workspace, stop))
+        .await?
+        .map(Done::plain)
 }

@@ -25,17 +25,14 @@ use super::{
     file::RegularFile,
     journal::{Entry, Journal},
     lock::Held,
-    original::{Fresh, Original, Stamp},
+    original::{Fresh, Original, Stamp, give},
     path::RelativePath,
     step::{Kind, Staged, apply, finish, sync_directory, temporary_name, undo},
     stop::Stop,
 };
-use crate::daemon::{
-    error::{Error, Reason},
-    sys::Errno,
-};
+use crate::daemon::{error::Error, sys::Errno};
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, fsync, mkdirat, openat},
+    fs::{FileType, Mode, OFlags, fsync, mkdirat, openat},
     io::{retry_on_intr, write},
 };
 
@@ -75,6 +72,13 @@ impl Workspace {
             staged: Vec::new(),
             made: Vec::new(),
         })
+    }
+
+    /// Makes the directories on the way to the file `path`, as far as they are missing.
+    pub(crate) fn create_parents(&self, path: &RelativePath, stop: &Stop) -> Result<(), Error> {
+        let mut change = self.change(std::slice::from_ref(path), stop)?;
+        change.place(path)?;
+        change.commit()
     }
 }
 
@@ -183,10 +187,7 @@ impl Change<'_> {
 
     /// Makes the directories above a path, and answers the last of them and the name in it.
     fn place(&mut self, path: &RelativePath) -> Result<(OwnedFd, String), Error> {
-        let Some((directory, name)) = path.split() else {
-            let text = "that is the workspace itself: name a file in it";
-            return Err(Error::new(Reason::NotAFile, text).with("path", path.as_str()));
-        };
+        let (directory, name) = path.split_file()?;
         let opened = match self.workspace.root.open_place(directory.as_bytes()) {
             Err(Errno::NOENT) => self.make(&directory)?,
             opened => {
@@ -240,7 +241,7 @@ impl Change<'_> {
             }
             fault::step();
             let made = open_directory_named(&here, &name).map_err(failed)?;
-            self.give(&made, &name, &here).map_err(failed)?;
+            give(made.as_fd(), self.workspace.owner).map_err(failed)?;
             here = made;
         }
         Ok(here)
@@ -249,23 +250,6 @@ impl Change<'_> {
     /// Directories that were made so far, the highest first.
     pub(crate) fn made(&self) -> impl Iterator<Item = &str> {
         self.made.iter().map(RelativePath::as_str)
-    }
-
-    /// Gives a directory that was made here to the owner of the workspace.
-    fn give(&self, made: &OwnedFd, name: &str, parent: &OwnedFd) -> Result<(), Errno> {
-        let stat = rustix::fs::fstat(made)?;
-        let (user, group) = self.workspace.owner;
-        if (stat.st_uid, stat.st_gid) == (user, group) {
-            return Ok(());
-        }
-        let ids = (
-            Some(rustix::fs::Uid::from_raw(user)),
-            Some(rustix::fs::Gid::from_raw(group)),
-        );
-        match rustix::fs::chownat(parent, name, ids.0, ids.1, AtFlags::SYMLINK_NOFOLLOW) {
-            Err(Errno::PERM) => Ok(()), // an ordinary user's daemon: it stays that user's
-            changed => changed,
-        }
     }
 
     /// Makes all of it, or nothing.

@@ -34,17 +34,31 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             format!("{path:?} leads out of the workspace"),
         ),
         // A name that no file system takes cannot be there either.
-        (Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG, Wanted::File) => (
+        (Errno::NAMETOOLONG, Wanted::File) => (Reason::FileNotFound, too_long(path)),
+        (Errno::NAMETOOLONG, Wanted::Directory) => (Reason::DirectoryNotFound, too_long(path)),
+        (Errno::NOENT | Errno::NOTDIR, Wanted::File) => (
             Reason::FileNotFound,
             format!("no file is at {path:?}: list its directory to see what is there"),
         ),
-        (Errno::NOENT | Errno::NAMETOOLONG, Wanted::Directory) => (
+        (Errno::NOENT, Wanted::Directory) => (
             Reason::DirectoryNotFound,
             format!("no directory is at {path:?}: list the one above it to see what is there"),
         ),
         (Errno::NOTDIR, Wanted::Directory) => (
             Reason::NotADirectory,
             format!("{path:?} is not a directory, or passes through something that is none"),
+        ),
+        (Errno::ISDIR, _) => (
+            Reason::NotAFile,
+            format!("{path:?} is a directory: give the path of a file"),
+        ),
+        (Errno::FBIG, _) => (
+            Reason::FileTooLarge,
+            format!("the file system takes no file of the size of {path:?}"),
+        ),
+        (Errno::ROFS, _) => (
+            Reason::PermissionDenied,
+            format!("the file system that holds {path:?} is mounted read-only"),
         ),
         (Errno::ACCESS | Errno::PERM, _) => (
             Reason::PermissionDenied,
@@ -71,6 +85,10 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         return error.retry_after(RETRY);
     }
     error
+}
+
+fn too_long(path: &str) -> String {
+    format!("a name in {path:?} is longer than the file system takes")
 }
 
 /// The error for something that is there and must not be.
@@ -106,6 +124,9 @@ mod tests {
             (Errno::MFILE, File, R::ResourceExhausted),
             (Errno::NFILE, Directory, R::ResourceExhausted),
             (Errno::AGAIN, File, R::ResourceExhausted),
+            (Errno::ISDIR, File, R::NotAFile),
+            (Errno::FBIG, File, R::FileTooLarge),
+            (Errno::ROFS, File, R::PermissionDenied),
             (Errno::IO, File, R::Internal),
         ] {
             let error = failure(errno, "a/b", wanted);

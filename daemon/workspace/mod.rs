@@ -250,12 +250,6 @@ impl Workspace {
         Contents::read(&self.root, path, after, most, stop)
     }
 
-    /// Makes the directories on the way to `path`, which belong to whom the workspace belongs.
-    pub(crate) fn create_parents(&self, path: &RelativePath) -> Result<(), Error> {
-        self.allow_change(path)?;
-        upload::create_parents(&self.root, path)
-    }
-
     /// Checks that a draft could be put there now, before it has come.
     pub(crate) fn look_at(&self, target: &Target, stop: &Stop) -> Result<(), Error> {
         self.allow_change(&target.path)?;

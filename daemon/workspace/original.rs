@@ -7,7 +7,7 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, Gid, Mode, Stat, Uid, XattrFlags, fchmod, fchown, fgetxattr, flistxattr,
+        AtFlags, Gid, Mode, Stat, Uid, XattrFlags, chownat, fchmod, fgetxattr, flistxattr,
         flistxattr_query, fsetxattr, fstat, statat,
     },
     io::retry_on_intr,
@@ -175,21 +175,27 @@ fn kept(name: &[u8]) -> bool {
 impl Fresh {
     /// Gives a file its owner and mode.
     pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        let (user, group) = self.owner;
-        let stat = fstat(file)?;
-        if (stat.st_uid, stat.st_gid) != self.owner {
-            match fchown(file, Some(Uid::from_raw(user)), Some(Gid::from_raw(group))) {
-                // An ordinary user's daemon makes files of its own in another's directory, as its
-                // commands do; the group may be one that it is not in.
-                Err(Errno::PERM) => {}
-                changed => changed?,
-            }
-        }
+        give(file, self.owner)?;
         self.set_mode(file)
     }
 
     fn set_mode(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
         fchmod(file, Mode::from_raw_mode(self.mode & PERMISSIONS))
+    }
+}
+
+/// Gives what was made to a user and a group. The descriptor may be one that only names a place.
+pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<(), Errno> {
+    let stat = fstat(made)?;
+    if (stat.st_uid, stat.st_gid) == owner {
+        return Ok(());
+    }
+    let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
+    match chownat(made, "", Some(user), Some(group), AtFlags::EMPTY_PATH) {
+        // An ordinary user's daemon makes files of its own in another's directory, as its commands
+        // do; the group may be one that it is not in.
+        Err(Errno::PERM) => Ok(()),
+        changed => changed,
     }
 }
 

@@ -86,6 +86,14 @@ impl RelativePath {
         Some((Self(directory.to_owned()), name))
     }
 
+    /// As [`Self::split`], for the path of a file: `NOT_A_FILE` for the workspace itself.
+    pub(super) fn split_file(&self) -> Result<(Self, &str), Error> {
+        self.split().ok_or_else(|| {
+            let text = "that is the workspace itself: name a file in it";
+            Error::new(Reason::NotAFile, text).with("path", self.as_str())
+        })
+    }
+
     /// The path of something in the directory that this is the path of.
     pub(super) fn join(&self, name: &str) -> Self {
         match self.0.as_str() {

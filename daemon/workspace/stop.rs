@@ -1,11 +1,17 @@
 //! Ending work whose time is up: the blocking tools ask, the call's deadline answers.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::{
+    error::{Error, Reason},
+    task,
+};
 
 /// Says whether a call should end. Clones say the same.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +21,25 @@ impl Stop {
     /// A call that may go on.
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    /// Runs `function` on a thread that may block, asks for its end once `end` is there, and waits
+    /// for its answer all the same.
+    pub(crate) async fn at<R: Send + 'static>(
+        end: impl Future<Output = ()>,
+        function: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let stop = Self::new();
+        let told = stop.clone();
+        let mut running = pin!(task::blocking(move || function(&told)));
+        let answer = tokio::select! {
+            answer = &mut running => answer,
+            () = end => {
+                stop.stop();
+                running.await
+            }
+        };
+        answer.map_err(Error::internal)
     }
 
     /// Asks for the end. It comes with the next [`Self::check`].

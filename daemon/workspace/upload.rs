@@ -17,14 +17,14 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, fsync, mkdirat, open, openat,
-        renameat, renameat_with, statat, unlinkat,
+        AtFlags, FileType, Mode, OFlags, RenameFlags, fstat, fsync, open, openat, renameat,
+        renameat_with, statat, unlinkat,
     },
     io::retry_on_intr,
 };
 
 use super::{
-    beneath::{Root, open_child, open_name},
+    beneath::{Root, open_name},
     failure::{Wanted, exists, failure},
     file::RegularFile,
     original::{Fresh, Original},
@@ -76,49 +76,17 @@ pub(crate) struct Target {
     pub(crate) mode: Option<u32>,
 }
 
-/// Makes the directories on the way to `path`, which belong to whom the workspace belongs.
-pub(super) fn create_parents(root: &Root, path: &RelativePath) -> Result<(), Error> {
-    let (parent, _) = split(path)?;
-    let fails = |errno| failure(errno, path.as_str(), Wanted::Directory);
-    if root.open_directory(parent.as_bytes()).is_ok() {
-        return Ok(());
-    }
-    let owner = Fresh {
-        owner: owner_of(root).map_err(fails)?,
-        mode: 0o755,
-    };
-    let mut above = String::new();
-    for name in parent.split('/') {
-        let directory = root.open_directory(above.as_bytes()).map_err(fails)?;
-        if !above.is_empty() {
-            above.push('/');
-        }
-        above.push_str(name);
-        match mkdirat(&directory, name, Mode::from_raw_mode(0o755)) {
-            Ok(()) => {
-                let made = open_child(directory.as_fd(), name.as_bytes()).map_err(fails)?;
-                owner.dress(made.as_fd()).map_err(fails)?;
-            }
-            Err(Errno::EXIST) => {}
-            Err(errno) => return Err(fails(errno)),
-        }
-    }
-    Ok(())
-}
-
 /// Checks that a draft could be put there now, before it has come.
 pub(super) fn look_at(root: &Root, target: &Target, stop: &Stop) -> Result<(), Error> {
-    let (_, name) = split(&target.path)?;
+    let (_, name) = target.path.split_file()?;
     let directory = directory_of(root, &target.path)?;
     find_existing(directory.as_fd(), name, target, stop).map(drop)
 }
 
 fn directory_of(root: &Root, path: &RelativePath) -> Result<OwnedFd, Error> {
-    let (parent, _) = split(path)?;
-    root.open_directory(parent.as_bytes()).map_err(|errno| {
-        let parent = if parent.is_empty() { "." } else { parent };
-        failure(errno, parent, Wanted::Directory)
-    })
+    let (parent, _) = path.split_file()?;
+    root.open_directory(parent.as_bytes())
+        .map_err(|errno| failure(errno, parent.as_str(), Wanted::Directory))
 }
 
 // === impl Draft ===
@@ -127,7 +95,7 @@ impl Draft {
     /// Begins a draft in the directory of `path`, named after `id`.
     pub(super) fn create(root: &Root, path: &RelativePath, id: &str) -> Result<Self, Error> {
         let fails = |errno| failure(errno, path.as_str(), Wanted::File);
-        let (parent, _) = split(path)?;
+        let (parent, _) = path.split_file()?;
         let directory = directory_of(root, path)?;
         let name = format!(".jig-{id}.tmp");
         let flags =
@@ -138,7 +106,7 @@ impl Draft {
         let stat = fstat(&file).map_err(fails)?;
         Ok(Self {
             place: DraftPlace {
-                directory: parent.to_owned(),
+                directory: parent.as_str().to_owned(),
                 name,
                 identity: (stat.st_dev, stat.st_ino),
             },
@@ -256,7 +224,7 @@ impl Draft {
         stop: &Stop,
     ) -> Result<bool, Error> {
         let fails = |errno| failure(errno, target.path.as_str(), Wanted::File);
-        let (_, name) = split(&target.path)?;
+        let (_, name) = target.path.split_file()?;
         let directory = directory_of(root, &target.path)?;
         allow(directory.as_fd(), name)?;
         let existing = find_existing(directory.as_fd(), name, target, stop)?;
@@ -300,20 +268,12 @@ impl Draft {
                 .map(|()| existing.is_none()),
             Ok(()) => Ok(existing.is_none()),
             Err(Errno::EXIST) => Err(exists(&target.path)),
-            // A directory came there since the look.
-            Err(Errno::ISDIR) => Err(not_a_file(target.path.as_str(), FileType::Directory)),
             Err(errno) => Err(fails(errno)),
         }
     }
 
     fn fails(&self, error: &io::Error) -> Error {
         let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        if errno == Errno::FBIG {
-            return Error::new(
-                Reason::FileTooLarge,
-                "the file system takes no file of this size",
-            );
-        }
         failure(errno, &self.place.name, Wanted::File)
     }
 }
@@ -333,15 +293,11 @@ fn find_existing(
         Err(errno) => return Err(fails(errno)),
     };
     let stat = fstat(&found).map_err(fails)?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind == FileType::Symlink {
+    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
         return Err(fails(Errno::LOOP));
     }
     if target.create_new {
         return Err(exists(&target.path));
-    }
-    if kind != FileType::RegularFile {
-        return Err(not_a_file(path, kind));
     }
     let file = RegularFile::open(&found, path)?;
     if let Some(expected) = &target.expected_sha256
@@ -368,14 +324,6 @@ fn hash(file: &RegularFile, stop: &Stop) -> Result<String, Error> {
     }
 }
 
-/// A path's directory, empty for the workspace itself, and its last name.
-fn split(path: &RelativePath) -> Result<(&str, &str), Error> {
-    match std::str::from_utf8(path.as_bytes()).unwrap_or_default() {
-        "" => Err(not_a_file(path.as_str(), FileType::Directory)),
-        text => Ok(text.rsplit_once('/').unwrap_or(("", text))),
-    }
-}
-
 /// User and group of the workspace.
 fn owner_of(root: &Root) -> Result<(u32, u32), Errno> {
     fstat(root).map(|stat| (stat.st_uid, stat.st_gid))
@@ -393,16 +341,6 @@ fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) {
     if let Err(errno) = unlinkat(directory, name, AtFlags::empty()) {
         tracing::warn!(name = place.name, %errno, "what is left of an upload cannot be deleted");
     }
-}
-
-fn not_a_file(path: &str, kind: FileType) -> Error {
-    let kind = if kind == FileType::Directory {
-        "a directory"
-    } else {
-        "something that is no regular file"
-    };
-    let message = format!("{path:?} is {kind}: give the path of a file");
-    Error::new(Reason::NotAFile, message).with("path", path)
 }
 
 fn tampered(name: &str) -> Error {

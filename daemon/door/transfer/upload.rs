@@ -214,7 +214,7 @@ impl Receiving {
         self.on_files(move |stop| {
             let prepare = || {
                 if plan.create_directories {
-                    workspace.create_parents(&plan.target.path)?;
+                    workspace.create_parents(&plan.target.path, stop)?;
                 }
                 workspace.look_at(&plan.target, stop)
             };
@@ -326,17 +326,7 @@ impl Receiving {
         &self,
         function: impl FnOnce(&Stop) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        let stop = Stop::new();
-        let told = stop.clone();
-        let mut running = std::pin::pin!(task::blocking(move || function(&told)));
-        let result = tokio::select! {
-            result = &mut running => result,
-            () = self.stop.cancelled() => {
-                stop.stop();
-                running.await
-            }
-        };
-        result.map_err(Error::internal)
+        Stop::at(self.stop.cancelled(), function).await
     }
 
     /// Why the call was told to end.
