@@ -1,0 +1,120 @@
+//! Uploads in several calls: kept, resumed, taken over, forgotten.
+
+use super::*;
+
+fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
+    let record = UploadRecord {
+        name: name.to_owned(),
+        upload_id: Some(name.to_owned()),
+        workspace: "w".into(),
+        path: "p".into(),
+        size: u64::MAX,
+        sha256: String::new(),
+        draft_directory: String::new(),
+        draft_name: String::new(),
+        draft_identity: (0, 0),
+        complete: None,
+        touched,
+    };
+    (("w".into(), name.into()), Upload { record, state })
+}
+
+fn active() -> State {
+    State::Active(Turn {
+        stop: CancellationToken::new(),
+        progress: Arc::default(),
+        taken_over: Arc::default(),
+        over: CancellationToken::new(),
+    })
+}
+
+fn swept(uploads: Vec<(Key, Upload)>, most: usize) -> Vec<String> {
+    let mut uploads = uploads.into_iter().collect();
+    let swept = make_room(&mut uploads, most);
+    swept.into_iter().map(|upload| upload.record.name).collect()
+}
+
+#[test]
+fn what_is_kept_is_bounded_in_number_bytes_and_age() {
+    let now = now();
+    let old = now - AGE.as_secs() - 1;
+    let on_disk = |name, touched, bytes| upload(name, touched, State::OnDisk(bytes));
+    let none: [&str; 0] = [];
+    assert_eq!(swept(vec![on_disk("a", now - 9, 1)], 1), none);
+    // Age, but for what a call receives.
+    let uploads = vec![
+        on_disk("a", old, 0),
+        upload("b", old, State::Complete),
+        upload("c", old, active()),
+        on_disk("d", now, 0),
+    ];
+    assert_eq!(swept(uploads, 64), ["a", "b"]);
+    // Number, the oldest first.
+    let uploads = vec![
+        on_disk("a", now - 1, 0),
+        on_disk("b", now - 3, 0),
+        upload("c", now - 9, active()),
+        on_disk("d", now - 2, 0),
+    ];
+    assert_eq!(swept(uploads, 2), ["b", "d"]);
+    // Bytes, the oldest first; those of what a call receives are the disk's to bound.
+    let uploads = vec![
+        on_disk("a", now - 1, MOST_BYTES),
+        on_disk("b", now - 2, 1),
+        upload("c", now - 9, active()),
+    ];
+    assert_eq!(swept(uploads, 64), ["b"]);
+    let uploads = vec![on_disk("a", now, MOST_BYTES + 1)];
+    assert_eq!(swept(uploads, 64), ["a"]);
+}
+
+fn kept(folder: &std::path::Path) -> Arc<Kept> {
+    let store = crate::daemon::store::state_dir::StateDir::open(folder).unwrap();
+    Arc::new(Kept::load(store.uploads(), Vec::new()))
+}
+
+#[test]
+fn one_call_at_a_time_has_an_upload() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = kept(folder.path());
+    let record = upload("a", 0, State::Complete).1.record;
+    let stop = CancellationToken::new();
+    let Begun::New(lease) = kept.begin(record.clone(), &stop).unwrap() else {
+        panic!("it is new");
+    };
+    let second = CancellationToken::new();
+    let Begun::Busy(over) = kept.begin(record.clone(), &second).unwrap() else {
+        panic!("the first call has it");
+    };
+    assert!(stop.is_cancelled() && lease.turn.was_taken_over());
+    assert!(!over.is_cancelled());
+    drop(lease);
+    assert!(over.is_cancelled());
+    assert!(kept.find("w", "a").is_none(), "nothing had come");
+    let Begun::New(lease) = kept.begin(record.clone(), &second).unwrap() else {
+        panic!("it is new again");
+    };
+    lease.complete(true);
+    let again = kept.begin(record.clone(), &second).unwrap();
+    assert!(matches!(again, Begun::Complete(true)));
+    let other = UploadRecord { size: 1, ..record };
+    let error = kept.begin(other, &second).unwrap_err();
+    assert_eq!(error.reason, Reason::InvalidParams);
+}
+
+#[test]
+fn uploads_that_go_on_are_not_swept_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = kept(folder.path());
+    let stop = CancellationToken::new();
+    let mut leases = Vec::new();
+    for number in 0..MOST_UPLOADS {
+        let record = upload(&number.to_string(), 0, State::Complete).1.record;
+        leases.push(kept.begin(record, &stop).unwrap());
+    }
+    let record = upload("more", 0, State::Complete).1.record;
+    let error = kept.begin(record.clone(), &stop).unwrap_err();
+    assert_eq!(error.reason, Reason::ResourceExhausted);
+    leases.pop();
+    assert!(kept.begin(record, &stop).is_ok());
+}

@@ -1,0 +1,270 @@
+//! Notebooks made by chance: what is not edited keeps its bytes.
+
+use serde_json::Value;
+
+use super::{
+    super::span::{Parts, text_of},
+    *,
+};
+
+#[derive(Debug)]
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        usize::try_from(self.0 >> 33).unwrap() % below
+    }
+
+    fn pick<'a>(&mut self, from: &[&'a str]) -> &'a str {
+        from[self.below(from.len())]
+    }
+
+    fn space(&mut self) -> &'static str {
+        self.pick(&["", "", " ", "\n ", "\r\n\t", "  "])
+    }
+
+    fn string(&mut self) -> String {
+        let pieces = [
+            "a", "\\n", "\\u00e9", "\u{e9}", "\\\"", "\\\\", "[", "{", ",", "\\/", "]",
+        ];
+        let text: String = (0..self.below(5)).map(|_| self.pick(&pieces)).collect();
+        format!("\"{text}\"")
+    }
+
+    fn value(&mut self, depth: usize) -> String {
+        match self.below(if depth == 0 { 4 } else { 6 }) {
+            0 => self
+                .pick(&["1", "-0", "1.0e+10", "1E400", "0.10"])
+                .to_owned(),
+            1 => self.pick(&["true", "false", "null"]).to_owned(),
+            2 | 3 => self.string(),
+            4 => {
+                let elements: Vec<String> =
+                    (0..self.below(4)).map(|_| self.value(depth - 1)).collect();
+                self.container("[", elements, "]")
+            }
+            _ => {
+                let members = (0..self.below(4))
+                    .map(|number| {
+                        format!(
+                            "\"k{number}\"{}:{}{}",
+                            self.space(),
+                            self.space(),
+                            self.value(depth - 1)
+                        )
+                    })
+                    .collect();
+                self.container("{", members, "}")
+            }
+        }
+    }
+
+    fn container(&mut self, open: &str, parts: Vec<String>, close: &str) -> String {
+        let mut text = open.to_owned() + self.space();
+        for (index, part) in parts.iter().enumerate() {
+            if index > 0 {
+                text = text + self.space() + "," + self.space();
+            }
+            text += part;
+        }
+        text + self.space() + close
+    }
+
+    /// A cell; in place of what replacing it changes are marks.
+    fn cell(&mut self) -> (String, bool) {
+        let code = self.below(2) == 0;
+        let mut fields = vec![
+            (
+                "cell_type",
+                if code { "\"code\"" } else { "\"markdown\"" }.to_owned(),
+            ),
+            ("source", "<source>".to_owned()),
+        ];
+        if code {
+            fields.push(("outputs", "<outputs>".to_owned()));
+            fields.push(("execution_count", "<count>".to_owned()));
+        }
+        for name in ["u1", "u2", "metadata"].iter().take(self.below(4)) {
+            fields.push((name, self.value(3)));
+        }
+        let mut members = Vec::new();
+        while !fields.is_empty() {
+            let (key, value) = fields.swap_remove(self.below(fields.len()));
+            members.push(format!("\"{key}\"{}:{}{value}", self.space(), self.space()));
+        }
+        (self.container("{", members, "}"), code)
+    }
+
+    fn filled(&mut self, cell: &str) -> String {
+        let source = match self.below(2) {
+            0 => self.string(),
+            _ => {
+                let lines = (0..self.below(3)).map(|_| self.string()).collect();
+                self.container("[", lines, "]")
+            }
+        };
+        let outputs = (0..self.below(3)).map(|_| self.value(2)).collect();
+        let outputs = self.container("[", outputs, "]");
+        cell.replace("<source>", &source)
+            .replace("<outputs>", &outputs)
+            .replace("<count>", self.pick(&["null", "3"]))
+    }
+}
+
+#[test]
+fn everything_else_keeps_its_bytes() {
+    let mut random = Random(11);
+    for _ in 0..4000 {
+        let marked: Vec<(String, bool)> = (0..=random.below(4)).map(|_| random.cell()).collect();
+        let cells: Vec<String> = marked.iter().map(|(cell, _)| random.filled(cell)).collect();
+        let index = random.below(cells.len());
+        // The others keep their bytes, and so does what is around them.
+        let mut before = "[".to_owned() + random.space();
+        for cell in &cells[..index] {
+            before = before + cell + random.space() + "," + random.space();
+        }
+        let mut after = String::new();
+        for cell in &cells[index + 1..] {
+            after = after + random.space() + "," + random.space() + cell;
+        }
+        after = after + random.space() + "]";
+        let unknown = random.value(3);
+        let head = format!(
+            "{}{{\"x\":{unknown},{}\"nbformat\" :4,\"cells\":",
+            random.space(),
+            random.space()
+        );
+        let tail = format!(",\"y\":{}}}{}", random.value(3), random.space());
+        let text = [head.as_str(), &before, &cells[index], &after, &tail].concat();
+
+        let source: String = (0..random.below(4))
+            .map(|_| random.pick(&["a", "\n", "\u{e9}", "\"", "\\", "\t"]))
+            .collect();
+        let result = replace(&text, index, None, &source);
+        let (marked, code) = &marked[index];
+        let (head_of_cell, tail_of_cell) = marked.split_once("<source>").unwrap();
+        let pieces = [head_of_cell, tail_of_cell].map(|piece| {
+            let mut pattern = piece.replace("<count>", "null");
+            if let Some(at) = pattern.find("<outputs>") {
+                // Empty ones keep what white space they have.
+                let old = &cells[index];
+                let parts = Parts::of(old, 100).unwrap();
+                let outputs = parts.get("outputs").unwrap();
+                let kept = if Parts::of(outputs, 0).is_ok() {
+                    outputs
+                } else {
+                    "[]"
+                };
+                pattern.replace_range(at..at + "<outputs>".len(), kept);
+            }
+            pattern
+        });
+        let start = [head.as_str(), &before, &pieces[0]].concat();
+        let end = [pieces[1].as_str(), &after, &tail].concat();
+        let new = result
+            .strip_prefix(&start)
+            .and_then(|rest| rest.strip_suffix(&end))
+            .unwrap_or_else(|| panic!("{text}\n{result}\n{code}"));
+        assert_eq!(text_of(new, usize::MAX).0, source, "{new}");
+        serde_json::from_str::<&serde_json::value::RawValue>(&result).unwrap();
+
+        // Inserted and deleted again, it is as before.
+        let wanted = Wanted::Index(random.below(cells.len() + 1));
+        let changed = insert(&text, Some(wanted.clone()), Kind::Code, &source);
+        let Wanted::Index(at) = wanted else {
+            unreachable!()
+        };
+        let cell = &Notebook::parse(&changed.text)
+            .unwrap()
+            .read(Some(&Wanted::Index(at)))
+            .unwrap()[0];
+        assert_eq!(
+            (cell.source.as_str(), cell.kind),
+            (source.as_str(), Some(Kind::Code))
+        );
+        let again = delete(&changed.text, at);
+        if at < cells.len() {
+            assert_eq!(again, text);
+        }
+        // Deleted, the others stay.
+        let deleted = delete(&text, index);
+        let rest = Notebook::parse(&deleted).unwrap();
+        let others: Vec<&str> = rest.cells.list().iter().map(|part| part.value).collect();
+        let mut expected: Vec<&str> = cells.iter().map(String::as_str).collect();
+        expected.remove(index);
+        assert_eq!(others, expected);
+        assert!(deleted.starts_with(&head) && deleted.ends_with(&tail));
+    }
+}
+
+#[test]
+fn changes_of_kind_leave_other_values_as_they_are() {
+    let mut random = Random(5);
+    for _ in 0..2000 {
+        let (cell, code) = random.cell();
+        let cell = random.filled(&cell).replace("1E400", "1");
+        let text = format!("{{\"nbformat\":4,\"cells\":[{cell}]}}");
+        let kind = [Kind::Code, Kind::Markdown, Kind::Raw][random.below(3)];
+        let result = replace(&text, 0, Some(kind), "s");
+        let parse = |text: &str| serde_json::from_str::<Value>(text).unwrap();
+        let mut expected = parse(&text);
+        let fields = expected["cells"][0].as_object_mut().unwrap();
+        fields.insert("cell_type".to_owned(), kind.name().into());
+        fields.remove("outputs");
+        fields.remove("execution_count");
+        if kind == Kind::Code {
+            fields.insert("outputs".to_owned(), Value::Array(Vec::new()));
+            fields.insert("execution_count".to_owned(), Value::Null);
+        }
+        let one = fields["source"].is_string();
+        let source = if one { "s".into() } else { vec!["s"].into() };
+        fields.insert("source".to_owned(), source);
+        assert_eq!(parse(&result), expected, "{text} {code} {kind:?}");
+    }
+}
+
+#[test]
+fn garbage_never_panics() {
+    let mut random = Random(23);
+    let pieces = [
+        "{", "}", "[", "]", ",", ":", "\"", "\\", "\\ud800", "\u{e9}", "1", "null", " ",
+    ];
+    let mut understood = 0;
+    for _ in 0..30_000 {
+        let mut text: Vec<char> = JUPYTER.chars().collect();
+        for _ in 0..1 + random.below(3) {
+            let at = random.below(text.len());
+            let to = (at + random.below(30)).min(text.len());
+            let new: Vec<char> = random.pick(&pieces).chars().collect();
+            text.splice(at..to, new);
+        }
+        let text: String = text.into_iter().collect();
+        let Ok(notebook) = Notebook::parse(&text) else {
+            continue;
+        };
+        understood += 1;
+        let _too_large = notebook.read(None);
+        notebook.language();
+        let cell = Cell {
+            kind: Kind::Code,
+            source: "a\nb".to_owned(),
+        };
+        for index in 0..3 {
+            for edit in [
+                Edit::Delete(Wanted::Index(index)),
+                Edit::Insert(Some(Wanted::Index(index)), cell.clone()),
+                Edit::Replace(Wanted::Index(index), Some(Kind::Code), "x".to_owned()),
+                Edit::Replace(Wanted::Index(index), Some(Kind::Raw), "x".to_owned()),
+            ] {
+                if let Ok(changed) = notebook.edit(&edit) {
+                    Notebook::parse(&changed.text).unwrap();
+                }
+            }
+        }
+    }
+    assert!(understood > 500, "{understood}");
+}

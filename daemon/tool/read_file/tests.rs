@@ -1,0 +1,395 @@
+//! Reading files of all kinds, in lines and in bytes.
+
+use std::{fs, io::Write as _, os::unix::fs::symlink};
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+use v1::Encoding::{Base64, Utf8};
+
+use super::*;
+use crate::daemon::{error::Reason, workspace::Workspace};
+
+fn read_file(
+    workspace: &Workspace,
+    request: v1::ReadFileRequest,
+    stop: &Stop,
+) -> Result<v1::ReadFileResponse, Error> {
+    let path = workspace.resolve(&request.path)?;
+    excerpt(&workspace.open_file(&path)?, &request, stop)
+}
+
+/// Reads a file both ways.
+fn read_both_ways(
+    workspace: &Workspace,
+    request: v1::ReadFileRequest,
+) -> Result<v1::ReadFileResponse, Error> {
+    let path = workspace.resolve(&request.path)?;
+    let from_memory = workspace.open_from_memory(&path, SMALL);
+    let from_memory = from_memory.map(|file| excerpt(&file, &request, &Stop::new()));
+    let read = read_file(workspace, request, &Stop::new());
+    if let Some(from_memory) = from_memory {
+        assert_eq!(format!("{from_memory:?}"), format!("{read:?}"));
+    }
+    read
+}
+
+fn workspace() -> (TempDir, Workspace) {
+    let directory = tempfile::tempdir().unwrap();
+    let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
+    (directory, workspace)
+}
+
+fn request(path: &str) -> v1::ReadFileRequest {
+    v1::ReadFileRequest {
+        path: path.to_owned(),
+        ..Default::default()
+    }
+}
+
+fn read(
+    content: impl AsRef<[u8]>,
+    change: impl FnOnce(&mut v1::ReadFileRequest),
+) -> Result<v1::ReadFileResponse, Error> {
+    let (directory, workspace) = workspace();
+    fs::write(directory.path().join("f"), content).unwrap();
+    let mut request = request("/workspace/f");
+    change(&mut request);
+    read_both_ways(&workspace, request)
+}
+
+/// Lines of different lengths, the line's number in each.
+fn numbered(lines: u64) -> String {
+    (1..=lines).map(|line| format!("{line}\n")).collect()
+}
+
+#[test]
+fn whole_files_come_as_they_are() {
+    for (content, lines) in [
+        ("", 0),
+        ("\n", 1),
+        ("a", 1),
+        ("a\n", 1),
+        ("a\nb", 2),
+        ("a\r\nb\r\n", 2),
+        ("a\rb", 1),
+        ("\n\n\n", 3),
+        ("nul \0 is text\n", 1),
+        ("\u{feff}\u{202e}\u{1f600}\u{e9}\n", 1),
+        (&"\u{20ac}".repeat(200_000), 1),
+        (&format!("a{}", "\u{1f600}".repeat(100_000)), 1),
+        (&numbered(10_000), 10_000),
+    ] {
+        for encoding in [Utf8, Base64] {
+            let response = read(content, |request| request.encoding = Some(encoding.into()));
+            let response = response.unwrap();
+            let expected = v1::ReadFileResponse {
+                content: match encoding == Base64 {
+                    true => BASE64_STANDARD.encode(content),
+                    false => content.to_owned(),
+                },
+                encoding: encoding.into(),
+                truncated: false,
+                omitted_lines: 0,
+                total_lines: lines,
+                start_line: lines.min(1),
+                end_line: lines,
+                size_bytes: content.len() as u64,
+                sha256: hash(content),
+            };
+            assert_eq!(response, expected);
+        }
+    }
+    assert_eq!(
+        hash(""),
+        "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    );
+}
+
+fn hash(content: &str) -> String {
+    hexadecimal(&Sha256::digest(content))
+}
+
+#[test]
+fn ranges_of_lines_are_inclusive_and_clamped() {
+    const FILE: &str = "one\ntwo\r\nthree\n\nfive";
+    for (start, end, content, lines) in [
+        (Some(1), Some(1), "one\n", (1, 1)),
+        (Some(2), Some(3), "two\r\nthree\n", (2, 3)),
+        (Some(4), Some(4), "\n", (4, 4)),
+        (Some(4), None, "\nfive", (4, 5)),
+        (Some(5), Some(5), "five", (5, 5)),
+        (Some(5), Some(u32::MAX), "five", (5, 5)),
+        (None, Some(2), "one\ntwo\r\n", (1, 2)),
+        (Some(1), None, FILE, (1, 5)),
+    ] {
+        let response = read(FILE, |request| {
+            request.start_line = start;
+            request.end_line = end;
+        });
+        let response = response.unwrap();
+        assert_eq!(response.content, content, "{start:?} {end:?}");
+        assert_eq!((response.start_line, response.end_line), lines);
+        assert!(!response.truncated);
+        assert_eq!((response.total_lines, response.omitted_lines), (5, 0));
+        assert_eq!(response.sha256, hash(FILE));
+    }
+}
+
+#[test]
+fn a_range_outside_of_the_file_is_refused() {
+    for (content, start, end, reason) in [
+        ("a\nb\n", 3, None, Some(Reason::LineRangeInvalid)),
+        ("a\nb\n", 2, None, None),
+        ("a\nb", 3, Some(3), Some(Reason::LineRangeInvalid)),
+        ("", 1, None, None),
+        ("", 1, Some(7), None),
+        ("", 2, None, Some(Reason::LineRangeInvalid)),
+        ("a", u32::MAX, None, Some(Reason::LineRangeInvalid)),
+        ("a\nb\n", 2, Some(1), Some(Reason::InvalidParams)),
+    ] {
+        let result = read(content, |request| {
+            request.start_line = Some(start);
+            request.end_line = end;
+        });
+        assert_eq!(
+            result.err().map(|error| error.reason),
+            reason,
+            "{content:?}"
+        );
+    }
+    let error = read("a\nb\n", |request| request.start_line = Some(9)).unwrap_err();
+    assert!(error.message.contains("has 2 lines"), "{error}");
+    let error = read("a", |request| {
+        request.start_line = Some(2);
+        request.end_line = Some(1);
+    });
+    assert_eq!(error.unwrap_err().violations[0].field, "end_line");
+}
+
+#[test]
+fn of_long_files_the_first_and_the_last_lines_come() {
+    for (lines, final_ending) in [
+        (10_001, true),
+        (10_001, false),
+        (10_002, true),
+        (25_000, false),
+    ] {
+        let mut content = numbered(lines);
+        if !final_ending {
+            content.pop();
+        }
+        let split: Vec<&str> = content.split_inclusive('\n').collect();
+        let head = split[..5000].concat();
+        let tail = split[split.len() - 5000..].concat();
+        let expected = format!("{head}{tail}");
+        // With the whole file kept; with none of the tail; with a part of it.
+        let all = expected.len();
+        for most in [
+            3 << 20,
+            all + 1,
+            all,
+            all - 1,
+            head.len() + 7,
+            head.len(),
+            head.len() - 1,
+            3,
+        ] {
+            let response = read(&content, |request| {
+                request.max_bytes = Some(u32::try_from(most).unwrap());
+            });
+            let response = response.unwrap();
+            let expected = &expected[..most.min(all)];
+            assert!(response.content == expected, "{lines} {most}");
+            assert!(response.truncated);
+            assert_eq!(u64::from(response.omitted_lines), lines - 10_000);
+            assert_eq!(u64::from(response.total_lines), lines);
+            assert_eq!(response.start_line, 1);
+            let last = expected.trim_end().split('\n').next_back().unwrap();
+            if most >= all || most <= head.len() && expected.ends_with('\n') {
+                assert_eq!(response.end_line.to_string(), last, "{lines} {most}");
+            }
+            assert!(
+                response.end_line.to_string().starts_with(last),
+                "{lines} {most}"
+            );
+            assert_eq!(response.sha256, hash(&content));
+        }
+    }
+    // A range that covers the whole file is no reason to leave lines out.
+    let content = numbered(12_000);
+    let response = read(&content, |request| request.start_line = Some(1)).unwrap();
+    assert!(response.content == content && !response.truncated);
+    assert_eq!((response.omitted_lines, response.end_line), (0, 12_000));
+}
+
+#[test]
+fn text_is_cut_between_characters_and_bytes_anywhere() {
+    for (content, most, expected, end_line) in [
+        ("a\u{20ac}b", 1, "a", 1),
+        ("a\u{20ac}b", 2, "a", 1),
+        ("a\u{20ac}b", 3, "a", 1),
+        ("a\u{20ac}b", 4, "a\u{20ac}", 1),
+        ("\u{1f600}", 3, "", 1),
+        ("a\nb\nc\n", 2, "a\n", 1),
+        ("a\nb\nc\n", 3, "a\nb", 2),
+        ("a\nb\nc\n", 5, "a\nb\nc", 3),
+    ] {
+        for start_line in [None, Some(1)] {
+            let cut = |encoding: v1::Encoding| {
+                read(content, |request| {
+                    request.max_bytes = Some(most);
+                    request.start_line = start_line;
+                    request.encoding = Some(encoding.into());
+                })
+                .unwrap()
+            };
+            let text = cut(Utf8);
+            assert_eq!(text.content, expected, "{content:?} {most}");
+            assert!(text.truncated);
+            assert_eq!((text.start_line, text.end_line), (1, end_line));
+            let bytes = cut(Base64);
+            let expected = &content.as_bytes()[..usize::try_from(most).unwrap()];
+            assert_eq!(bytes.content, BASE64_STANDARD.encode(expected));
+            assert!(bytes.truncated);
+        }
+    }
+    let exact = read("abc", |request| request.max_bytes = Some(3)).unwrap();
+    assert!(!exact.truncated);
+}
+
+#[test]
+fn one_huge_line_takes_no_more_than_asked_for() {
+    let content = "\u{20ac}".repeat(2 << 20);
+    let response = read(&content, |_| ()).unwrap();
+    assert_eq!(response.content.len(), (3 << 20) / 3 * 3);
+    assert!(response.truncated);
+    assert_eq!((response.total_lines, response.end_line), (1, 1));
+    assert_eq!(response.size_bytes, content.len() as u64);
+}
+
+#[test]
+fn what_is_not_text_is_refused_wherever_it_is() {
+    let mut late = numbered(50_000).into_bytes();
+    late.push(0xff);
+    let mut split = vec![b'a'; 128 * 1024 - 1];
+    split.extend([0xe2, 0x82]);
+    for content in [
+        &b"\xff"[..],
+        b"a\n\xc3",
+        b"\xed\xa0\x80",
+        b"\xc0\x80",
+        &late,
+        &split,
+    ] {
+        for start_line in [None, Some(1)] {
+            let error = read(content, |request| {
+                request.start_line = start_line;
+                request.end_line = start_line;
+            });
+            let error = error.unwrap_err();
+            assert_eq!(error.reason, Reason::BinaryFile);
+            assert!(error.message.contains("ENCODING_BASE64"), "{error}");
+        }
+        let bytes = read(content, |request| {
+            request.start_line = Some(1);
+            request.encoding = Some(Base64.into());
+        });
+        assert_eq!(bytes.unwrap().content, BASE64_STANDARD.encode(content));
+    }
+}
+
+#[test]
+fn large_files_need_a_range_and_are_not_touched_without() {
+    let (directory, workspace) = workspace();
+    let file = fs::File::create(directory.path().join("f")).unwrap();
+    for size in [(256 << 20) + 1, 1 << 40] {
+        file.set_len(size).unwrap();
+        let error = read_file(&workspace, request("f"), &Stop::new()).unwrap_err();
+        assert_eq!(error.reason, Reason::FileTooLarge);
+        assert!(error.message.contains("start_line"), "{error}");
+    }
+    // With one they are read until the call's time is up.
+    let stop = Stop::new();
+    let late = stop.clone();
+    let waiting = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        late.stop();
+    });
+    let ranged = v1::ReadFileRequest {
+        start_line: Some(1),
+        ..request("f")
+    };
+    let error = read_file(&workspace, ranged, &stop).unwrap_err();
+    assert_eq!(error.reason, Reason::Timeout);
+    waiting.join().unwrap();
+}
+
+#[test]
+fn only_regular_files_are_opened() {
+    let (directory, workspace) = workspace();
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("directory")).unwrap();
+    fs::write(at("directory/file"), "text").unwrap();
+    mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+    symlink("directory/file", at("link")).unwrap();
+    symlink("directory", at("way")).unwrap();
+    symlink("/etc/passwd", at("out")).unwrap();
+    for (path, reason) in [
+        ("directory/file", None),
+        ("/workspace/directory/../directory//file", None),
+        ("directory", Some(Reason::NotAFile)),
+        (".", Some(Reason::NotAFile)),
+        ("fifo", Some(Reason::NotAFile)),
+        ("socket", Some(Reason::NotAFile)),
+        ("link", Some(Reason::SymlinkBlocked)),
+        ("way/file", Some(Reason::SymlinkBlocked)),
+        ("out", Some(Reason::SymlinkBlocked)),
+        ("none", Some(Reason::FileNotFound)),
+        ("none/file", Some(Reason::FileNotFound)),
+        ("directory/file/x", Some(Reason::FileNotFound)),
+        ("../x", Some(Reason::PathEscape)),
+        ("/etc/passwd", Some(Reason::PathEscape)),
+    ] {
+        let result = read_file(&workspace, request(path), &Stop::new());
+        assert_eq!(result.err().map(|error| error.reason), reason, "{path}");
+    }
+    let unknown = v1::ReadFileRequest {
+        encoding: Some(9),
+        ..request("directory/file")
+    };
+    let error = read_file(&workspace, unknown, &Stop::new()).unwrap_err();
+    assert_eq!(error.violations[0].field, "encoding");
+}
+
+#[test]
+fn a_file_that_changes_meanwhile_is_answered_consistently() {
+    let (directory, workspace) = workspace();
+    let path = directory.path().join("f");
+    fs::write(&path, numbered(20_000)).unwrap();
+    let stop = Stop::new();
+    let ended = stop.clone();
+    let writer = std::thread::spawn(move || {
+        let mut round = 0_u64;
+        while ended.check().is_ok() {
+            round += 1;
+            let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+            file.write_all(numbered(50).as_bytes()).unwrap();
+            if round.is_multiple_of(20) {
+                file.set_len(round).unwrap();
+            }
+        }
+    });
+    for _ in 0..200 {
+        let short = v1::ReadFileRequest {
+            max_bytes: Some(50_000),
+            ..request("f")
+        };
+        let response = read_file(&workspace, short, &Stop::new()).unwrap();
+        assert!(response.content.len() <= 50_000);
+        assert!(response.end_line <= response.total_lines);
+    }
+    stop.stop();
+    writer.join().unwrap();
+}
