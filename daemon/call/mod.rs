@@ -28,7 +28,6 @@ use std::{
 };
 
 use opentelemetry::{KeyValue, trace::SpanKind};
-use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument as _;
 
 use self::{admission::Admission, context::Incoming, drain::Drain};
@@ -145,6 +144,7 @@ impl Pipeline {
                 drain: self.drain.end_token(),
                 grace: self.grace,
             },
+            place: Arc::new(permit),
             default_timeout: spec.default_timeout(),
             deadline: incoming.deadline,
             span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
@@ -153,7 +153,7 @@ impl Pipeline {
         };
         let until = incoming.received + spec.default_timeout();
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
-        let work = Arc::clone(self).execute::<T>(incoming, params, work, permit);
+        let work = Arc::clone(self).execute::<T>(incoming, params, work);
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         // Dropped with the caller: then nobody waits for the work any more.
         let abandoned = abandon.drop_guard();
@@ -169,15 +169,15 @@ impl Pipeline {
         result.map_err(Error::internal)?
     }
 
-    /// The work of one call, to its end, with the permit that it holds so long.
+    /// The work of one call, to its end, with the place that it holds so long.
     async fn execute<T: Tool>(
         self: Arc<Self>,
         incoming: Incoming,
         params: T::Params,
         work: Work,
-        permit: OwnedSemaphorePermit,
     ) -> Result<T::Response, Error> {
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
+        let place = Arc::clone(&work.place);
         let begun = Instant::now();
         let result = T::execute(params, work).await;
         let fields = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
@@ -187,7 +187,7 @@ impl Pipeline {
         end_span(span, &result);
         log_end(&result);
         self.finished.fetch_add(1, Ordering::Relaxed);
-        drop(permit);
+        drop(place);
         result.map(|done| done.response)
     }
 

@@ -1,7 +1,7 @@
 //! `list_files`: the files below a directory, page by page.
 
 use super::{
-    Done, Scene, Tool, Work, on_files,
+    Done, Scene, Tool, Work, in_time,
     page_token::{Filters, read_token, write_token},
 };
 use crate::{
@@ -26,6 +26,8 @@ pub(crate) struct ListFiles;
 
 impl Tool for ListFiles {
     const NAME: &'static str = "list_files";
+    // It answers with what it has listed when its time is up.
+    const LIMITS_ITSELF: bool = true;
     type Request = v1::ListFilesRequest;
     type Response = v1::ListFilesResponse;
     type Params = v1::ListFilesRequest;
@@ -56,21 +58,21 @@ impl Tool for ListFiles {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        on_files(work, move |workspace, stop| {
-            list_files(workspace, request, stop)
-        })
-        .await
+        let list = in_time(work, move |workspace, stop| {
+            list_files(workspace, &request, stop)
+        });
+        list.await?.unwrap_or_else(|| Err(Stop::late()))
     }
 }
 
 /// Lists files.
 fn list_files(
     workspace: &Workspace,
-    request: v1::ListFilesRequest,
+    request: &v1::ListFilesRequest,
     stop: &Stop,
-) -> Result<v1::ListFilesResponse, Error> {
+) -> Result<Done<v1::ListFilesResponse>, Error> {
     let base = workspace.resolve(request.root.as_deref().unwrap_or("."))?;
-    let filters = filters(workspace, &base, &request);
+    let filters = filters(workspace, &base, request);
     let after = match request.page_token.as_deref() {
         None | Some("") => None,
         Some(token) => Some(read_token(token, &filters)?),
@@ -89,8 +91,19 @@ fn list_files(
 
     let mut walk = workspace.walk(&base, selection, after.as_deref(), stop)?;
     let mut response = v1::ListFilesResponse::default();
-    let mut bytes = 0;
-    while let Some(path) = walk.next()? {
+    let (mut bytes, mut time_is_up) = (0, false);
+    loop {
+        let path = match walk.next() {
+            Ok(Some(path)) => path,
+            Ok(None) => break,
+            // The next page goes on from here.
+            Err(_) if stop.is_stopped() && !response.files.is_empty() => {
+                response.truncated = true;
+                time_is_up = true;
+                break;
+            }
+            Err(error) => return Err(error),
+        };
         bytes += path.len() + PER_PATH;
         // Whatever was skipped since the last file is counted for the next page: it starts right
         // behind that file.
@@ -105,7 +118,10 @@ fn list_files(
         Some(last) if response.truncated => response.next_page_token = write_token(&filters, last),
         _ => response.skipped_names = walk.skipped(),
     }
-    Ok(response)
+    Ok(match time_is_up {
+        true => Done::cut_short(response),
+        false => Done::plain(response),
+    })
 }
 
 /// A hash of everything that decides which files there are to list.
@@ -125,366 +141,4 @@ fn filters(workspace: &Workspace, base: &RelativePath, request: &v1::ListFilesRe
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{
-        ffi::OsStr,
-        fs,
-        os::unix::{ffi::OsStrExt as _, fs::symlink, net::UnixListener},
-        path::Path,
-    };
-
-    use rustix::fs::{CWD, FileType, Mode, mknodat};
-    use tempfile::TempDir;
-
-    use super::*;
-    use crate::daemon::error::Reason;
-
-    /// A workspace with empty files.
-    fn workspace(files: &[&str]) -> (TempDir, Workspace) {
-        let directory = tempfile::tempdir().unwrap();
-        for file in files {
-            write(directory.path(), file.as_bytes());
-        }
-        let workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
-        (directory, workspace)
-    }
-
-    fn write(directory: &Path, file: &[u8]) {
-        let path = directory.join(OsStr::from_bytes(file));
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, "").unwrap();
-    }
-
-    fn list(workspace: &Workspace, request: v1::ListFilesRequest) -> v1::ListFilesResponse {
-        list_files(workspace, request, &Stop::new()).unwrap()
-    }
-
-    /// The answer in pages of `size`, put together, with what was skipped.
-    fn paged(
-        workspace: &Workspace,
-        request: &v1::ListFilesRequest,
-        size: u32,
-    ) -> (Vec<String>, u32) {
-        let mut request = v1::ListFilesRequest {
-            max_results: Some(size),
-            ..request.clone()
-        };
-        let (mut files, mut skipped) = (Vec::new(), 0);
-        loop {
-            let page = list(workspace, request.clone());
-            assert!(page.files.len() <= usize::try_from(size).unwrap());
-            assert_eq!(page.truncated, !page.next_page_token.is_empty());
-            assert!(!page.truncated || !page.files.is_empty());
-            files.extend(page.files);
-            skipped += page.skipped_names;
-            if !page.truncated {
-                return (files, skipped);
-            }
-            assert!(page.next_page_token.len() <= 16_384);
-            request.page_token = Some(page.next_page_token);
-        }
-    }
-
-    #[test]
-    fn every_page_size_gives_the_same_list_in_the_order_of_whole_paths() {
-        let long = "n".repeat(255);
-        let mut expected = vec![
-            "a",
-            "a b",
-            "a!/x",
-            "a-/x",
-            "a.d/x",
-            "a.txt",
-            "aa/b-",
-            "aa/b.c/d",
-            "aa/b/c",
-            "aa.b",
-            "ab/a/a/a",
-            "ab/a.a",
-            "ab/a/b",
-            "new\nline",
-            "B/x",
-            ".hidden",
-            ".d/x",
-            "\u{202e}rtl",
-            "\u{e9}/\u{1f600}",
-            "-",
-            "e/e/e/e/e/e",
-            &long,
-            "z/0",
-            "z/1",
-            "z/2",
-            "z0",
-            "*",
-            "[",
-            "\\",
-        ];
-        let (directory, workspace) = workspace(&expected);
-        expected.sort_unstable();
-        // One skipped name at every place where it could be lost between pages or counted twice.
-        let skipped: &[&[u8]] = &[
-            b"\x80",
-            b"\xff",
-            b"\xff-directory/a/b",
-            b"a\xff",
-            b"aa/b/\xff",
-            b"z/1\xff",
-            b"z\xff/x",
-            b"z\xff/y",
-        ];
-        for name in skipped {
-            write(directory.path(), name);
-        }
-        fs::create_dir_all(directory.path().join("empty/empty")).unwrap();
-        let request = v1::ListFilesRequest::default();
-        let whole = list(&workspace, request.clone());
-        assert_eq!(whole.files, expected);
-        assert_eq!((whole.truncated, whole.skipped_names), (false, 7));
-        for size in 1..=u32::try_from(expected.len()).unwrap() + 1 {
-            let (files, skipped) = paged(&workspace, &request, size);
-            assert_eq!(files, expected, "{size}");
-            assert_eq!(skipped, 7, "{size}");
-        }
-        for (root, below) in [("aa", "aa/"), ("/workspace/z/", "z/"), ("e/e/../e", "e/e/")] {
-            let request = v1::ListFilesRequest {
-                root: Some(root.to_owned()),
-                ..Default::default()
-            };
-            let expected: Vec<&str> = expected
-                .iter()
-                .filter_map(|path| path.strip_prefix(below))
-                .collect();
-            for size in [1, 2, 100] {
-                assert_eq!(
-                    paged(&workspace, &request, size).0,
-                    expected,
-                    "{root} {size}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn only_regular_files_outside_of_git_are_listed() {
-        let (directory, workspace) = workspace(&[
-            "d/f",
-            ".git/HEAD",
-            "d/.git/config",
-            "m/x",
-            ".github/x",
-            ".gitignore",
-        ]);
-        let at = |name: &str| directory.path().join(name);
-        fs::write(at("m/.git"), "gitdir: elsewhere").unwrap();
-        mknodat(CWD, at("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
-        let _socket = UnixListener::bind(at("socket")).unwrap();
-        symlink("d/f", at("link")).unwrap();
-        symlink("d", at("d/loop")).unwrap();
-        symlink("/", at("out")).unwrap();
-        symlink("x", at("").join(OsStr::from_bytes(b"\xff"))).unwrap();
-        let answer = list(&workspace, v1::ListFilesRequest::default());
-        assert_eq!(
-            answer.files,
-            [".github/x", ".gitignore", "d/f", "m/.git", "m/x"]
-        );
-        assert_eq!(answer.skipped_names, 0);
-    }
-
-    #[test]
-    fn filters_are_those_of_the_request() {
-        let files = [
-            "#h",
-            "a.rs",
-            "a.txt",
-            "b ",
-            "d/.c/a.rs",
-            "d/a.rs",
-            "d/e/b.rs",
-            "d/x/f/g.rs",
-            ".e.rs",
-            "o.log",
-            "s/o.log",
-            "s/keep.log",
-        ];
-        let (directory, workspace) = workspace(&files);
-        fs::create_dir(directory.path().join(".git")).unwrap();
-        fs::write(directory.path().join(".gitignore"), "*.log\n/d/e/\n").unwrap();
-        fs::write(directory.path().join("s/.ignore"), "!keep.log\n").unwrap();
-        let all = v1::ListFilesRequest::default();
-        let glob = |glob: &str| v1::ListFilesRequest {
-            glob: Some(glob.to_owned()),
-            ..Default::default()
-        };
-        let in_d = |request: v1::ListFilesRequest| v1::ListFilesRequest {
-            root: Some("d".to_owned()),
-            ..request
-        };
-        let ignoring = |request: v1::ListFilesRequest| v1::ListFilesRequest {
-            respect_ignore: Some(true),
-            ..request
-        };
-        let visible = |request: v1::ListFilesRequest| v1::ListFilesRequest {
-            hidden: Some(false),
-            ..request
-        };
-        let levels = |max_depth: u32| v1::ListFilesRequest {
-            max_depth: Some(max_depth),
-            ..Default::default()
-        };
-        for (request, expected) in [
-            (
-                glob("*.rs"),
-                ".e.rs|a.rs|d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs",
-            ),
-            (glob("/*.rs"), ".e.rs|a.rs"),
-            (glob("a.{rs,txt}"), "a.rs|a.txt|d/.c/a.rs|d/a.rs"),
-            (glob("d/*.rs"), "d/a.rs"),
-            (glob("d/**/b.rs"), "d/e/b.rs"),
-            (glob("d/**"), "d/.c/a.rs|d/a.rs|d/e/b.rs|d/x/f/g.rs"),
-            (glob("d/"), ""),
-            (
-                glob("!d"),
-                "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log|s/.ignore|s/keep.log|s/o.log",
-            ),
-            (visible(glob("!*.{rs,log}")), "#h|a.txt|b "),
-            (glob("#h"), "#h"),
-            (glob("b "), "b "),
-            (glob("b\\ "), "b "),
-            (glob("b"), ""),
-            (in_d(glob("*.rs")), ".c/a.rs|a.rs|e/b.rs|x/f/g.rs"),
-            (in_d(glob("/a.rs")), "a.rs"),
-            (in_d(glob("d/a.rs")), ""),
-            (visible(in_d(all.clone())), "a.rs|e/b.rs|x/f/g.rs"),
-            (visible(glob(".e.rs")), ".e.rs"),
-            (levels(1), "#h|.e.rs|.gitignore|a.rs|a.txt|b |o.log"),
-            (in_d(levels(2)), ".c/a.rs|a.rs|e/b.rs"),
-            (in_d(levels(3)), ".c/a.rs|a.rs|e/b.rs|x/f/g.rs"),
-            (
-                visible(ignoring(all.clone())),
-                "#h|a.rs|a.txt|b |d/a.rs|d/x/f/g.rs|s/keep.log",
-            ),
-            // The files above the root count. As in ripgrep, a glob brings back what they leave
-            // out, and what is hidden.
-            (ignoring(in_d(all)), ".c/a.rs|a.rs|x/f/g.rs"),
-            (ignoring(glob("*.log")), "o.log|s/keep.log|s/o.log"),
-        ] {
-            assert_eq!(
-                list(&workspace, request.clone()).files.join("|"),
-                expected,
-                "{request:?}"
-            );
-            for size in [1, 2, 3] {
-                assert_eq!(
-                    paged(&workspace, &request, size).0.join("|"),
-                    expected,
-                    "{size} {request:?}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_listed_has_its_reason() {
-        let (directory, workspace) = workspace(&["d/f"]);
-        symlink("d", directory.path().join("link")).unwrap();
-        for (root, reason) in [
-            ("none", Reason::DirectoryNotFound),
-            ("d/none/x", Reason::DirectoryNotFound),
-            ("d/f", Reason::NotADirectory),
-            ("d/f/x", Reason::NotADirectory),
-            ("link", Reason::SymlinkBlocked),
-            ("link/x", Reason::SymlinkBlocked),
-            ("..", Reason::PathEscape),
-            ("/", Reason::PathEscape),
-        ] {
-            let request = v1::ListFilesRequest {
-                root: Some(root.to_owned()),
-                ..Default::default()
-            };
-            let error = list_files(&workspace, request, &Stop::new()).unwrap_err();
-            assert_eq!(error.reason, reason, "{root}");
-        }
-        for glob in ["[", "a[b-", "{a", "a{b,c", "[z-a]", "!["] {
-            let request = v1::ListFilesRequest {
-                glob: Some(glob.to_owned()),
-                ..Default::default()
-            };
-            let error = list_files(&workspace, request, &Stop::new()).unwrap_err();
-            assert_eq!(error.reason, Reason::InvalidGlob, "{glob}");
-            assert!(error.message.contains(&format!("{glob:?}")), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_token_belongs_to_its_request() {
-        let (_directory, workspace) = workspace(&["a", "b", "c"]);
-        let first = v1::ListFilesRequest {
-            max_results: Some(1),
-            ..Default::default()
-        };
-        let token = list(&workspace, first.clone()).next_page_token;
-        let next = v1::ListFilesRequest {
-            page_token: Some(token.clone()),
-            ..first
-        };
-        // The size of the page, and what means the same, may differ.
-        let same = v1::ListFilesRequest {
-            root: Some("/workspace/".to_owned()),
-            max_results: Some(7),
-            hidden: Some(true),
-            respect_ignore: Some(false),
-            glob: Some(String::new()),
-            ..next.clone()
-        };
-        assert_eq!(list(&workspace, same).files, ["b", "c"]);
-        let changes: [fn(&mut v1::ListFilesRequest); 7] = [
-            |request| request.glob = Some("*".to_owned()),
-            |request| request.hidden = Some(false),
-            |request| request.respect_ignore = Some(true),
-            |request| request.max_depth = Some(1),
-            |request| request.page_token = Some("x".to_owned()),
-            |request| request.page_token = Some("AAAA".to_owned()),
-            |request| request.page_token = Some("not base64!".to_owned()),
-        ];
-        for change in changes {
-            let mut request = next.clone();
-            change(&mut request);
-            let error = list_files(&workspace, request, &Stop::new()).unwrap_err();
-            assert_eq!(error.reason, Reason::InvalidParams);
-            assert_eq!(error.violations[0].field, "page_token");
-        }
-    }
-
-    #[test]
-    fn a_page_fits_into_a_message() {
-        let directory = "n".repeat(200);
-        let deep = [directory.as_str(); 15].join("/");
-        let files: Vec<String> = (0..1100)
-            .map(|number| format!("{deep}/{number:04}"))
-            .collect();
-        let names: Vec<&str> = files.iter().map(String::as_str).collect();
-        let (_directory, workspace) = workspace(&names);
-        let page = list(
-            &workspace,
-            v1::ListFilesRequest {
-                max_results: Some(10_000),
-                ..Default::default()
-            },
-        );
-        assert!(page.truncated);
-        assert!(prost::Message::encoded_len(&page) < 4 << 20);
-        let (all, _) = paged(&workspace, &v1::ListFilesRequest::default(), 10_000);
-        assert_eq!(all, files);
-    }
-
-    #[test]
-    fn a_walk_ends_when_its_time_is_up() {
-        let files: Vec<String> = (0..400).map(|number| number.to_string()).collect();
-        let names: Vec<&str> = files.iter().map(String::as_str).collect();
-        let (_directory, workspace) = workspace(&names);
-        let stop = Stop::new();
-        stop.stop();
-        let error = list_files(&workspace, v1::ListFilesRequest::default(), &stop).unwrap_err();
-        assert_eq!(error.reason, Reason::Timeout);
-    }
-}
+mod tests;

@@ -18,10 +18,13 @@ pub(crate) mod write_file;
 mod description;
 mod page_token;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use prost::Message;
-use tokio::time::timeout_at;
+use tokio::{sync::OwnedSemaphorePermit, time::timeout_at};
 
 use crate::daemon::{
     error::{Error, Reason, Violation},
@@ -31,6 +34,13 @@ use crate::daemon::{
     telemetry::{Telemetry, spans::Span},
     workspace::{RelativePath, Stop as FileStop, Workspace},
 };
+
+/// Most time that is left before the caller's deadline for an answer to reach it.
+const WAY_BACK: Duration = Duration::from_millis(100);
+
+/// How long work may take to notice that its time is up. A search for something complicated in a
+/// long line notices it behind that line; the answer does not wait so long.
+const NOTICE: Duration = Duration::from_millis(20);
 
 /// A tool.
 pub(crate) trait Tool: Send + 'static {
@@ -97,8 +107,11 @@ pub(crate) struct Work {
     pub(crate) step: Step,
     /// How it may be ended early.
     pub(crate) stop: Stop,
+    /// Its place among the calls that may go on at once: free again when the last of the work is
+    /// done.
+    pub(crate) place: Arc<OwnedSemaphorePermit>,
     /// How long a call may take that names no limit of its own.
-    pub(crate) default_timeout: std::time::Duration,
+    pub(crate) default_timeout: Duration,
     /// When the caller stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// The tool's span.
@@ -127,6 +140,14 @@ impl<R> Done<R> {
             error_type: None,
         }
     }
+
+    /// Work whose time was up: the answer is what it had by then.
+    fn cut_short(response: R) -> Self {
+        let mut done = Self::plain(response);
+        done.facts.insert("timed_out".to_owned(), true.into());
+        done.error_type = Some(Reason::Timeout.name());
+        done
+    }
 }
 
 /// Nothing is at the path of a file.
@@ -144,27 +165,61 @@ async fn on_files<R: Send + 'static>(
     work: Work,
     function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
 ) -> Result<Done<R>, Error> {
-    on_files_until(work, None, function).await
+    let workspace = Arc::clone(&work.scene.workspace);
+    let end = work.stop.abandon.cancelled();
+    let answer = FileStop::at(end, move |stop| function(&workspace, stop)).await?;
+    answer.map(Done::plain)
 }
 
-/// As [`on_files`]; `function` is told to stop at `limit`, too, and then answers what it has.
-async fn on_files_until<R: Send + 'static>(
+/// As [`on_files`], for work that ends with what it has when its time is up. Without an answer it
+/// has not noticed soon enough: it goes on until it does, and keeps its place among the calls.
+async fn in_time<R: Send + 'static>(
     work: Work,
-    limit: Option<Instant>,
-    function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
-) -> Result<Done<R>, Error> {
-    let workspace = Arc::clone(&work.scene.workspace);
+    function: impl FnOnce(&Workspace, &FileStop) -> R + Send + 'static,
+) -> Result<Option<R>, Error> {
+    let limit = limit(Instant::now(), work.default_timeout, work.deadline);
     let end = async {
-        let abandoned = work.stop.abandon.cancelled();
-        match limit {
-            // Whichever comes first.
-            Some(limit) => {
-                let _either = timeout_at(limit.into(), abandoned).await;
-            }
-            None => abandoned.await,
-        }
+        // Whichever comes first.
+        let _either = timeout_at(limit.into(), work.stop.abandon.cancelled()).await;
     };
-    FileStop::at(end, move |stop| function(&workspace, stop))
-        .await?
-        .map(Done::plain)
+    let (workspace, place) = (Arc::clone(&work.scene.workspace), Arc::clone(&work.place));
+    FileStop::soon_after(end, NOTICE, move |stop| {
+        let _place = place;
+        function(&workspace, stop)
+    })
+    .await
+}
+
+/// When work with a time limit of its own is to answer: early enough for whoever waits.
+fn limit(now: Instant, timeout: Duration, deadline: Option<Instant>) -> Instant {
+    let limit = now + timeout;
+    match deadline {
+        None => limit,
+        Some(deadline) => {
+            let left = deadline.saturating_duration_since(now);
+            limit.min(now + (left - WAY_BACK.min(left / 4)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_answer_has_time_to_reach_who_waits() {
+        let now = Instant::now();
+        let at = |ms| now + Duration::from_millis(ms);
+        for (timeout, deadline, expected) in [
+            (60_000, None, 60_000),
+            (60_000, Some(100_000), 60_000),
+            (60_000, Some(60_000), 59_900),
+            (60_000, Some(1_000), 900),
+            (60_000, Some(100), 75),
+            (60_000, Some(0), 0),
+        ] {
+            let limit = limit(now, Duration::from_millis(timeout), deadline.map(at));
+            assert_eq!(limit, at(expected), "{timeout} {deadline:?}");
+        }
+    }
 }

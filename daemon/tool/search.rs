@@ -1,13 +1,15 @@
 //! `search`: matching lines of the files below a directory.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use super::{Done, Scene, Tool, Work, on_files_until};
+use super::{Done, Scene, Tool, Work, in_time};
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, Reason, Violation},
-        workspace::{Hit, Pattern, Query, SearchWish, Selection, Stop, Workspace, globs},
+        error::{Error, Violation},
+        workspace::{
+            Finds, Hit, Pattern, Progress, Query, SearchWish, Selection, Stop, Workspace, globs,
+        },
     },
 };
 
@@ -18,9 +20,6 @@ const DEFAULT_RESULTS: u32 = 50;
 /// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
 const ANSWER_BYTES: usize = 3 << 20;
-/// Most time that is left before the caller's deadline for the answer to reach it.
-const WAY_BACK: Duration = Duration::from_millis(100);
-
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct Search;
@@ -49,35 +48,27 @@ impl Tool for Search {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        let limit = limit(Instant::now(), work.default_timeout, work.deadline);
-        let mut done = on_files_until(work, Some(limit), move |workspace, stop| {
-            search(workspace, &request, stop)
+        let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
+        let told = Arc::clone(&progress);
+        let complete = in_time(work, move |workspace, stop| {
+            search(workspace, &request, &told, stop)
+        });
+        let complete = complete.await?.transpose()?.unwrap_or(false);
+        let answer = response(progress.take(), complete);
+        Ok(match complete {
+            true => Done::plain(answer),
+            false => Done::cut_short(answer),
         })
-        .await?;
-        if done.response.timed_out {
-            done.error_type = Some(Reason::Timeout.name());
-        }
-        Ok(done)
     }
 }
 
-/// When to answer with what there is: early enough for whoever waits.
-fn limit(now: Instant, timeout: Duration, deadline: Option<Instant>) -> Instant {
-    let limit = now + timeout;
-    match deadline {
-        None => limit,
-        Some(deadline) => {
-            let left = deadline.saturating_duration_since(now);
-            limit.min(now + (left - WAY_BACK.min(left / 4)))
-        }
-    }
-}
-
+/// Searches, and answers whether it came to the end.
 fn search(
     workspace: &Workspace,
     request: &v1::SearchRequest,
+    progress: &Progress,
     stop: &Stop,
-) -> Result<v1::SearchResponse, Error> {
+) -> Result<bool, Error> {
     let path = workspace.resolve(request.path.as_deref().unwrap_or("."))?;
     let pattern = Pattern::new(Query {
         text: &request.query,
@@ -88,11 +79,14 @@ fn search(
     let wish = SearchWish {
         pattern,
         context: size(request.context_lines.unwrap_or(DEFAULT_CONTEXT)),
-        most: size(request.max_results.unwrap_or(DEFAULT_RESULTS).max(1)),
+        most: most(request),
         most_bytes: ANSWER_BYTES,
     };
-    let finds = workspace.search(&path, selection(request)?, &wish, stop)?;
-    Ok(v1::SearchResponse {
+    workspace.search(&path, selection(request)?, &wish, progress, stop)
+}
+
+fn response(finds: Finds, complete: bool) -> v1::SearchResponse {
+    v1::SearchResponse {
         truncated: finds.total > finds.hits.len() as u64,
         matches: finds
             .hits
@@ -101,9 +95,14 @@ fn search(
             .collect(),
         total_matches: clamped(finds.total),
         files_searched: clamped(finds.searched),
-        timed_out: finds.interrupted,
+        timed_out: !complete,
         files_left_out: clamped(finds.left_out),
-    })
+    }
+}
+
+/// Matches to answer with.
+fn most(request: &v1::SearchRequest) -> usize {
+    size(request.max_results.unwrap_or(DEFAULT_RESULTS).max(1))
 }
 
 /// Which files to search.
@@ -143,26 +142,4 @@ fn size(number: u32) -> usize {
 
 fn clamped(number: u64) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_answer_has_time_to_reach_who_waits() {
-        let now = Instant::now();
-        let at = |ms| now + Duration::from_millis(ms);
-        for (timeout, deadline, expected) in [
-            (60_000, None, 60_000),
-            (60_000, Some(100_000), 60_000),
-            (60_000, Some(60_000), 59_900),
-            (60_000, Some(1_000), 900),
-            (60_000, Some(100), 75),
-            (60_000, Some(0), 0),
-        ] {
-            let limit = limit(now, Duration::from_millis(timeout), deadline.map(at));
-            assert_eq!(limit, at(expected), "{timeout} {deadline:?}");
-        }
-    }
 }

@@ -72,7 +72,7 @@ use lock::Locks;
 pub(crate) use original::Original;
 pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
-pub(crate) use search::{Finds, Hit, Pattern, Query, SearchWish};
+pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
 pub(crate) use stop::Stop;
 pub(crate) use upload::{Draft, DraftPlace, Target};
 pub(crate) use walk::{Selection, Walk};
@@ -297,16 +297,17 @@ impl Workspace {
         Walk::start(&self.root, base, selection, after, stop)
     }
 
-    /// Searches the files below a directory, or one file. The stop ends it with what was found so
-    /// far.
+    /// Searches the files below a directory, or one file. Answers whether it came to its end before
+    /// it was stopped; `progress` has what was found in any case.
     pub(crate) fn search(
         &self,
         path: &RelativePath,
         selection: Selection,
         wish: &SearchWish,
+        progress: &Progress,
         stop: &Stop,
-    ) -> Result<Finds, Error> {
-        search::search(&self.root, path, selection, wish, stop)
+    ) -> Result<bool, Error> {
+        search::search(&self.root, path, selection, wish, progress, stop)
     }
 }
 

@@ -6,7 +6,10 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
+
+use tokio::{task::JoinHandle, time::timeout};
 
 use crate::daemon::{
     error::{Error, Reason},
@@ -30,8 +33,7 @@ impl Stop {
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<R, Error> {
         let stop = Self::new();
-        let told = stop.clone();
-        let mut running = pin!(task::blocking(move || function(&told)));
+        let mut running = pin!(stop.run(function));
         let answer = tokio::select! {
             answer = &mut running => answer,
             () = end => {
@@ -40,6 +42,33 @@ impl Stop {
             }
         };
         answer.map_err(Error::internal)
+    }
+
+    /// As [`Self::at`], but does not wait longer than `patience` after the end. Without an answer,
+    /// the function is still at work: it ends when it asks next.
+    pub(crate) async fn soon_after<R: Send + 'static>(
+        end: impl Future<Output = ()>,
+        patience: Duration,
+        function: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> Result<Option<R>, Error> {
+        let stop = Self::new();
+        let mut running = pin!(stop.run(function));
+        let answer = tokio::select! {
+            answer = &mut running => Ok(answer),
+            () = end => {
+                stop.stop();
+                timeout(patience, running).await
+            }
+        };
+        answer.ok().transpose().map_err(Error::internal)
+    }
+
+    fn run<R: Send + 'static>(
+        &self,
+        function: impl FnOnce(&Self) -> R + Send + 'static,
+    ) -> JoinHandle<R> {
+        let told = self.clone();
+        task::blocking(move || function(&told))
     }
 
     /// Asks for the end. It comes with the next [`Self::check`].
@@ -53,13 +82,16 @@ impl Stop {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// The error for work that had no time to end.
+    pub(crate) fn late() -> Error {
+        let text = "the time for the call has passed: ask for less at once, or allow more time";
+        Error::new(Reason::Timeout, text)
+    }
+
     /// An error once the end was asked for.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.is_stopped() {
-            return Err(Error::new(
-                Reason::Timeout,
-                "the time for the call has passed: ask for less at once, or allow more time",
-            ));
+            return Err(Self::late());
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use jig::api::v1::SearchRequest;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use tonic::Request;
 
-use crate::support::{Daemon, Refusal};
+use crate::support::{Daemon, Refusal, eventually};
 
 fn search(query: &str) -> SearchRequest {
     SearchRequest {
@@ -163,6 +163,73 @@ async fn a_search_that_runs_out_of_time_answers_with_what_it_has() {
     assert!(answer.timed_out, "{answer:?} after {:?}", start.elapsed());
     assert_eq!(answer.matches.len(), 1);
     assert_eq!(answer.matches[0].file, "a");
+}
+
+#[tokio::test]
+async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("a"), "needle\n").unwrap();
+    // Each position may begin a match, which only its end decides.
+    let mut bits = 1_u64;
+    let letters: Vec<u8> = (0..if cfg!(debug_assertions) {
+        40_000
+    } else {
+        1_000_000
+    })
+        .map(|_| {
+            bits ^= bits << 13;
+            bits ^= bits >> 7;
+            bits ^= bits << 17;
+            b'a' + u8::from(bits & 1 == 1)
+        })
+        .collect();
+    fs::write(daemon.file("b"), letters).unwrap();
+    let mut request = Request::new(SearchRequest {
+        is_regex: Some(true),
+        ..search("^needle$|(?:a|b)*a(?:a|b){1000}[c-y]")
+    });
+    request.set_timeout(Duration::from_millis(500));
+    let answer = daemon.tools().search(request).await.unwrap().into_inner();
+    assert!(answer.timed_out);
+    assert_eq!(answer.matches.len(), 1);
+    // What is still at work keeps its place until it ends.
+    eventually("the thread ends", async || {
+        daemon.info().await.counts.unwrap().calls_active == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_search_ends_when_its_caller_has_gone() {
+    let daemon = Daemon::start().await;
+    let mut large = fs::File::create(daemon.file("large")).unwrap();
+    for _ in 0..100 {
+        large
+            .write_all("yyyyyyyyyyyyyyyy\n".repeat(50_000).as_bytes())
+            .unwrap();
+    }
+    let mut tools = daemon.tools();
+    let call = tokio::spawn(async move {
+        tools
+            .search(SearchRequest {
+                is_regex: Some(true),
+                ..search("(?:[a-z]{1,30}){20}x")
+            })
+            .await
+    });
+    let events = daemon.state().join("sessions/default/events.jsonl");
+    eventually("the search goes on", async || {
+        fs::read_to_string(&events).is_ok_and(|text| text.contains("tool_call_started"))
+    })
+    .await;
+    call.abort();
+    eventually("the search has ended", async || {
+        daemon.info().await.counts.unwrap().calls_active == 0
+    })
+    .await;
+    let events = fs::read_to_string(events).unwrap();
+    let last = events.lines().last().unwrap();
+    assert!(last.contains("\"timed_out\":true"), "{last}");
 }
 
 #[tokio::test]

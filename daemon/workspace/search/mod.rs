@@ -31,11 +31,11 @@ use std::{
 use grep_searcher::{BinaryDetection, MmapChoice, Searcher, SearcherBuilder};
 use rustix::fs::FileType;
 
-use self::{content::Content, lines::Lines, ranking::Ranking};
+use self::{content::Content, lines::Lines};
 pub(crate) use self::{
     lines::Hit,
     pattern::{Pattern, Query, SearchWish},
-    ranking::Finds,
+    ranking::{Finds, Progress},
 };
 use super::{
     beneath::{Root, open_name},
@@ -61,7 +61,7 @@ struct Search<'a> {
     wish: &'a SearchWish,
     stop: &'a Stop,
     files: Mutex<Files<'a>>,
-    ranking: Mutex<Ranking>,
+    progress: &'a Progress,
     /// Number of the last file of which matches can still be among the first ones.
     last: AtomicUsize,
     interrupted: AtomicBool,
@@ -85,29 +85,26 @@ struct Candidate {
     path: String,
 }
 
-/// Searches the files below `base`, or the file that it is. The stop ends it with what was found so
-/// far.
+/// Searches the files below `base`, or the file that it is. Answers whether it came to its end
+/// before it was stopped.
 pub(super) fn search(
     root: &Root,
     base: &RelativePath,
     selection: Selection,
     wish: &SearchWish,
+    progress: &Progress,
     stop: &Stop,
-) -> Result<Finds, Error> {
+) -> Result<bool, Error> {
     let wanted = |errno| failure(errno, base.as_str(), Wanted::File);
     let place = root.open_path(base.as_bytes()).map_err(wanted)?;
     let stat = rustix::fs::fstat(&place).map_err(wanted)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-        return search_one(RegularFile::open(&place, base.as_str())?, wish, stop);
+        let file = RegularFile::open(&place, base.as_str())?;
+        return Ok(search_one(file, wish, progress, stop));
     }
     let walk = match Walk::start(root, base, selection, None, stop) {
         Ok(walk) => walk,
-        Err(_) if stop.is_stopped() => {
-            return Ok(Finds {
-                interrupted: true,
-                ..Finds::default()
-            });
-        }
+        Err(_) if stop.is_stopped() => return Ok(false),
         Err(error) => return Err(error),
     };
     let mut above = String::from_utf8_lossy(base.as_bytes()).into_owned();
@@ -123,7 +120,7 @@ pub(super) fn search(
             taken: 0,
             end: None,
         }),
-        ranking: Mutex::new(Ranking::new(wish.most, wish.most_bytes)),
+        progress,
         last: AtomicUsize::new(usize::MAX),
         interrupted: AtomicBool::new(false),
     };
@@ -142,23 +139,19 @@ pub(super) fn search(
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner);
     end.unwrap_or(Ok(()))?;
-    let ranking = search
-        .ranking
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
-    Ok(ranking.finish(search.interrupted.into_inner()))
+    Ok(!search.interrupted.into_inner())
 }
 
-fn search_one(file: RegularFile, wish: &SearchWish, stop: &Stop) -> Result<Finds, Error> {
+fn search_one(file: RegularFile, wish: &SearchWish, progress: &Progress, stop: &Stop) -> bool {
     let path: Arc<str> = file.path().into();
-    let mut ranking = Ranking::new(wish.most, wish.most_bytes);
     let mut lines = Lines::new(wish, stop, true);
     let mut searcher = searcher(wish, true);
     let size = file.size();
     let outcome = lines.read(&mut searcher, Content::new(file.into(), size, stop));
+    let mut ranking = progress.lock();
     ranking.searched(outcome.is_ok() || stop.is_stopped());
     ranking.add(0, path, lines.finish());
-    Ok(ranking.finish(stop.is_stopped()))
+    !stop.is_stopped()
 }
 
 impl Search<'_> {
@@ -233,7 +226,7 @@ impl Search<'_> {
                 return Err(failure(errno, &path, Wanted::File));
             }
             Err(_) => {
-                locked(&self.ranking).unreadable();
+                self.progress.lock().unreadable();
                 return Ok(());
             }
         };
@@ -245,7 +238,7 @@ impl Search<'_> {
         }
         let complete = outcome.is_ok() || self.stop.is_stopped();
         let found = lines.finish();
-        let mut ranking = locked(&self.ranking);
+        let mut ranking = self.progress.lock();
         ranking.searched(complete);
         if found.total > 0 {
             let last = ranking.add(number, path.into(), found);

@@ -1,7 +1,11 @@
 //! The first matches of all files, while files are searched in any order. No more of them is kept
 //! than will be answered, and those of the file that goes beyond.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use super::lines::{Found, Hit};
 
@@ -16,9 +20,11 @@ pub(crate) struct Finds {
     pub(crate) searched: u64,
     /// Files of these that could not be searched to their end, and files that could not be read.
     pub(crate) left_out: u64,
-    /// Whether the search was stopped.
-    pub(crate) interrupted: bool,
 }
+
+/// What a search has found so far, for whoever cannot wait for its end.
+#[derive(Debug)]
+pub(crate) struct Progress(Mutex<Ranking>);
 
 /// The matches so far.
 #[derive(Debug)]
@@ -40,9 +46,27 @@ struct File {
     bytes: usize,
 }
 
+impl Progress {
+    /// Nothing yet; it will keep the first `most` matches, of not many more than `most_bytes`.
+    pub(crate) fn new(most: usize, most_bytes: usize) -> Self {
+        Self(Mutex::new(Ranking::new(most, most_bytes)))
+    }
+
+    /// Takes what there is.
+    pub(crate) fn take(&self) -> Finds {
+        let mut ranking = self.lock();
+        let empty = Ranking::new(ranking.most, ranking.most_bytes);
+        mem::replace(&mut *ranking, empty).finish()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Ranking> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl Ranking {
     /// Keeps the first `most` matches, of not many more than `most_bytes`.
-    pub(super) fn new(most: usize, most_bytes: usize) -> Self {
+    fn new(most: usize, most_bytes: usize) -> Self {
         Self {
             most,
             most_bytes,
@@ -96,12 +120,11 @@ impl Ranking {
     }
 
     /// The answer.
-    pub(super) fn finish(self, interrupted: bool) -> Finds {
+    fn finish(self) -> Finds {
         let mut finds = Finds {
             total: self.total,
             searched: self.searched,
             left_out: self.left_out,
-            interrupted,
             ..Finds::default()
         };
         let mut bytes = 0;
@@ -162,7 +185,7 @@ mod tests {
                 assert!(kept <= 6);
             }
             assert_eq!(last, 3);
-            let finds = ranking.finish(false);
+            let finds = ranking.finish();
             let hits: Vec<_> = finds
                 .hits
                 .iter()
@@ -183,9 +206,8 @@ mod tests {
                     ranking.add(number, "p".into(), found(3, size));
                 }
                 assert!(ranking.bytes <= 3 * (size + 200) + 1000);
-                let finds = ranking.finish(true);
+                let finds = ranking.finish();
                 assert_eq!(finds.hits.len(), expected, "{size}");
-                assert!(finds.interrupted);
             }
         }
     }

@@ -59,7 +59,10 @@ fn wish(text: &str, multiline: bool, context: usize, most: usize) -> SearchWish 
 
 fn search_in(workspace: &Workspace, path: &str, wish: &SearchWish) -> Result<Finds, Error> {
     let path = workspace.resolve(path).unwrap();
-    workspace.search(&path, selection(), wish, &Stop::new())
+    let progress = Progress::new(wish.most, wish.most_bytes);
+    let complete = workspace.search(&path, selection(), wish, &progress, &Stop::new())?;
+    assert!(complete);
+    Ok(progress.take())
 }
 
 /// Each match as `file:line:column:content`, with its context in front of and behind bars.
@@ -245,17 +248,19 @@ fn a_search_that_is_stopped_answers_at_once_with_what_it_has() {
     for query in ["x", "(?:[a-z]{1,30}){20}x|^x$", "x|y"] {
         let stop = Stop::new();
         let wish = wish(query, false, 2, 5);
+        let progress = Progress::new(wish.most, wish.most_bytes);
         thread::scope(|scope| {
             let search = scope.spawn(|| {
-                let finds = workspace.search(&base, selection(), &wish, &stop).unwrap();
-                (finds, Instant::now())
+                let complete = workspace.search(&base, selection(), &wish, &progress, &stop);
+                (complete.unwrap(), Instant::now())
             });
             thread::sleep(Duration::from_millis(20));
             stop.stop();
             let stopped = Instant::now();
-            let (finds, end) = search.join().unwrap();
+            let (complete, end) = search.join().unwrap();
             eprintln!("{query} {:?}", end.saturating_duration_since(stopped));
-            assert!(finds.interrupted);
+            assert!(!complete);
+            let finds = progress.take();
             assert!(finds.hits.iter().any(|(path, _)| &**path == "a"), "{query}");
             let patience = Duration::from_millis(if cfg!(debug_assertions) { 5000 } else { 50 });
             assert!(end.saturating_duration_since(stopped) < patience, "{query}");
@@ -263,8 +268,8 @@ fn a_search_that_is_stopped_answers_at_once_with_what_it_has() {
     }
     let stop = Stop::new();
     stop.stop();
-    let finds = workspace
-        .search(&base, selection(), &wish("x", false, 0, 1), &stop)
-        .unwrap();
-    assert!(finds.interrupted);
+    let progress = Progress::new(1, 1);
+    let wish = wish("x", false, 0, 1);
+    let complete = workspace.search(&base, selection(), &wish, &progress, &stop);
+    assert!(!complete.unwrap());
 }
