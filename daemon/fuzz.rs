@@ -268,7 +268,7 @@ fn patched(
         assert!(names.contains(path) && seen.insert(path), "{path:?}");
         match (fate, files.get(path)) {
             (Fate::Deleted, original) => assert!(original.is_some(), "{path:?}"),
-            (Fate::Written { content, mode }, original) => {
+            (Fate::Written { content, mode, .. }, original) => {
                 assert!(content.len() <= most, "{path:?}: {} bytes", content.len());
                 assert!(std::str::from_utf8(content).is_ok());
                 let changes = |file: &File<'_>| mode.is_some() || file.content != &**content;

@@ -159,18 +159,22 @@ impl Session {
                 .create(folder)?;
         }
         let mut options = OpenOptions::new();
-        let written = options
+        let opened = options
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(&file)
-            .and_then(|opened| opened.write_all_at(patch, 0));
-        if let Err(error) = written {
-            // Half a patch is none. Where it cannot be removed either, the step has failed anyway.
-            let _half = std::fs::remove_file(&file);
+            .open(&file)?;
+        if let Err(error) = opened.write_all_at(patch, 0) {
+            self.drop_patch(step); // half a patch is none
             return Err(error);
         }
         Ok(path)
+    }
+
+    /// Removes the patch of `step`, which was not applied. Blocks.
+    pub(crate) fn drop_patch(&self, step: Step) {
+        // Where it cannot be removed, the record of the step says that it has failed.
+        let _removed = std::fs::remove_file(self.folder.join(step.patch_path()));
     }
 
     /// Opens the artifact at `path`, if this is the path of one. Blocks.

@@ -3,10 +3,17 @@
 //! [`patch`] works out what becomes of the files; this file brings them together with the
 //! workspace.
 
-use std::{collections::HashMap, io, sync::Arc};
+mod arrangement;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    sync::Arc,
+};
 
 use serde_json::{Map, Value};
 
+use self::arrangement::{Arrangement, Written};
 use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
@@ -14,7 +21,7 @@ use crate::{
         error::{Error, Reason, Violation},
         store::session::{Session, Step},
         text::patch::{self, Changed, Fate, File, FilePatch},
-        workspace::{Original, RelativePath, Stop, Workspace},
+        workspace::{Content, Original, RelativePath, Stop, Workspace},
     },
 };
 
@@ -75,8 +82,14 @@ fn apply_patch(
 
     let mut originals: HashMap<&str, Original> = HashMap::new();
     let mut room = MOST_BYTES;
+    let names: BTreeSet<&RelativePath> = paths.iter().collect();
     for path in &paths {
         stop.check()?;
+        // A directory, if the patch names files in it, is not in the way: they may be deleted.
+        let next = names.range::<RelativePath, _>(path..).nth(1);
+        if next.is_some_and(|next| next.is_at_or_below(path)) && change.is_directory(path) {
+            continue;
+        }
         let Some(original) = change.read(path, LARGEST_FILE)? else {
             continue;
         };
@@ -91,35 +104,61 @@ fn apply_patch(
         ((*path).to_owned(), File { content, mode })
     });
     let plan = patch::plan(&patches, &files.collect(), fuzz, &|| stop.check())?;
+    let arrangement = arrange(&plan.fates, &paths, &originals);
 
     let mut patch_path = String::new();
-    if !request.dry_run.unwrap_or(false) {
-        let by_name: HashMap<&str, &RelativePath> =
-            paths.iter().map(|path| (path.as_str(), path)).collect();
-        let fates = plan.fates.iter();
-        let fates = fates.filter_map(|(name, fate)| Some((*by_name.get(&**name)?, fate)));
-        // What goes, goes first: a directory may come in the place of a file.
-        for (path, _) in fates.clone().filter(|(_, fate)| **fate == Fate::Deleted) {
-            if let Some(original) = originals.get(path.as_str()) {
-                change.delete(path, original)?;
-            }
-        }
-        for (path, fate) in fates {
-            if let Fate::Written { content, mode } = fate {
-                change.write(path, originals.get(path.as_str()), content, *mode)?;
-            }
-        }
-        stop.check()?;
-        patch_path = session
+    if request.dry_run.unwrap_or(false) {
+        arrangement.stage(&mut change, false)?;
+    } else {
+        arrangement.stage(&mut change, true)?;
+        let kept = session
             .keep_patch(step, request.unified_diff.as_bytes())
             .map_err(not_kept)?;
-        change.commit()?;
+        if let Err(error) = change.commit() {
+            session.drop_patch(step);
+            return Err(error);
+        }
+        patch_path = kept;
     }
     Ok(v1::ApplyPatchResponse {
         changed_files: plan.changed.into_iter().map(answer).collect(),
         patch_size_bytes: clamped(request.unified_diff.len()),
         patch_path,
     })
+}
+
+/// Brings what becomes of the files together with what they were.
+fn arrange<'a>(
+    fates: &'a [(String, Fate<'a>)],
+    paths: &'a [RelativePath],
+    originals: &'a HashMap<&str, Original>,
+) -> Arrangement<'a> {
+    let by_name: HashMap<&str, &RelativePath> =
+        paths.iter().map(|path| (path.as_str(), path)).collect();
+    let mut arrangement = Arrangement::default();
+    for (name, fate) in fates {
+        let Some(path) = by_name.get(name.as_str()) else {
+            continue;
+        };
+        let original = originals.get(name.as_str());
+        match fate {
+            Fate::Deleted => arrangement.deleted.extend(Some(*path).zip(original)),
+            Fate::Written {
+                content,
+                mode,
+                from,
+            } => {
+                let content = Content {
+                    bytes: content,
+                    mode: *mode,
+                    like: from.as_deref().and_then(|from| originals.get(from)),
+                };
+                let written = Written { original, content };
+                arrangement.written.insert(path, written);
+            }
+        }
+    }
+    arrangement
 }
 
 /// Understands the names in a patch, puts them in order, and answers each once.

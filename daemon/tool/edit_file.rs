@@ -13,7 +13,7 @@ use crate::{
             diff,
             edit::{self, Edit, Which},
         },
-        workspace::{RelativePath, Stop, Workspace},
+        workspace::{Content, RelativePath, Stop, Workspace},
     },
 };
 
@@ -129,7 +129,7 @@ fn edit_file(
     };
     // Edits may take each other back.
     if !params.dry_run && edited.text != text {
-        change.write(path, Some(&original), edited.text.as_bytes(), None)?;
+        change.write(path, Some(&original), Content::new(edited.text.as_bytes()))?;
         change.commit()?;
     }
     Ok(response)

@@ -12,7 +12,7 @@ use crate::{
     daemon::{
         error::{Error, Violation},
         text::notebook::{Cell, Edit, Kind, Notebook},
-        workspace::{RelativePath, Stop, Workspace},
+        workspace::{Content, RelativePath, Stop, Workspace},
     },
 };
 
@@ -132,7 +132,7 @@ fn edit_notebook(
         .edit(&params.edit)
         .map_err(|error| error.with("path", path.as_str()))?;
     if changed.text != text {
-        change.write(path, Some(&original), changed.text.as_bytes(), None)?;
+        change.write(path, Some(&original), Content::new(changed.text.as_bytes()))?;
         change.commit()?;
     }
     Ok(v1::EditNotebookResponse {

@@ -8,7 +8,7 @@ use crate::{
     daemon::{
         checksum::{sha256, sum_rule},
         error::{Error, Reason, Violation},
-        workspace::{Original, RelativePath, Stop, Workspace},
+        workspace::{Content, Original, RelativePath, Stop, Workspace},
     },
 };
 
@@ -95,10 +95,10 @@ fn write_file(
     stop: &Stop,
 ) -> Result<v1::WriteFileResponse, Error> {
     let Params { path, content, .. } = params;
-    if !params.create_directories {
-        workspace.check_directory_of(&path)?;
-    }
     let mut change = workspace.change(std::slice::from_ref(&path), stop)?;
+    if !params.create_directories {
+        change.keep_to_directories();
+    }
     let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
     let old = if needs_old {
         change.read(&path, MOST_OLD)?
@@ -130,7 +130,11 @@ fn write_file(
         }) if params.mode == WriteMode::Append => [before.as_slice(), &content].concat(),
         _ => content,
     };
-    change.write(&path, old.as_ref(), &whole, params.file_mode)?;
+    let content = Content {
+        mode: params.file_mode,
+        ..Content::new(&whole)
+    };
+    change.write(&path, old.as_ref(), content)?;
     change.commit()?;
     Ok(v1::WriteFileResponse {
         bytes_written,

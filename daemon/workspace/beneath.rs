@@ -102,6 +102,11 @@ impl Root {
         Ok(())
     }
 
+    /// Whether symbolic links that stay beneath the directory are followed.
+    pub(super) fn follows_links(&self) -> bool {
+        self.links == Links::Beneath
+    }
+
     /// Opens whatever is at `path` without access to it.
     pub(super) fn open_path(&self, path: &[u8]) -> Result<OwnedFd, Errno> {
         self.open_with(path, PLACE)

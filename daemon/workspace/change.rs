@@ -15,7 +15,16 @@
 //! A new content is a new file: where the old one had other hard links, those keep the old content,
 //! and nothing outside the workspace can be changed through one.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    collections::{BTreeSet, HashMap},
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FileType, Mode, OFlags, fstat, fsync, mkdirat, openat},
+    io::{retry_on_intr, write},
+};
 
 use super::{
     Workspace,
@@ -25,19 +34,16 @@ use super::{
     file::RegularFile,
     journal::{Entry, Journal},
     lock::Held,
-    original::{Fresh, Original, Stamp, give},
+    original::{Content, Fresh, Original, Stamp, give},
     path::RelativePath,
-    step::{Kind, Staged, apply, finish, sync_directory, temporary_name, undo},
+    step::{Kind, Old, Staged, apply, finish, temporary_name, undo},
     stop::Stop,
 };
 use crate::daemon::{error::Error, sys::Errno};
-use rustix::{
-    fs::{FileType, Mode, OFlags, fsync, mkdirat, openat},
-    io::{retry_on_intr, write},
-};
 
-/// Mode of new directories and, without their executable bits, of new files.
-const NEW_DIRECTORY: u32 = 0o755;
+/// Mode of new directories.
+pub(super) const NEW_DIRECTORY: u32 = 0o755;
+/// Mode of new files.
 const NEW_FILE: u32 = 0o644;
 
 /// A change of files that nobody else changes meanwhile by the tools. Dropped without
@@ -47,10 +53,15 @@ pub(crate) struct Change<'a> {
     workspace: &'a Workspace,
     stop: &'a Stop,
     _held: Held<'a>,
+    /// Where paths lead that pass through links which are followed.
+    real: HashMap<RelativePath, RelativePath>,
+    makes_directories: bool,
     journal: Option<Journal>,
     staged: Vec<Staged>,
     /// Directories made for it, the highest first.
     made: Vec<RelativePath>,
+    /// Directories in which it changes something: many files need no more descriptors than these.
+    places: HashMap<RelativePath, Arc<OwnedFd>>,
 }
 
 impl Workspace {
@@ -62,15 +73,29 @@ impl Workspace {
         stop: &'a Stop,
     ) -> Result<Change<'a>, Error> {
         paths.iter().try_for_each(|path| self.allow_change(path))?;
-        let held = self.locks.hold(paths);
+        let mut real = HashMap::new();
+        for path in paths {
+            if let Some(place) = self.behind_links(path)? {
+                self.allow_change(&place)?;
+                real.insert(path.clone(), place);
+            }
+        }
+        let places: Vec<_> = paths
+            .iter()
+            .map(|path| real.get(path).unwrap_or(path).clone())
+            .collect();
+        let held = self.locks.hold(&places);
         stop.check()?;
         Ok(Change {
             workspace: self,
             stop,
             _held: held,
+            real,
+            makes_directories: true,
             journal: None,
             staged: Vec::new(),
             made: Vec::new(),
+            places: HashMap::new(),
         })
     }
 
@@ -83,126 +108,240 @@ impl Workspace {
 }
 
 impl Change<'_> {
+    /// Has it fail where the directory of a file is missing.
+    pub(crate) fn keep_to_directories(&mut self) {
+        self.makes_directories = false;
+    }
+
     /// The regular file at a path with its content; none when nothing is there. `FILE_TOO_LARGE`
     /// above `most` bytes.
     pub(crate) fn read(&self, path: &RelativePath, most: u64) -> Result<Option<Original>, Error> {
         let file = self.open(path)?;
-        file.map(|file| Original::read(file, path, most))
+        file.map(|file| Original::read(&file, path, most))
             .transpose()
     }
 
     /// The regular file at a path without its content; none when nothing is there.
     pub(crate) fn look(&self, path: &RelativePath) -> Result<Option<Original>, Error> {
         let file = self.open(path)?;
-        file.map(|file| Original::look(file, path)).transpose()
+        file.map(|file| Original::look(&file, path)).transpose()
+    }
+
+    /// Whether a directory is at a path.
+    pub(crate) fn is_directory(&self, path: &RelativePath) -> bool {
+        let path = self.behind(path);
+        self.workspace.root.open_place(path.as_bytes()).is_ok()
     }
 
     fn open(&self, path: &RelativePath) -> Result<Option<RegularFile>, Error> {
-        match self.workspace.root.open_path(path.as_bytes()) {
+        match self.workspace.root.open_path(self.behind(path).as_bytes()) {
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
             Err(errno) => Err(failure(errno, path.as_str(), Wanted::File)),
             Ok(found) => RegularFile::open(&found, path.as_str()).map(Some),
         }
     }
 
-    /// Stages a new content. `original` is what was there; without it, nothing may be there. `mode`
-    /// is the permission bits that it gets; without it, those of the original. Directories on the
-    /// way are made.
+    fn behind<'p>(&'p self, path: &'p RelativePath) -> &'p RelativePath {
+        self.real.get(path).unwrap_or(path)
+    }
+
+    /// Checks that a new file could come to a path, without making anything.
+    pub(crate) fn check_vacant(&self, path: &RelativePath) -> Result<(), Error> {
+        let mut place = self.behind(path).clone();
+        loop {
+            let (above, name) = place.split_file()?;
+            match self.workspace.root.open_place(above.as_bytes()) {
+                Ok(directory) => {
+                    self.workspace.allow_change_in(directory.as_fd(), name)?;
+                    return match Stamp::at(directory.as_fd(), name) {
+                        Ok(_) => Err(exists(path)),
+                        Err(_) => Ok(()),
+                    };
+                }
+                Err(Errno::NOENT) => place = above, // which is to be made, too
+                Err(errno) => return Err(failure(errno, above.as_str(), Wanted::Directory)),
+            }
+        }
+    }
+
+    /// Stages a new content. `original` is what was there; without it, nothing may be there.
+    /// Directories on the way are made.
     pub(crate) fn write(
         &mut self,
         path: &RelativePath,
         original: Option<&Original>,
-        content: &[u8],
-        mode: Option<u32>,
+        content: Content<'_>,
     ) -> Result<(), Error> {
-        self.stop.check()?;
-        let (directory, name) = self.place(path)?;
+        let old = original.map_or(Old::Nothing, |original| Old::File(original.stamp));
+        self.stage_file(path, old, content, original)
+    }
+
+    /// Stages a file in the place of something; `like` is the file that it is a new version of.
+    pub(super) fn stage_file(
+        &mut self,
+        path: &RelativePath,
+        old: Old,
+        content: Content<'_>,
+        like: Option<&Original>,
+    ) -> Result<(), Error> {
+        self.check()?;
         let failed = |errno| failure(errno, path.as_str(), Wanted::File);
-        if original.is_none() && Stamp::at(directory.as_fd(), &name).is_ok() {
+        let (directory, name) = self.place(path)?;
+        if matches!(old, Old::Nothing) && Stamp::at(directory.as_fd(), &name).is_ok() {
             return Err(exists(path));
         }
+        let (directory, temporary) = self.stage(path, directory, name, old)?;
+        let file = match self.make_file(&directory, &temporary, content, like) {
+            // Somebody who deleted what was in the directory removed it, too, since it was opened.
+            Err(Errno::NOENT) if self.makes_directories => {
+                let directory = self.place_again(path)?;
+                self.make_file(&directory, &temporary, content, like)
+            }
+            made => made,
+        }
+        .map_err(failed)?;
+        let stamp = Stamp::of(&fstat(&file).map_err(failed)?);
+        self.finish_staging(Kind::Put(stamp));
+        Ok(())
+    }
+
+    /// Writes down that something is made for a path, under a temporary name beside it, which it
+    /// answers with their directory. Known from here on, it is removed whatever happens.
+    pub(super) fn stage(
+        &mut self,
+        path: &RelativePath,
+        directory: Arc<OwnedFd>,
+        name: String,
+        old: Old,
+    ) -> Result<(Arc<OwnedFd>, String), Error> {
+        let path = self.behind(path).clone();
         let temporary = temporary_name();
         self.say(&Entry::Put {
             path: path.as_str().to_owned(),
             temporary: temporary.clone(),
         })?;
         fault::step();
+        self.staged.push(Staged {
+            path,
+            directory: Arc::clone(&directory),
+            name,
+            temporary: temporary.clone(),
+            kind: Kind::Unfinished,
+            old,
+        });
+        Ok((directory, temporary))
+    }
+
+    /// What was staged last has been made.
+    pub(super) fn finish_staging(&mut self, kind: Kind) {
+        if let Some(staged) = self.staged.last_mut() {
+            staged.kind = kind;
+        }
+    }
+
+    /// Makes a file that nothing names yet but the daemon.
+    pub(super) fn make_file(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        content: Content<'_>,
+        like: Option<&Original>,
+    ) -> Result<OwnedFd, Errno> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);
-        let file =
-            retry_on_intr(|| openat(&directory, &temporary, flags, private)).map_err(failed)?;
-        // Known from here on, so that it is removed whatever happens.
-        self.staged.push(Staged {
-            path: path.clone(),
-            directory,
-            name,
-            temporary,
-            kind: Kind::Unfinished,
-            old: original.map(|original| original.stamp),
-        });
+        let file = retry_on_intr(|| openat(directory, name, flags, private))?;
         fault::step();
-        self.fill(&file, content).map_err(failed)?;
-        match original {
-            Some(original) => original.dress(file.as_fd(), mode),
+        let mut rest = content.bytes;
+        while !rest.is_empty() {
+            let written = retry_on_intr(|| write(&file, rest))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        match content.like.or(like) {
+            Some(original) => original.dress(file.as_fd(), content.mode)?,
             None => Fresh {
-                owner: self.workspace.owner,
-                mode: mode.unwrap_or(NEW_FILE),
+                owner: self.owner(),
+                mode: content.mode.unwrap_or(NEW_FILE),
             }
-            .dress(file.as_fd()),
+            .dress(file.as_fd())?,
         }
-        .map_err(failed)?;
-        if self.workspace.sync {
-            fsync(&file).map_err(failed)?;
-        }
-        let stamp = Stamp::of(&rustix::fs::fstat(&file).map_err(failed)?);
-        if let Some(staged) = self.staged.last_mut() {
-            staged.kind = Kind::Put(stamp);
-        }
-        Ok(())
+        self.sync(&file)?;
+        Ok(file)
     }
 
-    fn fill(&self, file: &OwnedFd, mut content: &[u8]) -> Result<(), Errno> {
-        while !content.is_empty() {
-            let written = retry_on_intr(|| write(file, content))?;
-            content = content.get(written..).unwrap_or_default();
+    /// Has the disk write down what was made, if changes wait for the disk.
+    pub(super) fn sync(&self, made: &OwnedFd) -> Result<(), Errno> {
+        match self.workspace.sync {
+            true => fsync(made),
+            false => Ok(()),
         }
-        Ok(())
+    }
+
+    /// To whom what is new belongs.
+    pub(super) fn owner(&self) -> (u32, u32) {
+        self.workspace.owner
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.stop.check()
     }
 
     /// Stages the deletion of a file, and of the directories that are empty then.
     pub(crate) fn delete(&mut self, path: &RelativePath, original: &Original) -> Result<(), Error> {
-        self.stop.check()?;
+        self.check()?;
+        if self.real.get(path).is_some_and(|real| real != path) {
+            // What the link leads to is not what the caller has named.
+            self.workspace.refuse_link(path)?;
+        }
         let (directory, name) = self.place(path)?;
         self.staged.push(Staged {
-            path: path.clone(),
+            path: self.behind(path).clone(),
             directory,
             name,
             temporary: temporary_name(),
             kind: Kind::Delete,
-            old: Some(original.stamp),
+            old: Old::File(original.stamp),
         });
         Ok(())
     }
 
     /// Makes the directories above a path, and answers the last of them and the name in it.
-    fn place(&mut self, path: &RelativePath) -> Result<(OwnedFd, String), Error> {
-        let (directory, name) = path.split_file()?;
-        let opened = match self.workspace.root.open_place(directory.as_bytes()) {
-            Err(Errno::NOENT) => self.make(&directory)?,
-            opened => {
-                opened.map_err(|errno| failure(errno, directory.as_str(), Wanted::Directory))?
+    pub(super) fn place(&mut self, path: &RelativePath) -> Result<(Arc<OwnedFd>, String), Error> {
+        let (directory, name) = self.behind(path).split_file()?;
+        let name = name.to_owned();
+        let opened = match self.places.get(&directory) {
+            Some(opened) => Arc::clone(opened),
+            None => {
+                let opened = match self.workspace.root.open_place(directory.as_bytes()) {
+                    Err(Errno::NOENT) if self.makes_directories => self.make(&directory)?,
+                    opened => opened
+                        .map_err(|errno| failure(errno, directory.as_str(), Wanted::Directory))?,
+                };
+                let opened = Arc::new(opened);
+                self.places.insert(directory, Arc::clone(&opened));
+                opened
             }
         };
-        self.workspace.allow_change_in(opened.as_fd(), name)?;
-        Ok((opened, name.to_owned()))
+        self.workspace.allow_change_in(opened.as_fd(), &name)?;
+        Ok((opened, name))
+    }
+
+    /// As [`Self::place`], for what was staged last, whose directory is gone.
+    fn place_again(&mut self, path: &RelativePath) -> Result<Arc<OwnedFd>, Error> {
+        let (directory, _) = self.behind(path).split_file()?;
+        self.places.remove(&directory);
+        let (directory, _) = self.place(path)?;
+        if let Some(staged) = self.staged.last_mut() {
+            staged.directory = Arc::clone(&directory);
+        }
+        Ok(directory)
     }
 
     /// Makes a directory with those above it.
     pub(crate) fn make_directories(&mut self, path: &RelativePath) -> Result<(), Error> {
         let found = self.workspace.root.open_path(path.as_bytes());
         if let Ok(found) = found {
-            let kind = rustix::fs::fstat(&found).map(|stat| FileType::from_raw_mode(stat.st_mode));
+            let kind = fstat(&found).map(|stat| FileType::from_raw_mode(stat.st_mode));
             if kind != Ok(FileType::Directory) {
                 return Err(exists(path));
             }
@@ -254,10 +393,13 @@ impl Change<'_> {
 
     /// Makes all of it, or nothing.
     pub(crate) fn commit(mut self) -> Result<(), Error> {
-        self.stop.check()?;
+        self.check()?;
+        // Directories whose names change.
+        let made = self.made.iter().filter_map(RelativePath::split);
+        let mut touched: BTreeSet<_> = made.map(|(above, _)| above).collect();
         if self.staged.is_empty() {
             self.made.clear(); // they are what was wanted
-            return Ok(());
+            return self.workspace.sync(touched);
         }
         let steps = self.staged.iter().map(Staged::step).collect();
         self.say(&Entry::Ready(steps))?;
@@ -268,19 +410,26 @@ impl Change<'_> {
         fault::step();
         self.say(&Entry::Done)?;
         self.made.clear();
-        let staged = std::mem::take(&mut self.staged);
-        for staged in &staged {
+        for staged in std::mem::take(&mut self.staged) {
             fault::step();
-            finish(&staged.directory, &staged.temporary);
+            if let Err(errno) = finish(&staged.directory, &staged.temporary) {
+                self.leave(errno);
+            }
             if matches!(staged.kind, Kind::Delete) {
-                self.workspace.prune(&staged.path);
+                touched.extend(self.workspace.prune(&staged.path));
             }
-            if self.workspace.sync {
-                sync_directory(staged)?;
-            }
+            touched.extend(staged.path.split().map(|(directory, _)| directory));
         }
         fault::step();
-        Ok(())
+        self.workspace.sync(touched)
+    }
+
+    /// Something could not be mended now: the journal stays for the next daemon.
+    fn leave(&mut self, errno: Errno) {
+        tracing::error!(%errno, "what a change has set aside stays where it is until the daemon is started again");
+        if let Some(journal) = &mut self.journal {
+            journal.leave();
+        }
     }
 
     fn say(&mut self, entry: &Entry) -> Result<(), Error> {
@@ -302,12 +451,15 @@ impl Change<'_> {
 
 impl Drop for Change<'_> {
     fn drop(&mut self) {
-        for staged in self.staged.iter().rev() {
-            match staged.kind {
+        for staged in std::mem::take(&mut self.staged).iter().rev() {
+            let undone = match staged.kind {
                 Kind::Unfinished => finish(&staged.directory, &staged.temporary),
                 Kind::Put(_) | Kind::Delete => {
-                    undo(&staged.directory, &staged.name, &staged.step());
+                    undo(&staged.directory, &staged.name, &staged.step())
                 }
+            };
+            if let Err(errno) = undone {
+                self.leave(errno);
             }
         }
         for directory in self.made.iter().rev() {

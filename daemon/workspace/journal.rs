@@ -2,17 +2,22 @@
 //! die half-way, the next one undoes it, or removes what it left.
 //!
 //! One file in the state directory for each change, one line of JSON for each thing that is said.
-//! It needs no fsync: it is for a daemon that dies, not for a machine that does.
+//! It needs no fsync: it is for a daemon that dies, not for a machine that does. The daemon whose
+//! change it is holds a lock on it (flock(2)), so that another one on the same workspace lets it be.
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use ulid::Ulid;
+
+use super::original::Stamp;
+use crate::daemon::sys::Errno;
 
 /// Something that a change says before it does it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +46,9 @@ pub(super) struct Step {
     /// Name, in the same directory, of the new content before this step, and of the old one after
     /// it.
     pub(super) temporary: String,
-    /// Device and inode of the new content; none where the file is deleted.
-    pub(super) new: Option<(u64, u64)>,
-    /// Whether there is an old content.
+    /// What comes there; none where what is there is deleted.
+    pub(super) new: Option<Stamp>,
+    /// Whether anything is there before.
     pub(super) replaces: bool,
 }
 
@@ -58,6 +63,16 @@ pub(super) struct Journals {
 pub(super) struct Journal {
     file: File,
     path: PathBuf,
+    stays: bool,
+}
+
+/// The journal of a change whose daemon has died.
+#[derive(Debug)]
+pub(super) struct Left {
+    /// What it says.
+    pub(super) entries: Vec<Entry>,
+    path: PathBuf,
+    _lock: File,
 }
 
 impl Journals {
@@ -75,29 +90,57 @@ impl Journals {
             .create_new(true)
             .mode(0o600)
             .open(&path)?;
-        Ok(Journal { file, path })
+        // Nobody else has it yet, but for who looks for what was left.
+        flock(&file, FlockOperation::LockExclusive)?;
+        let stays = false;
+        Ok(Journal { file, path, stays })
     }
 
-    /// The journals that a daemon before this one has left, each with its path.
-    pub(super) fn left(&self) -> io::Result<Vec<(PathBuf, Vec<Entry>)>> {
+    /// The journals that a daemon before this one has left, the oldest first.
+    pub(super) fn left(&self) -> io::Result<Vec<Left>> {
         let mut left = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
-            let path = entry?.path();
-            let entries = read(&path)?;
-            left.push((path, entries));
+            left.extend(Left::find(entry?.path())?);
         }
-        left.sort_by(|one, other| one.0.cmp(&other.0));
+        left.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(left)
     }
 }
 
-/// The entries of a journal. One that was cut off was not acted upon.
-fn read(path: &Path) -> io::Result<Vec<Entry>> {
-    let bytes = fs::read(path)?;
-    Ok(bytes
-        .split_inclusive(|byte| *byte == b'\n')
-        .map_while(|line| serde_json::from_slice(line.strip_suffix(b"\n")?).ok())
-        .collect())
+impl Left {
+    /// Reads a journal, unless the daemon whose it is lives.
+    fn find(path: PathBuf) -> io::Result<Option<Self>> {
+        let mut file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(None),
+            locked => locked?,
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        // What was cut off was not acted upon.
+        let entries = bytes
+            .split_inclusive(|byte| *byte == b'\n')
+            .map_while(|line| serde_json::from_slice(line.strip_suffix(b"\n")?).ok())
+            .collect();
+        Ok(Some(Self {
+            entries,
+            path,
+            _lock: file,
+        }))
+    }
+
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes it: there is nothing left to do.
+    pub(super) fn settle(self) -> io::Result<()> {
+        fs::remove_file(&self.path)
+    }
 }
 
 impl Journal {
@@ -107,12 +150,19 @@ impl Journal {
         line.push(b'\n');
         self.file.write_all(&line)
     }
+
+    /// Has it stay for the next daemon.
+    pub(super) fn leave(&mut self) {
+        self.stays = true;
+    }
 }
 
 impl Drop for Journal {
     fn drop(&mut self) {
-        // One that stays is found at the next start, and has nothing left to do.
-        let _removed = fs::remove_file(&self.path);
+        if !self.stays {
+            // One that cannot be removed is found at the next start, and has nothing left to do.
+            let _removed = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -134,7 +184,7 @@ mod tests {
             Entry::Ready(vec![Step {
                 path: "a/b/c".to_owned(),
                 temporary: "t".to_owned(),
-                new: Some((1, u64::MAX)),
+                new: Some(Stamp::at(rustix::fs::CWD, "/").unwrap()),
                 replaces: true,
             }]),
             Entry::Done,
@@ -143,10 +193,13 @@ mod tests {
             journal.say(entry).unwrap();
         }
         journal.file.write_all(b"{\"make\":\"x").unwrap();
-        let left = journals.left().unwrap();
-        assert_eq!(left.len(), 1);
-        assert_eq!(left[0].1, entries);
+        assert!(journals.left().unwrap().is_empty(), "its daemon lives");
+        journal.leave();
         drop(journal);
+        let mut left = journals.left().unwrap();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0].entries, entries);
+        left.remove(0).settle().unwrap();
         assert!(journals.left().unwrap().is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! Undoing what a daemon that died has left half done, and removing directories that nothing needs.
 
-use std::{fs, io, path::PathBuf};
+use std::{io, os::fd::OwnedFd, path::PathBuf};
 
 use rustix::fs::{AtFlags, unlinkat};
 
@@ -10,44 +10,52 @@ use super::{
     path::RelativePath,
     step::{finish, undo},
 };
+use crate::daemon::sys::Errno;
 
 impl Workspace {
     /// Keeps journals of changes in a folder of this workspace's in `folder`, and undoes what the
     /// journals there say was left half done. Answers how many changes that were. To be called
-    /// before anything is changed.
+    /// before anything is changed. A journal that cannot be followed stays, and is an error.
     pub(crate) fn keep_journals(&mut self, folder: PathBuf) -> io::Result<usize> {
         // Not by its name, which can be given to another workspace.
         let (device, inode) = self.identity;
         let journals = Journals::open(folder.join(format!("{device:x}-{inode:x}")))?;
         let left = journals.left()?;
-        for (path, entries) in &left {
-            self.mend(entries);
-            fs::remove_file(path)?;
+        let count = left.len();
+        for journal in left {
+            self.mend(&journal.entries).map_err(|errno| {
+                let path = journal.path().display();
+                let workspace = self.path.display();
+                io::Error::other(format!(
+                    "what {path} says was half done in {workspace} cannot be undone ({errno}): remove the cause, or see to the files that it names and delete it"
+                ))
+            })?;
+            journal.settle()?;
         }
         self.journals = Some(journals);
-        Ok(left.len())
+        Ok(count)
     }
 
-    fn mend(&self, entries: &[Entry]) {
+    fn mend(&self, entries: &[Entry]) -> Result<(), Errno> {
         if entries.last() == Some(&Entry::Done) {
-            self.ready_steps(entries).for_each(|(path, step)| {
-                self.in_directory_of(&path, |directory, _| finish(directory, &step.temporary));
+            for (path, step) in self.ready_steps(entries) {
+                self.in_directory_of(&path, |directory, _| finish(directory, &step.temporary))?;
                 if step.new.is_none() {
                     self.prune(&path);
                 }
-            });
-            return;
+            }
+            return Ok(());
         }
         let ready: Vec<_> = self.ready_steps(entries).collect();
         for (path, step) in ready.iter().rev() {
-            self.in_directory_of(path, |directory, name| undo(directory, name, step));
+            self.in_directory_of(path, |directory, name| undo(directory, name, step))?;
         }
         for entry in entries.iter().rev() {
             match entry {
                 // What was made ready has been seen to.
                 Entry::Put { path, temporary } if ready.is_empty() => {
                     if let Ok(path) = self.resolve(path) {
-                        self.in_directory_of(&path, |directory, _| finish(directory, temporary));
+                        self.in_directory_of(&path, |directory, _| finish(directory, temporary))?;
                     }
                 }
                 Entry::Make(path) => {
@@ -58,6 +66,7 @@ impl Workspace {
                 Entry::Put { .. } | Entry::Ready(_) | Entry::Done => {}
             }
         }
+        Ok(())
     }
 
     fn ready_steps<'a>(
@@ -73,31 +82,44 @@ impl Workspace {
             .filter_map(|step| Some((self.resolve(&step.path).ok()?, step)))
     }
 
-    fn in_directory_of(&self, path: &RelativePath, work: impl FnOnce(&std::os::fd::OwnedFd, &str)) {
-        if let Some((directory, name)) = path.split()
-            && let Ok(directory) = self.root.open_place(directory.as_bytes())
-        {
-            work(&directory, name);
+    /// Does something in the directory of a path, if that is still there.
+    fn in_directory_of(
+        &self,
+        path: &RelativePath,
+        work: impl FnOnce(&OwnedFd, &str) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let Some((directory, name)) = path.split() else {
+            return Ok(());
+        };
+        match self.root.open_place(directory.as_bytes()) {
+            Ok(directory) => work(&directory, name),
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            Err(errno) => Err(errno),
         }
     }
 
     /// Removes the directories above a path that are empty, as git does where it deletes a file.
-    pub(super) fn prune(&self, path: &RelativePath) {
+    /// Answers the directories in which one was removed.
+    pub(super) fn prune(&self, path: &RelativePath) -> Vec<RelativePath> {
+        let mut touched = Vec::new();
         let mut path = path.clone();
         while let Some((directory, _)) = path.split() {
             if !self.remove_if_empty(&directory) {
                 break;
             }
+            touched.extend(directory.split().map(|(above, _)| above));
             path = directory;
         }
+        touched
     }
 
     /// Removes a directory. Answers whether it could: not if it holds anything.
     pub(super) fn remove_if_empty(&self, path: &RelativePath) -> bool {
         let mut removed = false;
-        self.in_directory_of(path, |directory, name| {
+        let looked = self.in_directory_of(path, |directory, name| {
             removed = unlinkat(directory, name, AtFlags::REMOVEDIR).is_ok();
+            Ok(())
         });
-        removed
+        looked.is_ok() && removed
     }
 }

@@ -22,9 +22,12 @@
 //! | [`remove`] | deleting, also whole trees |
 //! | [`change`] | changing files, all of them or none |
 //! | [`step`] | putting one new content in place, and taking it back |
+//! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
+//! | [`subtree`] | a directory that holds some files and nothing else |
 //! | [`original`] | a file before a change, and what of it is kept |
 //! | [`journal`] | what a change is about to do, for the next daemon |
 //! | [`mend`] | undoing what a daemon that died has left |
+//! | [`links`] | where paths lead when links are followed |
 //! | [`lock`] | one change at a time to each path |
 //! | [`fault`] | where a test has the daemon die |
 //! | [`mod@search`] | searching these files |
@@ -32,7 +35,7 @@
 //! | [`stop`] | ending work whose time is up |
 
 mod beneath;
-mod change;
+pub(crate) mod change;
 mod contents;
 mod description;
 mod directory;
@@ -42,6 +45,7 @@ mod file;
 mod glob;
 mod ignore_files;
 mod journal;
+mod links;
 mod lock;
 mod mend;
 mod original;
@@ -52,12 +56,14 @@ mod scan;
 mod search;
 mod step;
 mod stop;
+mod subtree;
+mod swap;
 mod upload;
 mod walk;
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd as _, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
 };
 
@@ -69,7 +75,7 @@ pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;
 use journal::Journals;
 use lock::Locks;
-pub(crate) use original::Original;
+pub(crate) use original::{Content, Original};
 pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
@@ -77,7 +83,10 @@ pub(crate) use stop::Stop;
 pub(crate) use upload::{Draft, DraftPlace, Target};
 pub(crate) use walk::{Selection, Walk};
 
-use super::error::{Error, Reason};
+use super::{
+    error::{Error, Reason},
+    sys::Errno,
+};
 
 /// A directory that tools work in.
 #[derive(Debug)]
@@ -204,29 +213,31 @@ impl Workspace {
         if self.protected.is_empty() {
             return Ok(());
         }
-        let real = |descriptor: BorrowedFd<'_>| {
-            std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()))
-        };
-        let below = real(directory)
-            .and_then(|path| Ok((path, real(self.root.as_fd())?)))
-            .ok()
-            .and_then(|(path, root)| Some(path.strip_prefix(root).ok()?.to_str()?.to_owned()));
-        let Some(below) = below else {
+        let Some(below) = self.below(directory) else {
             let text = "where this lies cannot be told, and the operator protects some paths";
             return Err(Error::new(Reason::PolicyDenied, text).with("path", name));
         };
-        self.allow_change(&self.resolve(&below)?.join(name))
+        self.allow_change(&below.join(name))
     }
 
-    /// Checks that the directory in which a path lies is there.
-    pub(crate) fn check_directory_of(&self, path: &RelativePath) -> Result<(), Error> {
-        let Some((directory, _)) = path.split() else {
-            return Ok(());
-        };
-        self.root
-            .open_place(directory.as_bytes())
-            .map(drop)
-            .map_err(|errno| failure(errno, directory.as_str(), Wanted::Directory))
+    /// Has the disk write down which names these directories hold, if changes wait for the disk.
+    fn sync(&self, directories: impl IntoIterator<Item = RelativePath>) -> Result<(), Error> {
+        let mut result = Ok(());
+        for directory in directories.into_iter().filter(|_| self.sync) {
+            let synced = self.root.open_directory(directory.as_bytes());
+            match synced.and_then(rustix::fs::fsync) {
+                // Gone since.
+                Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => {}
+                Err(errno) => {
+                    let path = directory.as_str();
+                    let text = format!(
+                        "the change was made, but the disk could not write down {path:?} ({errno}): it may be gone when the machine is started again"
+                    );
+                    result = Err(Error::internal(text).with("path", path));
+                }
+            }
+        }
+        result
     }
 
     /// Describes what is at a path; a symbolic link at its end is not followed. The hash is that of

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::CString,
-    os::fd::{BorrowedFd, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd},
 };
 
 use rustix::{
@@ -12,6 +12,8 @@ use rustix::{
     },
     io::retry_on_intr,
 };
+
+use serde::{Deserialize, Serialize};
 
 use super::{
     failure::{Wanted, failure},
@@ -38,17 +40,40 @@ pub(crate) struct Original {
     /// Permission bits.
     pub(crate) mode: u32,
     pub(super) stamp: Stamp,
-    file: OwnedFd,
     owner: (u32, u32),
+    /// Extended attributes, those that belong to the owner.
+    attributes: Vec<(CString, Vec<u8>)>,
 }
 
 /// What tells a file, as it was at one time, from any other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Stamp {
     device: u64,
     inode: u64,
     size: i64,
     modified: (i64, i64),
+}
+
+/// What a file is to hold.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Content<'a> {
+    /// All of it.
+    pub(crate) bytes: &'a [u8],
+    /// Permission bits; none for those of the file that it is made of, or of a new one.
+    pub(crate) mode: Option<u32>,
+    /// The file that it is made of, from another place: it keeps its owner and attributes.
+    pub(crate) like: Option<&'a Original>,
+}
+
+impl<'a> Content<'a> {
+    /// These bytes, in a file that is otherwise as it was.
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self {
+            bytes,
+            mode: None,
+            like: None,
+        }
+    }
 }
 
 /// What a new file gets.
@@ -62,30 +87,36 @@ pub(super) struct Fresh {
 
 impl Original {
     /// Looks at a file without reading it.
-    pub(super) fn look(file: RegularFile, path: &RelativePath) -> Result<Self, Error> {
-        let stat = fstat(&file).map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
+    pub(super) fn look(file: &RegularFile, path: &RelativePath) -> Result<Self, Error> {
+        Self::look_at(file.as_fd()).map_err(|errno| failure(errno, path.as_str(), Wanted::File))
+    }
+
+    fn look_at(file: BorrowedFd<'_>) -> Result<Self, Errno> {
+        let stat = fstat(file)?;
         Ok(Self {
             content: Vec::new(),
             mode: stat.st_mode & 0o7777,
             stamp: Stamp::of(&stat),
             owner: (stat.st_uid, stat.st_gid),
-            file: file.into(),
+            attributes: attributes(file)?,
         })
     }
 
     /// Reads a file of at most `most` bytes.
-    pub(super) fn read(file: RegularFile, path: &RelativePath, most: u64) -> Result<Self, Error> {
+    pub(super) fn read(file: &RegularFile, path: &RelativePath, most: u64) -> Result<Self, Error> {
         let failed = |errno| failure(errno, path.as_str(), Wanted::File);
         let too_large = || {
             let path = path.as_str();
-            let text = format!("{path:?} is larger than the {most} bytes that this takes");
+            let text = format!(
+                "{path:?} has more than {} MiB, the most that can be changed here: use a command",
+                most >> 20
+            );
             Error::new(Reason::FileTooLarge, text).with("path", path)
         };
-        let original = Self::look(file, path)?;
+        let original = Self::look_at(file.as_fd()).map_err(failed)?;
         if u64::try_from(original.stamp.size).unwrap_or(0) > most {
             return Err(too_large());
         }
-        let file = &original.file;
         let mut content = Vec::new();
         let limit = usize::try_from(most).unwrap_or(usize::MAX);
         loop {
@@ -132,28 +163,38 @@ impl Original {
             mode: mode.unwrap_or(self.mode),
         };
         fresh.dress(file)?;
-        let names = match attribute_names(&self.file)? {
-            names if names.is_empty() => return Ok(()),
-            names => names,
-        };
-        let mut value = vec![0; ATTRIBUTE_BYTES];
-        for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
-            let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-            match fgetxattr(&self.file, &name, &mut value[..]) {
-                Err(Errno::NODATA) => {} // removed meanwhile
-                length => {
-                    let value = value.get(..length?).unwrap_or_default();
-                    fsetxattr(file, &name, value, XattrFlags::empty())?;
-                }
-            }
+        if self.attributes.is_empty() {
+            return Ok(());
+        }
+        for (name, value) in &self.attributes {
+            fsetxattr(file, name, value, XattrFlags::empty())?;
         }
         // A list of who may do what changes the mode, and the mode may not be wider meanwhile.
         fresh.set_mode(file)
     }
 }
 
+/// A file's extended attributes that are kept.
+fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
+    let names = attribute_names(file)?;
+    let mut attributes = Vec::new();
+    for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        let mut value = vec![0; ATTRIBUTE_BYTES];
+        match fgetxattr(file, &name, &mut value[..]) {
+            Err(Errno::NODATA) => {} // removed meanwhile
+            length => {
+                value.truncate(length?);
+                value.shrink_to_fit();
+                attributes.push((name, value));
+            }
+        }
+    }
+    Ok(attributes)
+}
+
 /// Names of a file's extended attributes, each with a NUL behind it.
-fn attribute_names(file: &OwnedFd) -> Result<Vec<u8>, Errno> {
+fn attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
     // Most files have none: no room is made for those.
     match flistxattr_query(file) {
         Ok(0) | Err(Errno::NOTSUP | Errno::NOSYS) => return Ok(Vec::new()),

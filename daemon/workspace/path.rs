@@ -1,6 +1,7 @@
 //! What a request's path may be, decided from its text alone.
 
 use std::{
+    cmp::Ordering,
     ffi::OsStr,
     fmt,
     path::{Component, Path, PathBuf},
@@ -9,7 +10,7 @@ use std::{
 use crate::daemon::error::{Error, Reason};
 
 /// A path beneath the workspace: no `..`, no `.`, no empty component, not absolute.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct RelativePath(String);
 
 impl RelativePath {
@@ -108,6 +109,19 @@ impl RelativePath {
             return mount_path.to_owned();
         }
         mount_path.join(&self.0)
+    }
+}
+
+impl Ord for RelativePath {
+    /// Component by component: what lies below a path stands right behind it.
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.split('/').cmp(other.0.split('/'))
+    }
+}
+
+impl PartialOrd for RelativePath {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 

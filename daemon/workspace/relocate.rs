@@ -55,7 +55,11 @@ impl Workspace {
             None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
         };
         match renamed {
-            Ok(()) => Ok(replaced.is_some()),
+            Ok(()) => {
+                let places = [source.split(), destination.split()];
+                self.sync(places.into_iter().flatten().map(|(directory, _)| directory))?;
+                Ok(replaced.is_some())
+            }
             Err(Errno::EXIST | Errno::ISDIR | Errno::NOTDIR) => Err(exists(destination)),
             Err(Errno::NOTEMPTY) => {
                 let path = destination.as_str();

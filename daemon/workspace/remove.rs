@@ -52,27 +52,61 @@ impl Workspace {
         let _held = self.locks.hold(std::slice::from_ref(path));
         stop.check()?;
         let (parent, name) = self.place(path, "path", Wanted::File)?;
-        let failed = |errno| failure(errno, path.as_str(), Wanted::File);
-        match retry_on_intr(|| unlinkat(&parent, &name, AtFlags::empty())) {
-            Ok(()) => return Ok(1),
-            Err(Errno::ISDIR) => {}
-            // What POSIX has for a directory.
-            Err(Errno::PERM) if is_directory(&parent, name.as_bytes()) => {}
-            Err(errno) => return Err(failed(errno)),
+        let count = remove_named(parent, name, path, recursive, stop)?;
+        self.sync(path.split().map(|(directory, _)| directory))?;
+        Ok(count)
+    }
+}
+
+fn remove_named(
+    parent: OwnedFd,
+    name: String,
+    path: &RelativePath,
+    recursive: bool,
+    stop: &Stop,
+) -> Result<u64, Error> {
+    let failed = |errno| failure(errno, path.as_str(), Wanted::File);
+    match retry_on_intr(|| unlinkat(&parent, &name, AtFlags::empty())) {
+        Ok(()) => return Ok(1),
+        Err(Errno::ISDIR) => {}
+        // What POSIX has for a directory.
+        Err(Errno::PERM) if is_directory(&parent, name.as_bytes()) => {}
+        Err(errno) => return Err(failed(errno)),
+    }
+    match retry_on_intr(|| unlinkat(&parent, &name, AtFlags::REMOVEDIR)) {
+        Ok(()) => Ok(1),
+        Err(Errno::NOTEMPTY | Errno::EXIST) if recursive => {
+            remove_tree(parent, name.into_bytes(), path, stop)
         }
-        match retry_on_intr(|| unlinkat(&parent, &name, AtFlags::REMOVEDIR)) {
-            Ok(()) => Ok(1),
-            Err(Errno::NOTEMPTY | Errno::EXIST) if recursive => {
-                remove_tree(parent, name.into_bytes(), path, stop)
-            }
-            Err(Errno::NOTEMPTY | Errno::EXIST) => {
-                let path = path.as_str();
-                let text = format!(
-                    "the directory {path:?} holds entries: set recursive to delete it with them"
-                );
-                Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
-            }
-            Err(errno) => Err(failed(errno)),
+        Err(Errno::NOTEMPTY | Errno::EXIST) => {
+            let path = path.as_str();
+            let text = format!(
+                "the directory {path:?} holds entries: set recursive to delete it with them"
+            );
+            Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
+        }
+        Err(errno) => Err(failed(errno)),
+    }
+}
+
+/// Deletes what is called `name` in a directory, whatever it is.
+pub(super) fn remove_entry(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    match retry_on_intr(|| unlinkat(parent, name, AtFlags::empty())) {
+        Err(Errno::ISDIR) => {}
+        Err(Errno::PERM) if is_directory(parent, name.as_bytes()) => {}
+        removed => return removed,
+    }
+    match retry_on_intr(|| unlinkat(parent, name, AtFlags::REMOVEDIR)) {
+        Err(Errno::NOTEMPTY | Errno::EXIST) => {}
+        removed => return removed,
+    }
+    let parent = open_name(parent.as_fd(), b".")?;
+    let name = name.as_bytes().to_vec();
+    match remove_tree(parent, name, &RelativePath::default(), &Stop::new()) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "a directory cannot be removed");
+            Err(Errno::NOTEMPTY)
         }
     }
 }

@@ -1,47 +1,61 @@
-//! One file of a change: putting its new content in place, and taking it back.
+//! One step of a change: putting what is new in place, and taking it back.
 //!
-//! Both work on names in one directory, whose descriptor is held: beside the file lies another name,
-//! the temporary one, that holds the new content before and the old one after.
+//! Both work on names in one directory, whose descriptor is held: beside the place lies another
+//! name, the temporary one, that holds what is new before and what was old after.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use rustix::{
-    fs::{AtFlags, RenameFlags, fsync, linkat, renameat, renameat_with, unlinkat},
+    fs::{AtFlags, RenameFlags, linkat, renameat, renameat_with, unlinkat},
     io::retry_on_intr,
 };
 use ulid::Ulid;
 
 use super::{
-    beneath::open_child,
     failure::{Wanted, exists, failure},
     fault,
     journal::Step,
     original::{Stamp, stale},
     path::RelativePath,
+    remove::remove_entry,
+    subtree::Subtree,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
-/// What becomes of a file.
+/// What becomes of a place.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Kind {
-    /// Its new content is being written.
+    /// What it gets is being written.
     Unfinished,
-    /// It gets this content.
+    /// It gets this.
     Put(Stamp),
-    /// It is deleted.
+    /// What is there is deleted.
     Delete,
 }
 
-/// One file of a change.
+/// What is at a place before.
+#[derive(Debug)]
+pub(super) enum Old {
+    /// Nothing.
+    Nothing,
+    /// A file.
+    File(Stamp),
+    /// A directory with nothing but these files in it.
+    Directory(Subtree),
+}
+
+/// One step of a change.
 #[derive(Debug)]
 pub(super) struct Staged {
     pub(super) path: RelativePath,
-    pub(super) directory: OwnedFd,
+    pub(super) directory: Arc<OwnedFd>,
     pub(super) name: String,
     pub(super) temporary: String,
     pub(super) kind: Kind,
-    /// The old one; none where there is nothing.
-    pub(super) old: Option<Stamp>,
+    pub(super) old: Old,
 }
 
 /// A name that nothing else has, and that tells whose it is should it ever be left.
@@ -56,80 +70,110 @@ impl Staged {
             path: self.path.as_str().to_owned(),
             temporary: self.temporary.clone(),
             new: match self.kind {
-                Kind::Put(new) => Some(new.identity()),
+                Kind::Put(new) => Some(new),
                 Kind::Unfinished | Kind::Delete => None,
             },
-            replaces: self.old.is_some(),
+            replaces: !matches!(self.old, Old::Nothing),
         }
     }
 }
 
-/// Puts a new content in place, or the file aside. Fails, with everything as it was, when what is
+impl Old {
+    /// Whether that is what `name` is.
+    fn is_at(&self, directory: BorrowedFd<'_>, name: &str) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::File(old) => Stamp::at(directory, name) == Ok(*old),
+            Self::Directory(old) => old.is_at(directory, name),
+        }
+    }
+}
+
+/// Puts what is new in place, or what is old aside. Fails, with everything as it was, when what is
 /// there is not what the change starts from.
 pub(super) fn apply(staged: &Staged) -> Result<(), Error> {
     let (directory, name, temporary) = (&staged.directory, &staged.name, &staged.temporary);
-    let failed = |errno| match (errno, staged.old) {
-        (Errno::NOENT, Some(_)) => stale(&staged.path),
-        (Errno::EXIST, None) => exists(&staged.path),
+    let failed = |errno| match (errno, &staged.old) {
+        (Errno::EXIST, Old::Nothing) => exists(&staged.path),
+        (Errno::NOENT, Old::File(_) | Old::Directory(_)) => stale(&staged.path),
         _ => failure(errno, staged.path.as_str(), Wanted::File),
     };
-    match (staged.kind, staged.old) {
+    let aside = |errno: Result<(), Errno>| errno.map_err(failed);
+    match (staged.kind, &staged.old) {
         (Kind::Unfinished, _) => Err(Error::internal("a change whose content is not written")),
-        (Kind::Put(_), None) => put_new(directory, temporary, name).map_err(failed),
-        (Kind::Put(_), Some(old)) => {
-            exchange(directory, temporary, name).map_err(failed)?;
-            if Stamp::at(directory.as_fd(), temporary) == Ok(old) {
+        (Kind::Put(_), Old::Nothing) => aside(put_new(directory, temporary, name)),
+        (Kind::Put(_), old) => {
+            aside(exchange(directory, temporary, name))?;
+            if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            exchange(directory, temporary, name).map_err(failed)?;
+            aside(exchange(directory, temporary, name))?;
             Err(stale(&staged.path))
         }
         (Kind::Delete, old) => {
-            put_new(directory, name, temporary).map_err(failed)?;
-            if Stamp::at(directory.as_fd(), temporary).ok() == old {
+            aside(put_new(directory, name, temporary))?;
+            if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
-            put_new(directory, temporary, name).map_err(failed)?;
+            aside(put_new(directory, temporary, name))?;
             Err(stale(&staged.path))
         }
     }
 }
 
-/// Takes back what [`apply`] did, as far as it did it, and removes the new content. Does nothing
-/// the second time.
-pub(super) fn undo(directory: &OwnedFd, name: &str, step: &Step) {
-    let identity = |name: &str| Stamp::at(directory.as_fd(), name).ok().map(Stamp::identity);
+/// Takes back what [`apply`] did, as far as it did it, and removes what was new. Does nothing the
+/// second time. What somebody else has put there since, or changed there, is left alone: then what
+/// was there before stays aside.
+pub(super) fn undo(directory: &OwnedFd, name: &str, step: &Step) -> Result<(), Errno> {
+    let at = |name: &str| match Stamp::at(directory.as_fd(), name) {
+        Ok(stamp) => Ok(Some(stamp)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    };
     let temporary = step.temporary.as_str();
     let old_link = old_link(temporary);
-    if identity(temporary).is_none() && identity(&old_link).is_some() {
-        let _moved = renameat(directory, &old_link, directory, temporary);
+    if at(temporary)?.is_none() && at(&old_link)?.is_some() {
+        renameat(directory, &old_link, directory, temporary)?;
     }
-    finish(directory, &old_link);
-    match (identity(temporary), step.new) {
-        // Nothing was put in place.
-        (Some(found), Some(new)) if found == new => finish(directory, temporary),
-        // The old content was set aside: whatever is in its place is replaced.
-        (Some(_), _) => {
-            let _restored = renameat(directory, temporary, directory, name);
+    finish(directory, &old_link)?;
+    let (aside, in_place) = (at(temporary)?, at(name)?);
+    let is_one = |one: Option<Stamp>, other: Option<Stamp>| {
+        one.is_some() && one.map(Stamp::identity) == other.map(Stamp::identity)
+    };
+    match (aside, in_place) {
+        // Nothing was put in place, or it has got its second name only.
+        (Some(_), _) if is_one(aside, step.new) => {
+            if is_one(aside, in_place) && !step.replaces {
+                finish(directory, name)?;
+            }
+            finish(directory, temporary)
         }
-        (None, Some(new)) if !step.replaces && identity(name) == Some(new) => {
-            finish(directory, name);
+        // What was there has a second name, and still its own.
+        (Some(_), _) if is_one(aside, in_place) => finish(directory, temporary),
+        (Some(_), None) => renameat(directory, temporary, directory, name),
+        (Some(_), Some(_)) if in_place == step.new => {
+            exchange(directory, temporary, name)?;
+            finish(directory, temporary)
         }
-        (None, _) => {}
+        (Some(_), Some(_)) => {
+            tracing::warn!(
+                path = step.path,
+                temporary,
+                "what a change has put here was changed or replaced since, and is left: what was here before lies beside it under the temporary name"
+            );
+            Ok(())
+        }
+        (None, Some(_)) if in_place == step.new && !step.replaces => finish(directory, name),
+        (None, _) => Ok(()),
     }
 }
 
-/// Removes a file that is not needed any more.
-pub(super) fn finish(directory: &OwnedFd, name: &str) {
-    // One that is gone was removed before.
-    let _removed = unlinkat(directory, name, AtFlags::empty());
-}
-
-/// Has the disk write down what names the directory of a file holds.
-pub(super) fn sync_directory(staged: &Staged) -> Result<(), Error> {
-    open_child(staged.directory.as_fd(), b".")
-        .and_then(fsync)
-        .map_err(|errno| failure(errno, staged.path.as_str(), Wanted::Directory))
+/// Removes what is not needed any more, a directory with all that is in it.
+pub(super) fn finish(directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+    match remove_entry(directory, name) {
+        Err(Errno::NOENT) => Ok(()), // removed before
+        removed => removed,
+    }
 }
 
 /// Renames `from` to a name that nothing may have.

@@ -307,7 +307,7 @@ fn find_existing(
             format!("{path:?} is not the file of expected_sha256: read it again, and decide anew");
         return Err(Error::new(Reason::StaleFile, message).with("path", path));
     }
-    Original::look(file, &target.path).map(Some)
+    Original::look(&file, &target.path).map(Some)
 }
 
 fn hash(file: &RegularFile, stop: &Stop) -> Result<String, Error> {

@@ -1,17 +1,12 @@
 //! Writing, making, moving and deleting: what commands and tools do to the same files.
 
-use std::{
-    fs,
-    os::unix::{fs::MetadataExt as _, process::ExitStatusExt as _},
-    path::Path,
-};
+use std::{fs, os::unix::fs::MetadataExt as _};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, Encoding, MovePathRequest,
     ReadFileRequest, WriteFileRequest, WriteMode,
 };
-use rustix::process::Signal;
 use tonic::Status;
 
 use crate::support::{Daemon, Refusal, Setup, shell};
@@ -24,7 +19,7 @@ fn file(path: &str, content: &str) -> WriteFileRequest {
     }
 }
 
-async fn write(daemon: &Daemon, path: &str, content: &str) -> Result<(), Status> {
+pub(super) async fn write(daemon: &Daemon, path: &str, content: &str) -> Result<(), Status> {
     daemon
         .tools()
         .write_file(file(path, content))
@@ -189,6 +184,30 @@ async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_s
         ))
         .await;
     write(&daemon, "link/f", "new").await.unwrap();
+    // What a link at the end leads to is changed, and the link stays.
+    daemon
+        .output(shell("ln -s d/f file; ln -s nowhere dangling"))
+        .await;
+    write(&daemon, "file", "through").await.unwrap();
+    assert_eq!(fs::read_to_string(daemon.file("d/f")).unwrap(), "through");
+    assert!(daemon.file("file").is_symlink());
+    let diff = "--- a/file\n+++ b/file\n@@ -1 +1 @@\n-through\n\\ No newline at end of file\n+new\n\\ No newline at end of file\n";
+    let change = ApplyPatchRequest {
+        unified_diff: diff.to_owned(),
+        ..ApplyPatchRequest::default()
+    };
+    daemon.tools().apply_patch(change).await.unwrap();
+    let delete = ApplyPatchRequest {
+        unified_diff:
+            "--- a/file\n+++ /dev/null\n@@ -1 +0,0 @@\n-new\n\\ No newline at end of file\n"
+                .to_owned(),
+        ..ApplyPatchRequest::default()
+    };
+    let refused = daemon.tools().apply_patch(delete).await;
+    assert_eq!(reason(refused), "SYMLINK_BLOCKED");
+    for path in ["dangling", "link/../dangling"] {
+        assert_eq!(reason(write(&daemon, path, "x").await), "SYMLINK_BLOCKED");
+    }
     write(&daemon, "link/deep/er/f", "new").await.unwrap();
     assert_eq!(fs::read_to_string(daemon.file("d/f")).unwrap(), "new");
     assert!(daemon.file("d/deep/er/f").is_file());
@@ -201,111 +220,47 @@ async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_s
     );
 }
 
-/// Everything in a directory: paths and what the files hold.
-fn tree(folder: &Path) -> Vec<(String, Option<String>)> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(folder).unwrap().display().to_string();
-            if path.is_dir() {
-                found.push((name, None));
-                folders.push(path);
-            } else {
-                found.push((name, Some(fs::read_to_string(path).unwrap())));
-            }
-        }
-    }
-    found.sort();
-    found
-}
-
-/// Files of changes that a daemon has begun and not ended.
-fn journals(daemon: &Daemon) -> usize {
-    let folders = fs::read_dir(daemon.state().join("changes")).unwrap();
-    folders
-        .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
-        .sum()
-}
-
-/// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
-/// that the next one leaves the old tree or the new one.
-async fn dies_at_each_step(
-    prepare: impl Fn(&Path),
-    call: impl AsyncFn(&Daemon) -> Result<(), Status>,
-    fewest_steps: usize,
-) {
-    let trees = {
-        let daemon = Daemon::start().await;
-        prepare(&daemon.workspace());
-        let old = tree(&daemon.workspace());
-        call(&daemon).await.unwrap();
-        [old, tree(&daemon.workspace())]
+#[tokio::test]
+async fn a_file_that_a_patch_renames_keeps_its_owner_and_attributes() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("a"), "1\n").unwrap();
+    std::os::unix::fs::chown(daemon.file("a"), Some(1234), Some(1235)).unwrap();
+    rustix::fs::setxattr(
+        daemon.file("a"),
+        "user.note",
+        b"kept",
+        rustix::fs::XattrFlags::empty(),
+    )
+    .unwrap();
+    let request = ApplyPatchRequest {
+        unified_diff: "diff --git a/a b/b/c\nrename from a\nrename to b/c\n".to_owned(),
+        ..ApplyPatchRequest::default()
     };
-    for step in 1.. {
-        let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
-        let mut daemon = setup.start().await;
-        prepare(&daemon.workspace());
-        if call(&daemon).await.is_ok() {
-            assert!(step > fewest_steps, "it died only {step} times");
-            return;
-        }
-        let status = daemon.exit().await;
-        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
-        let daemon = daemon.restart().await;
-        let found = tree(&daemon.workspace());
-        assert!(trees.contains(&found), "step {step}: {found:?}");
-        assert_eq!(journals(&daemon), 0, "step {step}");
-    }
+    daemon.tools().apply_patch(request).await.unwrap();
+    let metadata = fs::metadata(daemon.file("b/c")).unwrap();
+    assert_eq!((metadata.uid(), metadata.gid()), (1234, 1235));
+    let mut value = [0; 9];
+    let length = rustix::fs::getxattr(daemon.file("b/c"), "user.note", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], b"kept");
 }
 
 #[tokio::test]
-async fn a_daemon_that_dies_while_it_writes_leaves_the_old_or_the_new() {
-    let prepare = |workspace: &Path| fs::write(workspace.join("kept"), "old").unwrap();
-    dies_at_each_step(
-        prepare,
-        async |daemon| write(daemon, "kept", "new").await,
-        3,
-    )
-    .await;
-    dies_at_each_step(
-        prepare,
-        async |daemon| write(daemon, "a/b/new", "new").await,
-        6,
-    )
-    .await;
-}
-
-#[tokio::test]
-async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new() {
-    let prepare = |workspace: &Path| {
-        fs::create_dir(workspace.join("d")).unwrap();
-        for file in 0..8 {
-            fs::write(workspace.join(format!("d/{file}")), format!("old {file}\n")).unwrap();
-        }
+async fn changes_are_made_where_they_wait_for_the_disk() {
+    let daemon = Setup::new()
+        .workspace_table("\n[files]\nfsync = true")
+        .start()
+        .await;
+    write(&daemon, "a/b/c", "1\n").await.unwrap();
+    make(&daemon, "d/e").await.unwrap();
+    rename(&daemon, "a/b/c", "d/e/f").await.unwrap();
+    let request = ApplyPatchRequest {
+        unified_diff: "diff --git a/d/e/f b/d/e/g/h\nrename from d/e/f\nrename to d/e/g/h\n"
+            .to_owned(),
+        ..ApplyPatchRequest::default()
     };
-    let mut patch = String::new();
-    for file in 0..4 {
-        patch += &format!("--- a/d/{file}\n+++ b/d/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
-    }
-    for file in 4..7 {
-        patch += &format!("--- a/d/{file}\n+++ /dev/null\n@@ -1 +0,0 @@\n-old {file}\n");
-    }
-    for file in ["new/deep/x", "new/y"] {
-        patch += &format!("--- /dev/null\n+++ b/{file}\n@@ -0,0 +1 @@\n+new\n");
-    }
-    patch += "diff --git a/d/7 b/moved\nsimilarity index 100%\nrename from d/7\nrename to moved\n";
-    let call = async |daemon: &Daemon| {
-        let request = ApplyPatchRequest {
-            unified_diff: patch.clone(),
-            ..ApplyPatchRequest::default()
-        };
-        let answer = daemon.tools().apply_patch(request).await?;
-        assert_eq!(answer.into_inner().changed_files.len(), 10);
-        Ok(())
-    };
-    dies_at_each_step(prepare, call, 30).await;
+    daemon.tools().apply_patch(request).await.unwrap();
+    assert_eq!(daemon.read_file("d/e/g/h").await.unwrap(), "1\n");
+    assert_eq!(remove(&daemon, "a").await.unwrap(), 2);
 }
 
 #[tokio::test]

@@ -6,6 +6,8 @@ mod change;
 mod client;
 /// The client's command of each tool.
 mod commands;
+/// A daemon that is killed in the midst of a change.
+mod crash;
 /// `edit_file`.
 mod edit;
 /// `list_dir`.

@@ -147,6 +147,37 @@ async fn a_dry_run_answers_the_same_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_dry_run_refuses_what_has_no_place() {
+    let daemon = Daemon::start().await;
+    prepare(&daemon);
+    fs::create_dir_all(daemon.file("full/of")).unwrap();
+    fs::write(daemon.file("full/of/it"), "1\n").unwrap();
+    fs::write(daemon.file("full/more"), "1\n").unwrap();
+    let new = |path: &str| format!("--- /dev/null\n+++ b/{path}\n@@ -0,0 +1 @@\n+x\n");
+    let gone = |path: &str| format!("--- a/{path}\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n");
+    for (diff, reason) in [
+        (new("full/more/x"), "NOT_A_DIRECTORY"),
+        (new("full"), "NOT_A_FILE"),
+        (new("x") + &new("x/y"), "FILE_EXISTS"),
+        (gone("full/more") + &new("full"), "FILE_EXISTS"),
+        (new("full/more"), "FILE_EXISTS"),
+    ] {
+        for dry_run in [true, false] {
+            let request = ApplyPatchRequest {
+                dry_run: Some(dry_run),
+                ..patch(&diff)
+            };
+            let refusal = apply(&daemon, request).await.unwrap_err();
+            assert_eq!(refusal.reason, reason, "{dry_run} {diff}");
+        }
+    }
+    assert!(daemon.file("full/more").is_file() && !daemon.file("x").exists());
+    let diff = gone("full/more") + &gone("full/of/it") + &new("full");
+    apply(&daemon, patch(&diff)).await.unwrap();
+    assert_eq!(fs::read_to_string(daemon.file("full")).unwrap(), "x\n");
+}
+
+#[tokio::test]
 async fn what_cannot_be_applied_is_refused_and_changes_nothing() {
     let daemon = Daemon::start().await;
     prepare(&daemon);

@@ -127,7 +127,6 @@ impl Numbers {
                 0 => name.to_owned(),
                 _ => format!("dir {}/{name}", self.below(20)),
             };
-            let is_below = |one: &str, other: &str| one.starts_with(&format!("{other}/"));
             let taken = tree
                 .keys()
                 .any(|there| *there == path || is_below(there, &path) || is_below(&path, there));
@@ -142,7 +141,7 @@ impl Numbers {
         for _ in 0..=self.below(5) {
             let paths: Vec<String> = tree.keys().cloned().collect();
             let path = self.below(paths.len().max(1));
-            let action = if tree.len() < 10 { 0 } else { self.below(9) };
+            let action = if tree.len() < 10 { 0 } else { self.below(10) };
             let new = self.free_path(tree);
             match (action, paths.get(path)) {
                 (0 | 1, _) | (_, None) => drop(tree.insert(new, (self.text(), self.below(4) == 0))),
@@ -156,6 +155,18 @@ impl Numbers {
                     tree.insert(new, (content, executable));
                 }
                 (5, Some(path)) => tree.get_mut(path).unwrap().1 ^= true,
+                // A directory comes in the place of a file, or a file in that of its directory.
+                (6, Some(path)) => {
+                    let file = tree.remove(path).unwrap();
+                    let above = path.rsplit_once('/').map(|(above, _)| above);
+                    match above.filter(|above| !tree.keys().any(|path| is_below(path, above))) {
+                        Some(above) => drop(tree.insert(above.to_owned(), file)),
+                        None => {
+                            tree.insert(format!("{path}/{}", self.pick(NAMES)), file);
+                            tree.insert(format!("{path}/more/x"), (self.text(), false));
+                        }
+                    }
+                }
                 (_, Some(path)) => {
                     let content = self.edit(&tree[path].0);
                     tree.get_mut(path).unwrap().0 = content;
@@ -163,6 +174,10 @@ impl Numbers {
             }
         }
     }
+}
+
+fn is_below(one: &str, other: &str) -> bool {
+    one.starts_with(&format!("{other}/"))
 }
 
 /// What `git apply` makes of a tree; none when it refuses.
@@ -228,6 +243,12 @@ impl Repository {
     fn commit(&self, before: &Tree, tree: &Tree) {
         for path in before.keys().filter(|path| !tree.contains_key(*path)) {
             fs::remove_file(self.0.join(path)).unwrap();
+            let mut above = Path::new(path).parent();
+            while let Some(folder) =
+                above.filter(|above| fs::remove_dir(self.0.join(above)).is_ok())
+            {
+                above = folder.parent();
+            }
         }
         for (path, file) in tree
             .iter()

@@ -74,6 +74,8 @@ pub(crate) enum Fate<'a> {
         content: Cow<'a, [u8]>,
         /// Its permissions, where they are not those that a file there has or gets anyway.
         mode: Option<u32>,
+        /// The path of the file that it is made of, where that is another one.
+        from: Option<String>,
     },
     /// Nothing is there.
     Deleted,
@@ -84,6 +86,8 @@ pub(crate) enum Fate<'a> {
 struct Version<'a> {
     content: Cow<'a, [u8]>,
     mode: Option<u32>,
+    /// Where it was before the patch; none for a new one.
+    from: Option<String>,
 }
 
 /// A path.
@@ -125,7 +129,7 @@ pub(crate) fn plan<'a>(
         let original = originals.get(path).copied();
         let slot = Slot {
             original,
-            now: original.map(Version::from),
+            now: original.map(|file| Version::new(file, path)),
             ..Slot::default()
         };
         slots.by_path.insert(path.clone(), slot);
@@ -139,7 +143,7 @@ pub(crate) fn plan<'a>(
     let mut fates = Vec::new();
     for path in order {
         let slot = slots.by_path.remove(path);
-        if let Some(fate) = slot.and_then(Slot::fate) {
+        if let Some(fate) = slot.and_then(|slot| slot.fate(path)) {
             fates.push((path.clone(), fate));
         }
     }
@@ -182,6 +186,7 @@ impl<'a> Slots<'a> {
         let mut version = version.unwrap_or(Version {
             content: Cow::Borrowed(&[]),
             mode: None,
+            from: None,
         });
         let (mut fuzz, mut offset) = (0, 0);
         if !hunks.is_empty() {
@@ -231,7 +236,7 @@ impl<'a> Slots<'a> {
             && !slot.is_taken
         {
             slot.is_taken = true;
-            return Ok(original.into());
+            return Ok(Version::new(original, path));
         }
         slot.is_new = false;
         // It is gone from here, also if something new comes.
@@ -242,7 +247,7 @@ impl<'a> Slots<'a> {
     /// What a copy is made of.
     fn source(&mut self, path: &str) -> Result<Version<'a>, Error> {
         let slot = self.slot(path);
-        let original = slot.original.map(Version::from);
+        let original = slot.original.map(|file| Version::new(file, path));
         original
             .or_else(|| slot.now.clone())
             .ok_or_else(|| not_found(path))
@@ -250,7 +255,8 @@ impl<'a> Slots<'a> {
 }
 
 impl<'a> Slot<'a> {
-    fn fate(self) -> Option<Fate<'a>> {
+    /// What becomes of its path.
+    fn fate(self, path: &str) -> Option<Fate<'a>> {
         match (self.original, self.now) {
             (None, None) => None,
             (Some(_), None) => Some(Fate::Deleted),
@@ -259,18 +265,25 @@ impl<'a> Slot<'a> {
                 (mode.is_some() || *now.content != *content).then_some(Fate::Written {
                     content: now.content,
                     mode,
+                    from: now.from.filter(|from| from != path),
                 })
             }
-            (None, Some(Version { content, mode })) => Some(Fate::Written { content, mode }),
+            (None, Some(now)) => Some(Fate::Written {
+                content: now.content,
+                mode: now.mode,
+                from: now.from,
+            }),
         }
     }
 }
 
-impl<'a> From<File<'a>> for Version<'a> {
-    fn from(file: File<'a>) -> Self {
+impl<'a> Version<'a> {
+    /// A file as it is before the patch.
+    fn new(file: File<'a>, path: &str) -> Self {
         Self {
             content: Cow::Borrowed(file.content),
             mode: Some(file.mode),
+            from: Some(path.to_owned()),
         }
     }
 }

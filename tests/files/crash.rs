@@ -1,0 +1,189 @@
+//! What a daemon that is killed in the midst of a change leaves, and what the next one makes of it.
+
+use std::{fs, io::Write as _, os::unix::process::ExitStatusExt as _, path::Path};
+
+use jig::api::v1::ApplyPatchRequest;
+use rustix::process::Signal;
+use tonic::Status;
+
+use super::change::write;
+use crate::support::{Daemon, Setup};
+
+/// Everything in a directory: paths and what the files hold.
+fn tree(folder: &Path) -> Vec<(String, Option<String>)> {
+    let mut found = Vec::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(folder).unwrap().display().to_string();
+            if path.is_dir() {
+                found.push((name, None));
+                folders.push(path);
+            } else {
+                found.push((name, Some(fs::read_to_string(path).unwrap())));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Files of changes that a daemon has begun and not ended.
+fn journals(daemon: &Daemon) -> usize {
+    let folders = fs::read_dir(daemon.state().join("changes")).unwrap();
+    folders
+        .map(|folder| fs::read_dir(folder.unwrap().path()).unwrap().count())
+        .sum()
+}
+
+/// Has the daemon die at each step of a call, on a workspace prepared anew each time, and checks
+/// that the next one leaves the old tree or the new one.
+async fn dies_at_each_step(
+    prepare: impl Fn(&Path),
+    call: impl AsyncFn(&Daemon) -> Result<(), Status>,
+    fewest_steps: usize,
+) {
+    let trees = {
+        let daemon = Daemon::start().await;
+        prepare(&daemon.workspace());
+        let old = tree(&daemon.workspace());
+        call(&daemon).await.unwrap();
+        [old, tree(&daemon.workspace())]
+    };
+    for step in 1.. {
+        let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
+        let mut daemon = setup.start().await;
+        prepare(&daemon.workspace());
+        if call(&daemon).await.is_ok() {
+            assert!(step > fewest_steps, "it died only {step} times");
+            return;
+        }
+        let status = daemon.exit().await;
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+        let daemon = daemon.restart().await;
+        let found = tree(&daemon.workspace());
+        assert!(trees.contains(&found), "step {step}: {found:?}");
+        assert_eq!(journals(&daemon), 0, "step {step}");
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_it_writes_leaves_the_old_or_the_new() {
+    let prepare = |workspace: &Path| fs::write(workspace.join("kept"), "old").unwrap();
+    dies_at_each_step(
+        prepare,
+        async |daemon| write(daemon, "kept", "new").await,
+        3,
+    )
+    .await;
+    dies_at_each_step(
+        prepare,
+        async |daemon| write(daemon, "a/b/new", "new").await,
+        6,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new() {
+    let prepare = |workspace: &Path| {
+        fs::create_dir(workspace.join("d")).unwrap();
+        for file in 0..8 {
+            fs::write(workspace.join(format!("d/{file}")), format!("old {file}\n")).unwrap();
+        }
+    };
+    let mut patch = String::new();
+    for file in 0..4 {
+        patch += &format!("--- a/d/{file}\n+++ b/d/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
+    }
+    for file in 4..7 {
+        patch += &format!("--- a/d/{file}\n+++ /dev/null\n@@ -1 +0,0 @@\n-old {file}\n");
+    }
+    for file in ["new/deep/x", "new/y"] {
+        patch += &format!("--- /dev/null\n+++ b/{file}\n@@ -0,0 +1 @@\n+new\n");
+    }
+    patch += "diff --git a/d/7 b/moved\nsimilarity index 100%\nrename from d/7\nrename to moved\n";
+    let call = async |daemon: &Daemon| {
+        let request = ApplyPatchRequest {
+            unified_diff: patch.clone(),
+            ..ApplyPatchRequest::default()
+        };
+        let answer = daemon.tools().apply_patch(request).await?;
+        assert_eq!(answer.into_inner().changed_files.len(), 10);
+        Ok(())
+    };
+    dies_at_each_step(prepare, call, 30).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_files_and_directories_change_places_leaves_old_or_new() {
+    let prepare = |workspace: &Path| {
+        fs::create_dir_all(workspace.join("directory/below")).unwrap();
+        for (path, content) in [
+            ("file", "1\n"),
+            ("directory/a", "2\n"),
+            ("directory/below/b", "3\n"),
+        ] {
+            fs::write(workspace.join(path), content).unwrap();
+        }
+    };
+    let patch = "diff --git a/file b/file/deep/er\nrename from file\nrename to file/deep/er\n\
+        diff --git a/file/x b/file/x\nnew file mode 100644\n--- /dev/null\n+++ b/file/x\n@@ -0,0 +1 @@\n+x\n\
+        --- a/directory/a\n+++ /dev/null\n@@ -1 +0,0 @@\n-2\n\
+        diff --git a/directory/below/b b/directory\nrename from directory/below/b\nrename to directory\n";
+    let call = async |daemon: &Daemon| {
+        let request = ApplyPatchRequest {
+            unified_diff: patch.to_owned(),
+            ..ApplyPatchRequest::default()
+        };
+        daemon.tools().apply_patch(request).await?;
+        let file = |path: &str| fs::read_to_string(daemon.file(path)).unwrap();
+        assert_eq!(
+            ["file/deep/er", "file/x", "directory"].map(file),
+            ["1\n", "x\n", "3\n"]
+        );
+        Ok(())
+    };
+    dies_at_each_step(prepare, call, 9).await;
+}
+
+#[tokio::test]
+async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
+    let mut patch = String::new();
+    for file in 0..4 {
+        patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old {file}\n+new\n");
+    }
+    let mut kept = 0;
+    for step in 1.. {
+        let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
+        let mut daemon = setup.start().await;
+        for file in 0..4 {
+            fs::write(daemon.file(&file.to_string()), format!("old {file}\n")).unwrap();
+        }
+        let request = ApplyPatchRequest {
+            unified_diff: patch.clone(),
+            ..ApplyPatchRequest::default()
+        };
+        if daemon.tools().apply_patch(request).await.is_ok() {
+            break;
+        }
+        daemon.exit().await;
+        // One is replaced, one is edited.
+        fs::remove_file(daemon.file("0")).unwrap();
+        fs::write(daemon.file("0"), "by hand").unwrap();
+        let mut edited = fs::OpenOptions::new()
+            .append(true)
+            .open(daemon.file("1"))
+            .unwrap();
+        edited.write_all(b"by hand").unwrap();
+        let daemon = daemon.restart().await;
+        let found = ["0", "1"].map(|file| fs::read_to_string(daemon.file(file)).unwrap());
+        assert!(
+            found.iter().all(|text| text.ends_with("by hand")),
+            "step {step}: {found:?}"
+        );
+        kept += 1;
+    }
+    assert!(kept > 8, "{kept}");
+}
