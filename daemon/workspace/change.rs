@@ -172,6 +172,9 @@ impl Change<'_> {
         original: Option<&Original>,
         content: Content<'_>,
     ) -> Result<(), Error> {
+        if let Some(original) = original {
+            original.check_writable(path)?;
+        }
         let old = original.map_or(Old::Nothing, |original| Old::File(original.stamp));
         self.stage_file(path, old, content, original)
     }
@@ -260,7 +263,7 @@ impl Change<'_> {
         match content.like.or(like) {
             Some(original) => original.dress(file.as_fd(), content.mode)?,
             None => Fresh {
-                owner: self.owner(),
+                owner: self.owner_in(directory)?,
                 mode: content.mode.unwrap_or(NEW_FILE),
             }
             .dress(file.as_fd())?,
@@ -277,9 +280,13 @@ impl Change<'_> {
         }
     }
 
-    /// To whom what is new belongs.
-    pub(super) fn owner(&self) -> (u32, u32) {
-        self.workspace.owner
+    /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
+    /// a directory that hands its own down (inode(7), the set-group-ID bit).
+    pub(super) fn owner_in(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
+        let (user, group) = self.workspace.owner;
+        let stat = fstat(directory)?;
+        let hands_down = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
+        Ok((user, if hands_down { stat.st_gid } else { group }))
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -380,7 +387,9 @@ impl Change<'_> {
             }
             fault::step();
             let made = open_directory_named(&here, &name).map_err(failed)?;
-            give(made.as_fd(), self.workspace.owner).map_err(failed)?;
+            self.owner_in(&here)
+                .and_then(|owner| give(made.as_fd(), owner))
+                .map_err(failed)?;
             here = made;
         }
         Ok(here)

@@ -156,6 +156,20 @@ impl Original {
         Err(stale(path).with("sha256", found))
     }
 
+    /// Checks that whoever it belongs to may write to it: what no command could change is not
+    /// changed by the tools.
+    pub(crate) fn check_writable(&self, path: &RelativePath) -> Result<(), Error> {
+        if Mode::from_raw_mode(self.mode).contains(Mode::WUSR) {
+            return Ok(());
+        }
+        let path = path.as_str();
+        let text = format!(
+            "{path:?} is read-only (mode {:04o}): make it writable first",
+            self.mode
+        );
+        Err(Error::new(Reason::PermissionDenied, text).with("path", path))
+    }
+
     /// Gives a file that takes this one's place its owner, mode and extended attributes.
     pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<(), Errno> {
         let fresh = Fresh {
@@ -163,6 +177,10 @@ impl Original {
             mode: mode.unwrap_or(self.mode),
         };
         fresh.dress(file)?;
+        let stat = fstat(file)?;
+        if (stat.st_uid, stat.st_gid) != self.owner {
+            return Err(Errno::PERM); // it is another's, and would not be any more
+        }
         if self.attributes.is_empty() {
             return Ok(());
         }

@@ -1,6 +1,9 @@
 //! Writing, making, moving and deleting: what commands and tools do to the same files.
 
-use std::{fs, os::unix::fs::MetadataExt as _};
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use jig::api::v1::{
@@ -242,6 +245,61 @@ async fn a_file_that_a_patch_renames_keeps_its_owner_and_attributes() {
     let mut value = [0; 9];
     let length = rustix::fs::getxattr(daemon.file("b/c"), "user.note", &mut value[..]).unwrap();
     assert_eq!(&value[..length], b"kept");
+}
+
+#[tokio::test]
+async fn what_commands_may_not_change_is_not_changed() {
+    for setup in [Setup::new(), Setup::new().user(12345)] {
+        let owner = setup.owner();
+        let daemon = setup.start().await;
+        for (path, user, mode) in [("readonly", owner, 0o444), ("others", 4321, 0o664)] {
+            fs::write(daemon.file(path), "1\n").unwrap();
+            std::os::unix::fs::chown(daemon.file(path), Some(user), Some(user)).unwrap();
+            fs::set_permissions(daemon.file(path), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        assert_eq!(
+            reason(write(&daemon, "readonly", "2").await),
+            "PERMISSION_DENIED"
+        );
+        // Root may write to what is another's, whose it stays.
+        match write(&daemon, "others", "2").await {
+            Ok(()) => assert_eq!(owner, 0),
+            refused => assert_eq!(
+                (reason(refused).as_str(), owner),
+                ("PERMISSION_DENIED", 12345)
+            ),
+        }
+        let metadata = fs::metadata(daemon.file("others")).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (4321, 4321));
+        for path in ["readonly", "others"] {
+            let request = ApplyPatchRequest {
+                unified_diff: format!("--- a/{path}\n+++ b/{path}\n@@ -1 +1 @@\n-1\n+2\n"),
+                dry_run: Some(true),
+                ..ApplyPatchRequest::default()
+            };
+            let refused = daemon.tools().apply_patch(request).await;
+            if path == "readonly" {
+                assert_eq!(reason(refused), "PERMISSION_DENIED");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn directories_hand_their_group_down() {
+    let daemon = Daemon::start().await;
+    fs::create_dir(daemon.file("d")).unwrap();
+    std::os::unix::fs::chown(daemon.file("d"), None, Some(1600)).unwrap();
+    fs::set_permissions(daemon.file("d"), fs::Permissions::from_mode(0o2775)).unwrap();
+    write(&daemon, "d/e/f", "1").await.unwrap();
+    for path in ["d/e", "d/e/f"] {
+        let metadata = fs::metadata(daemon.file(path)).unwrap();
+        assert_eq!((metadata.uid(), metadata.gid()), (0, 1600), "{path}");
+    }
+    assert_eq!(
+        fs::metadata(daemon.file("d/e")).unwrap().mode() & 0o7000,
+        0o2000
+    );
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ impl<'a> Arrangement<'a> {
             match original {
                 _ if makes => change.write(path, original, content)?,
                 None => change.check_vacant(path)?,
-                Some(_) => {}
+                Some(original) => original.check_writable(path)?,
             }
         }
         Ok(())
