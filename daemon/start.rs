@@ -2,7 +2,6 @@
 //! thread, then the runtime, then the proof that commands are isolated, then answering calls.
 
 use std::{
-    env,
     future::Future,
     io,
     num::NonZeroUsize,
@@ -19,6 +18,7 @@ use super::{
     catalog::Catalog,
     config::{Config, ConfigError, listen::Address},
     door::info::Info,
+    embedded,
     privileges::{self, Confinement},
     sandbox::{
         launch::KeeperProcess,
@@ -92,7 +92,7 @@ struct Proven {
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
-    let prepared = prepare(config, Confinement::OwnFiles)?;
+    let prepared = prepare(config, Confinement::OwnFiles, None)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
@@ -160,7 +160,9 @@ where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
 {
-    let folder = temporary_folder(&workspace)?;
+    let folder = embedded::temporary_folder(&workspace).map_err(io_error(
+        "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
+    ))?;
     let socket = folder.path().join("jig.sock");
     let args = super::config::args::Args {
         listen: vec![format!("unix:{}", socket.display())],
@@ -178,7 +180,11 @@ where
         store,
         keeper,
         runtime,
-    } = prepare(config, Confinement::None)?;
+    } = prepare(
+        config,
+        Confinement::None,
+        embedded::durable_changes(&workspace),
+    )?;
     let result = runtime.block_on(async {
         let (end, told) = tokio::sync::oneshot::channel();
         let parts = Parts {
@@ -208,11 +214,17 @@ where
 
 /// Everything that must be done while the process has one thread: the keeper inherits what the
 /// process is, and privileges belong to threads.
-fn prepare(config: Config, confinement: Confinement) -> Result<Prepared, StartError> {
+///
+/// `changes` is the folder for journals, where that is not the state directory's own.
+fn prepare(
+    config: Config,
+    confinement: Confinement,
+    changes: Option<PathBuf>,
+) -> Result<Prepared, StartError> {
     let started = server::now();
     let store = StateDir::open(&config.state_dir)?;
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement)?;
-    mend(&mut workspaces, &store)?;
+    mend(&mut workspaces, &changes.unwrap_or_else(|| store.changes()))?;
     Ok(Prepared {
         config,
         started,
@@ -224,10 +236,10 @@ fn prepare(config: Config, confinement: Confinement) -> Result<Prepared, StartEr
 }
 
 /// Undoes what a daemon that died has left half done in the workspaces.
-fn mend(workspaces: &mut [Workspace], store: &StateDir) -> Result<(), StartError> {
+fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> {
     for workspace in workspaces {
         let mended = workspace
-            .keep_journals(store.changes())
+            .keep_journals(changes)
             .map_err(io_error("undoing what a daemon before this one has left"))?;
         if mended > 0 {
             tracing::warn!(
@@ -442,37 +454,6 @@ fn isolation(config: &Config, workspace: &str, result: &Result<Identity, Failure
             .map(|failure| (workspace.to_owned(), failure.clone())),
         allow_ptrace: config.allow_ptrace,
     }
-}
-
-/// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
-const LONGEST_FOLDER: usize = 80;
-
-/// Makes a folder that commands in `workspace` cannot reach.
-fn temporary_folder(workspace: &Path) -> Result<tempfile::TempDir, StartError> {
-    let workspace = std::fs::canonicalize(workspace).unwrap_or_else(|_| workspace.to_owned());
-    let bases = [
-        Some(env::temp_dir()),
-        env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
-        Some("/var/tmp".into()),
-        Some("/dev/shm".into()),
-    ];
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for base in bases.into_iter().flatten() {
-        let Ok(base) = std::fs::canonicalize(base) else {
-            continue;
-        };
-        if base.starts_with(&workspace) || base.as_os_str().len() > LONGEST_FOLDER {
-            continue;
-        }
-        match tempfile::Builder::new().prefix("jig-").tempdir_in(base) {
-            Ok(folder) => return Ok(folder),
-            Err(error) => last = error,
-        }
-    }
-    Err(StartError::Io {
-        what: "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
-        source: last,
-    })
 }
 
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {

@@ -29,7 +29,7 @@ const ORDER: &[&[&str]] = &[
     &["client", "daemon/main"],
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
-    &["daemon/privileges", "daemon/server"],
+    &["daemon/embedded", "daemon/privileges", "daemon/server"],
     &["daemon/door"],
     &["daemon/call"],
     &["daemon/dialect"],

@@ -1,11 +1,12 @@
 //! Putting flags and file together, and finding everything that is wrong with them.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
     DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_SANDBOX_ID,
     args::Args,
+    default_state_dir,
     exposure::{binds, keep_apart},
     file::{self, File},
     listen::Address,
@@ -246,21 +247,6 @@ fn time(text: &str) -> Option<Duration> {
         _ => return None,
     };
     (time <= LONGEST).then_some(time)
-}
-
-fn default_state_dir() -> PathBuf {
-    let set = |name: &str| {
-        env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    if let Some(base) = set("XDG_STATE_HOME") {
-        return base.join("jig");
-    }
-    match set("HOME") {
-        Some(home) if !rustix::process::geteuid().is_root() => home.join(".local/state/jig"),
-        _ => PathBuf::from("/var/lib/jig"),
-    }
 }
 
 #[cfg(test)]

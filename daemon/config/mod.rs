@@ -11,7 +11,7 @@ mod file;
 pub(crate) mod listen;
 mod workspaces;
 
-use std::{path::PathBuf, time::Duration};
+use std::{env, path::PathBuf, time::Duration};
 
 use self::listen::Address;
 use crate::daemon::{
@@ -100,3 +100,19 @@ pub(crate) struct WorkspaceConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.join("\n"))]
 pub(crate) struct ConfigError(pub(crate) Vec<String>);
+
+/// The state directory of who names none: that of the XDG specification, `/var/lib/jig` for root.
+pub(crate) fn default_state_dir() -> PathBuf {
+    let set = |name: &str| {
+        env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    if let Some(base) = set("XDG_STATE_HOME") {
+        return base.join("jig");
+    }
+    match set("HOME") {
+        Some(home) if !rustix::process::geteuid().is_root() => home.join(".local/state/jig"),
+        _ => PathBuf::from("/var/lib/jig"),
+    }
+}

@@ -62,6 +62,17 @@ impl StateDir {
         self.path.join("changes")
     }
 
+    /// Makes the folder for what changes are about to do in a state directory that somebody else may
+    /// hold. Answers its path, without links.
+    pub(crate) fn changes_in(path: &Path) -> io::Result<PathBuf> {
+        let folder = path.join("changes");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)?;
+        std::fs::canonicalize(folder)
+    }
+
     /// Takes hold of the directory at `path`, making it where it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
         let unusable = |source| OpenError::Unusable {

@@ -1,6 +1,6 @@
 //! Undoing what a daemon that died has left half done, and removing directories that nothing needs.
 
-use std::{io, os::fd::OwnedFd, path::PathBuf};
+use std::{io, os::fd::OwnedFd, path::Path};
 
 use rustix::fs::{AtFlags, unlinkat};
 
@@ -16,7 +16,7 @@ impl Workspace {
     /// Keeps journals of changes in a folder of this workspace's in `folder`, and undoes what the
     /// journals there say was left half done. Answers how many changes that were. To be called
     /// before anything is changed. A journal that cannot be followed stays, and is an error.
-    pub(crate) fn keep_journals(&mut self, folder: PathBuf) -> io::Result<usize> {
+    pub(crate) fn keep_journals(&mut self, folder: &Path) -> io::Result<usize> {
         // Not by its name, which can be given to another workspace.
         let (device, inode) = self.identity;
         let journals = Journals::open(folder.join(format!("{device:x}-{inode:x}")))?;

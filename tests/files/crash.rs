@@ -1,6 +1,12 @@
 //! What a daemon that is killed in the midst of a change leaves, and what the next one makes of it.
 
-use std::{fs, io::Write as _, os::unix::process::ExitStatusExt as _, path::Path};
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::process::ExitStatusExt as _,
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use jig::api::v1::ApplyPatchRequest;
 use rustix::process::Signal;
@@ -186,4 +192,37 @@ async fn what_somebody_did_after_the_daemon_died_is_not_undone() {
         kept += 1;
     }
     assert!(kept > 8, "{kept}");
+}
+
+#[test]
+fn a_client_without_a_daemon_that_dies_leaves_a_mixture_to_the_next_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let workspace = folder.path().join("workspace");
+    fs::create_dir(&workspace).unwrap();
+    let mut patch = String::new();
+    for file in 0..4 {
+        fs::write(workspace.join(file.to_string()), "old\n").unwrap();
+        patch += &format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n");
+    }
+    let file = folder.path().join("patch");
+    fs::write(&file, patch).unwrap();
+    let jig = |arguments: &[&str], step: &str| {
+        Command::new(env!("CARGO_BIN_EXE_jig"))
+            .args(arguments)
+            .current_dir(&workspace)
+            .env_clear()
+            .env("XDG_STATE_HOME", folder.path().join("state"))
+            .env("TMPDIR", folder.path())
+            .env("JIG_DIE_AT_STEP", step)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let old = tree(&workspace);
+    let output = jig(&["patch", file.to_str().unwrap()], "11");
+    assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
+    assert_ne!(tree(&workspace), old);
+    let output = jig(&["ls"], "0");
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(tree(&workspace), old);
 }
