@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use jig::api::v1::{ReadFileRequest, RunRequest};
+use jig::api::v1::{Edit, EditFileRequest, ReadFileRequest, RunRequest, WriteFileRequest};
 use serde_json::Value;
 use tonic::Request;
 
@@ -152,4 +152,38 @@ async fn asking_for_an_artifact_makes_no_session() {
     // Nor has it any effect on the session that then is made under this name.
     let response = daemon.run(in_session("nobody", shell("echo text"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+}
+
+#[tokio::test]
+async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
+    let daemon = Daemon::start().await;
+    let request = WriteFileRequest {
+        path: "large".to_owned(),
+        content: "x".repeat(1 << 20),
+        ..WriteFileRequest::default()
+    };
+    daemon.tools().write_file(request).await.unwrap();
+    let edit = Edit {
+        old_string: "x".repeat(1 << 20),
+        new_string: "y".to_owned(),
+        ..Edit::default()
+    };
+    let request = EditFileRequest {
+        path: "large".to_owned(),
+        edits: vec![edit],
+        ..EditFileRequest::default()
+    };
+    daemon.tools().edit_file(request).await.unwrap();
+    let path = daemon.state().join("sessions/default/events.jsonl");
+    let events = fs::read_to_string(path).unwrap();
+    let params = |step: usize| -> Value {
+        let line = events.lines().nth(step * 2).unwrap();
+        serde_json::from_str::<Value>(line).unwrap()["params"].clone()
+    };
+    assert_eq!(params(0)["content"], "<1048576 bytes>");
+    assert_eq!(params(1)["edits"], "<1048577 bytes>");
+    assert_eq!(
+        [params(0)["path"].clone(), params(1)["path"].clone()],
+        ["large"; 2]
+    );
 }

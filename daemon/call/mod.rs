@@ -41,6 +41,9 @@ use crate::daemon::{
     tool::{Done, Scene, Tool, Work},
 };
 
+/// How long work whose time is up may take to say how it ended.
+const LAST_WORD: Duration = Duration::from_millis(50);
+
 /// Everything that calls need.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
@@ -154,15 +157,21 @@ impl Pipeline {
         let until = incoming.received + spec.default_timeout();
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
         let work = Arc::clone(self).execute::<T>(incoming, params, work);
-        let task = task::spawn_tracked(T::NAME, work.instrument(log));
+        let mut task = task::spawn_tracked(T::NAME, work.instrument(log));
         // Dropped with the caller: then nobody waits for the work any more.
         let abandoned = abandon.drop_guard();
         let result = if T::LIMITS_ITSELF {
             task.await
         } else {
-            match tokio::time::timeout_at(until.into(), task).await {
+            match tokio::time::timeout_at(until.into(), &mut task).await {
                 Ok(result) => result,
-                Err(_) => return Err(timed_out(T::NAME)),
+                Err(_) => {
+                    // Told to end, most do so at once: then it is known whether anything was done.
+                    drop(abandoned);
+                    let ended = tokio::time::timeout(LAST_WORD, task).await;
+                    let ended = ended.map_err(|_| timed_out(T::NAME))?;
+                    return ended.map_err(Error::internal)?;
+                }
             }
         };
         drop(abandoned);
@@ -245,7 +254,7 @@ pub(crate) fn timed_out(tool: &str) -> Error {
     Error::new(
         Reason::Timeout,
         format!(
-            "{tool} did not finish in the time that it has; ask for less, or try again when the machine is less busy"
+            "{tool} did not finish in the time that it has: if it changes anything, look whether it did before you repeat it; ask for less, or try again when the machine is less busy"
         ),
     )
 }

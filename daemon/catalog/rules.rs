@@ -149,22 +149,21 @@ impl Rules {
         changed
     }
 
-    /// What was given, as JSON, with the size in place of what may be secret.
+    /// What was given, as JSON, with the size in place of what may be secret or is large.
     fn params(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
-        let mut shown = message.clone();
+        let mut shown = DynamicMessage::new(self.message.clone());
         let mut hidden = Vec::new();
-        for Field {
-            descriptor: field,
-            rules,
-            ..
-        } in &self.fields
-        {
-            if rules.sensitive && message.has_field(field) {
-                hidden.push((
-                    field.name().to_owned(),
-                    size_text(&message.get_field(field)),
-                ));
-                shown.clear_field(field);
+        for (field, value) in message.fields() {
+            let mut known = self.fields.iter();
+            let bytes = bytes_of(value);
+            if known.any(|known| known.rules.sensitive && known.descriptor == field) {
+                hidden.push((field.name().to_owned(), size_text(value)));
+            } else if bytes > LARGEST_PARAMS {
+                // Not even copied: this thread serves others, too.
+                let size = format!("<{bytes} bytes>").into();
+                hidden.push((field.name().to_owned(), size));
+            } else {
+                shown.set_field(&field, value.clone());
             }
         }
         let options = SerializeOptions::new()
@@ -324,6 +323,18 @@ fn default_of(field: &FieldDescriptor, rules: &FieldRules) -> Option<Value> {
         }
         _ => return None,
     })
+}
+
+/// Bytes of the texts and the like in a value.
+fn bytes_of(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Bytes(bytes) => bytes.len(),
+        Value::List(items) => items.iter().map(bytes_of).sum(),
+        Value::Map(entries) => entries.values().map(bytes_of).sum(),
+        Value::Message(message) => message.fields().map(|(_, value)| bytes_of(value)).sum(),
+        _ => 8,
+    }
 }
 
 fn size_text(value: &Value) -> serde_json::Value {
