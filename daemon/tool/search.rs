@@ -1,12 +1,14 @@
 //! `search`: matching lines of the files below a directory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::Semaphore, time::timeout};
 
 use super::{Done, Scene, Tool, Work, in_time};
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, Violation},
+        error::{Error, Reason, Violation},
         workspace::{
             Finds, Hit, Pattern, Progress, Query, SearchWish, Selection, Stop, Workspace, globs,
         },
@@ -20,6 +22,12 @@ const DEFAULT_RESULTS: u32 = 50;
 /// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
 const ANSWER_BYTES: usize = 3 << 20;
+/// Searches at once; others wait for their turn. Each keeps every core busy, and takes some MiB for
+/// each of its threads.
+static TURNS: Semaphore = Semaphore::const_new(32);
+/// When to try again after waiting for a turn in vain.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct Search;
@@ -50,7 +58,13 @@ impl Tool for Search {
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
         let told = Arc::clone(&progress);
+        let turn = timeout(work.default_timeout, TURNS.acquire()).await;
+        let Ok(Ok(turn)) = turn else {
+            let text = "too many searches are under way: try again";
+            return Err(Error::new(Reason::ResourceExhausted, text).retry_after(RETRY));
+        };
         let complete = in_time(work, move |workspace, stop| {
+            let _turn = turn;
             search(workspace, &request, &told, stop)
         });
         let complete = complete.await?.transpose()?.unwrap_or(false);

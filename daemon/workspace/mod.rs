@@ -25,6 +25,7 @@
 //! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
 //! | [`subtree`] | a directory that holds some files and nothing else |
 //! | [`original`] | a file before a change, and what of it is kept |
+//! | [`room`] | memory for the contents of files that are changed |
 //! | [`journal`] | what a change is about to do, for the next daemon |
 //! | [`mend`] | undoing what a daemon that died has left |
 //! | [`links`] | where paths lead when links are followed |
@@ -52,6 +53,7 @@ mod original;
 mod path;
 mod relocate;
 mod remove;
+mod room;
 mod scan;
 mod search;
 mod step;
@@ -96,6 +98,8 @@ pub(crate) struct Workspace {
     path: PathBuf,
     root: Root,
     identity: (u64, u64),
+    /// Whether its file system waits for nothing but disks of this machine.
+    is_local: bool,
     /// User and group of the directory, to whom new files belong.
     owner: (u32, u32),
     locks: Locks,
@@ -120,8 +124,9 @@ impl Workspace {
             name: name.into(),
             mount_path: mount_path.into(),
             path,
-            root,
             identity: (stat.st_dev, stat.st_ino),
+            is_local: is_local(&root)?,
+            root,
             owner: (stat.st_uid, stat.st_gid),
             locks: Locks::default(),
             journals: None,
@@ -201,6 +206,10 @@ impl Workspace {
     /// memory. Waits for no disk, so it may be called where nothing may block; what it does not
     /// answer, [`Workspace::open_file`] does.
     pub(crate) fn open_from_memory(&self, path: &RelativePath, most: usize) -> Option<RegularFile> {
+        // Elsewhere even opening what is in memory asks a server, which may not answer.
+        if !self.is_local {
+            return None;
+        }
         let found = self.root.open_path_from_memory(path.as_bytes())?;
         let mut file = RegularFile::open(&found, path.as_str()).ok()?;
         file.read_from_memory(most).then_some(file)
@@ -320,6 +329,23 @@ impl Workspace {
     ) -> Result<bool, Error> {
         search::search(&self.root, path, selection, wish, progress, stop)
     }
+}
+
+/// Whether a directory lies in one of the file systems whose contents are those of local disks or
+/// of memory (statfs(2)).
+fn is_local(root: &Root) -> io::Result<bool> {
+    const LOCAL: [u32; 8] = [
+        0xef53,      // ext4
+        0x5846_5342, // XFS
+        0x9123_683e, // Btrfs
+        0x0102_1994, // tmpfs
+        0x794c_7630, // overlayfs
+        0xf2f5_2010, // F2FS
+        0x2fc1_2fc1, // ZFS
+        0xca45_1a4e, // bcachefs
+    ];
+    let kind = rustix::fs::fstatfs(root)?.f_type;
+    Ok(u32::try_from(kind).is_ok_and(|kind| LOCAL.contains(&kind)))
 }
 
 impl AsFd for Workspace {

@@ -19,6 +19,7 @@ use super::{
     failure::{Wanted, failure},
     file::RegularFile,
     path::RelativePath,
+    room::Room,
 };
 use crate::daemon::{
     checksum::sha256,
@@ -43,6 +44,8 @@ pub(crate) struct Original {
     owner: (u32, u32),
     /// Extended attributes, those that belong to the owner.
     attributes: Vec<(CString, Vec<u8>)>,
+    /// For its content.
+    _room: Option<Room>,
 }
 
 /// What tells a file, as it was at one time, from any other.
@@ -99,6 +102,7 @@ impl Original {
             stamp: Stamp::of(&stat),
             owner: (stat.st_uid, stat.st_gid),
             attributes: attributes(file)?,
+            _room: None,
         })
     }
 
@@ -117,6 +121,7 @@ impl Original {
         if u64::try_from(original.stamp.size).unwrap_or(0) > most {
             return Err(too_large());
         }
+        let room = Room::take(u64::try_from(original.stamp.size).unwrap_or(0))?;
         let mut content = Vec::new();
         let limit = usize::try_from(most).unwrap_or(usize::MAX);
         loop {
@@ -135,6 +140,7 @@ impl Original {
         }
         Ok(Self {
             content,
+            _room: Some(room),
             ..original
         })
     }
