@@ -189,9 +189,12 @@ impl Pipeline {
         let place = Arc::clone(&work.place);
         let begun = Instant::now();
         let result = T::execute(params, work).await;
-        let fields = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
-        if let Err(error) = session.record(step, fields) {
-            tracing::error!(%error, "the end of a call could not be recorded");
+        let happened = record::happened(T::NAME, &incoming, &result);
+        let finished = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
+        for fields in happened.into_iter().chain([finished]) {
+            if let Err(error) = session.record(step, fields) {
+                tracing::error!(%error, "the end of a call could not be recorded");
+            }
         }
         end_span(span, &result);
         log_end(&result);

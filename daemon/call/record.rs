@@ -47,6 +47,18 @@ pub(super) fn finished<R>(
     fields
 }
 
+/// The record of what a call has done that is an event of its own.
+pub(super) fn happened<R>(
+    tool: &str,
+    incoming: &Incoming,
+    result: &Result<Done<R>, Error>,
+) -> Option<Map<String, Value>> {
+    let done = result.as_ref().ok()?;
+    let mut fields = common(done.event?, tool, incoming);
+    fields.extend(done.facts.clone());
+    Some(fields)
+}
+
 fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
     // A caller that gives no id of its own finds the call by the id it was answered with.
     let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);

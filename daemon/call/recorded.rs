@@ -61,8 +61,7 @@ impl Recorded {
     ) -> Result<T, Error> {
         let result = result.map(|response| Done {
             facts: facts(&response),
-            response,
-            error_type: None,
+            ..Done::plain(response)
         });
         let fields = record::finished(self.name, &self.incoming, self.begun.elapsed(), &result);
         if let Err(error) = self.session.record(self.step, fields) {

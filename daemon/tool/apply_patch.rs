@@ -57,11 +57,13 @@ impl Tool for ApplyPatch {
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let (session, step) = (Arc::clone(&work.session), work.step);
+        let makes = !request.dry_run.unwrap_or(false);
         let mut done = on_files(work, move |workspace, stop| {
             apply_patch(workspace, &request, &session, step, stop)
         })
         .await?;
         done.facts = facts(&done.response);
+        done.event = makes.then_some("patch_applied");
         Ok(done)
     }
 }

@@ -127,6 +127,8 @@ pub(crate) struct Done<R> {
     pub(crate) response: R,
     /// What the record of the call says beside its status.
     pub(crate) facts: serde_json::Map<String, serde_json::Value>,
+    /// What has happened by it that is an event of its own; the facts say what.
+    pub(crate) event: Option<&'static str>,
     /// Why the tool failed although the call did not: a command that ran out of time.
     pub(crate) error_type: Option<&'static str>,
 }
@@ -137,6 +139,7 @@ impl<R> Done<R> {
         Self {
             response,
             facts: serde_json::Map::new(),
+            event: None,
             error_type: None,
         }
     }

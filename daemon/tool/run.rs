@@ -196,9 +196,9 @@ impl Tool for Run {
                 let facts = facts(&finished, &stdout_path, &stderr_path);
                 let response = response(finished, stdout_path, stderr_path, &scene);
                 Ok(Done {
-                    response,
                     facts,
                     error_type,
+                    ..Done::plain(response)
                 })
             }
             Err(error) => {

@@ -115,16 +115,16 @@ async fn all_kinds_of_changes_are_made_and_told() {
     assert_eq!((&*kept, size), (ALL_KINDS.as_bytes(), kept.len() as u64));
     let events = daemon.state().join("sessions/default/events.jsonl");
     let events = fs::read_to_string(events).unwrap();
-    let record = events
-        .lines()
-        .find(|line| line.contains("tool_call_finished") && line.contains("apply_patch"))
-        .unwrap();
-    for shown in [
-        "\"changed_files\":[\"changed\",\"sub/dir/new\",\"gone/below\",\"made\"]",
-        "\"changed_files_count\":4",
-        &response.patch_path,
-    ] {
-        assert!(record.contains(shown), "{record}");
+    for event in ["patch_applied", "tool_call_finished"] {
+        let named = |line: &&str| line.contains(event) && line.contains("apply_patch");
+        let record = events.lines().find(named).unwrap();
+        for shown in [
+            "\"changed_files\":[\"changed\",\"sub/dir/new\",\"gone/below\",\"made\"]",
+            "\"changed_files_count\":4",
+            &response.patch_path,
+        ] {
+            assert!(record.contains(shown), "{record}");
+        }
     }
 }
 
