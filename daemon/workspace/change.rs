@@ -84,8 +84,7 @@ impl Workspace {
             .iter()
             .map(|path| real.get(path).unwrap_or(path).clone())
             .collect();
-        let held = self.locks.hold(&places);
-        stop.check()?;
+        let held = self.locks.hold(&places, stop)?;
         Ok(Change {
             workspace: self,
             stop,

@@ -300,7 +300,7 @@ impl Workspace {
     /// that fails it stays a draft.
     pub(crate) fn put(&self, draft: &Draft, target: &Target, stop: &Stop) -> Result<bool, Error> {
         self.allow_change(&target.path)?;
-        let _held = self.locks.hold(std::slice::from_ref(&target.path));
+        let _held = self.locks.hold(std::slice::from_ref(&target.path), stop)?;
         let allow = |directory: BorrowedFd<'_>, name: &str| self.allow_change_in(directory, name);
         draft.put(&self.root, target, self.sync, allow, stop)
     }

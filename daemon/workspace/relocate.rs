@@ -31,8 +31,9 @@ impl Workspace {
     ) -> Result<bool, Error> {
         self.allow_change(source)?;
         self.allow_change(destination)?;
-        let _held = self.locks.hold(&[source.clone(), destination.clone()]);
-        stop.check()?;
+        let _held = self
+            .locks
+            .hold(&[source.clone(), destination.clone()], stop)?;
         if destination != source && destination.is_at_or_below(source) {
             let problem = format!("lies in {:?}, which is to be moved", source.as_str());
             return Err(Error::invalid_field("destination", problem));

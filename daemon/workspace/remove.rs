@@ -49,8 +49,7 @@ impl Workspace {
         stop: &Stop,
     ) -> Result<u64, Error> {
         self.allow_change(path)?;
-        let _held = self.locks.hold(std::slice::from_ref(path));
-        stop.check()?;
+        let _held = self.locks.hold(std::slice::from_ref(path), stop)?;
         let (parent, name) = self.place(path, "path", Wanted::File)?;
         let count = remove_named(parent, name, path, recursive, stop)?;
         self.sync(path.split().map(|(directory, _)| directory))?;
