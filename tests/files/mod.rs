@@ -8,6 +8,8 @@ mod client;
 mod commands;
 /// A daemon that is killed in the midst of a change.
 mod crash;
+/// `delete_path`.
+mod delete;
 /// `edit_file`.
 mod edit;
 /// `list_dir`.

@@ -9,7 +9,7 @@ mod scale;
 mod setup;
 mod wait;
 
-pub(crate) use call::{Refusal, argv, shell, with};
+pub(crate) use call::{Refusal, argv, describe, shell, with};
 pub(crate) use daemon::{Daemon, tools};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
 pub(crate) use program::{HostProgram, check_answers, compile};

@@ -1,0 +1,40 @@
+//! `delete_path`: a tree in which a command is at work.
+
+use std::{fs, os::unix::fs::symlink};
+
+use jig::api::v1::DeletePathRequest;
+
+use crate::support::{Daemon, argv, compile, describe, full_size, promptly};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
+    let rounds = full_size(10_000, 100);
+    let daemon = Daemon::start().await;
+    let outside = daemon.beside("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("f"), "kept").unwrap();
+    let program = compile(&daemon, "meddle");
+    let meddling = daemon.begin(argv(&[&program]));
+    for round in 0..rounds {
+        // Nobody meddles with it before it is whole.
+        let made = daemon.file("made");
+        for folder in ["d/a/b", "d/a/c", "e/b"] {
+            fs::create_dir_all(made.join(folder)).unwrap();
+            fs::write(made.join(folder).join("f"), "").unwrap();
+        }
+        fs::write(made.join("d/f"), "").unwrap();
+        symlink(&outside, made.join("link")).unwrap();
+        fs::rename(made, daemon.file("tree")).unwrap();
+        let request = DeletePathRequest {
+            path: "tree".to_owned(),
+            recursive: Some(true),
+        };
+        let deleted = daemon.tools().delete_path(request).await;
+        let deleted = deleted.unwrap_or_else(|status| panic!("{round}: {}", describe(&status)));
+        assert!(deleted.into_inner().deleted_count > 0);
+        assert!(!daemon.file("tree").exists(), "round {round}");
+    }
+    fs::write(daemon.file("stop"), "").unwrap();
+    promptly("the command", meddling).await.unwrap().unwrap();
+    assert_eq!(fs::read_to_string(outside.join("f")).unwrap(), "kept");
+}
