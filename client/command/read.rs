@@ -70,10 +70,15 @@ fn note(response: &ReadFileResponse) -> Option<String> {
             response.omitted_lines, response.total_lines
         ));
     }
+    // Of the largest files nobody has counted them.
+    let of = match response.total_lines {
+        0 => String::new(),
+        lines => format!(" of {lines}"),
+    };
     response.truncated.then(|| {
         format!(
-            "cut off in line {} of {} ({} bytes in all); read on with --lines, or raise --max",
-            response.end_line, response.total_lines, response.size_bytes
+            "cut off in line {}{of} ({} bytes in all); read on with --lines, or raise --max",
+            response.end_line, response.size_bytes
         )
     })
 }

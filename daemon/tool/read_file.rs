@@ -82,6 +82,9 @@ fn excerpt(
         as_text,
     };
     let excerpt = Excerpt::read(file, wish, stop)?;
+    let (total_lines, sha256) = excerpt.whole.map_or((0, String::new()), |whole| {
+        (whole.total_lines, hexadecimal(&whole.sha256))
+    });
     Ok(v1::ReadFileResponse {
         content: match as_text {
             true => String::from_utf8(excerpt.content).map_err(Error::internal)?,
@@ -94,11 +97,11 @@ fn excerpt(
         .into(),
         truncated: excerpt.truncated,
         omitted_lines: clamped(excerpt.omitted_lines),
-        total_lines: clamped(excerpt.total_lines),
+        total_lines: clamped(total_lines),
         start_line: clamped(excerpt.start_line),
         end_line: clamped(excerpt.end_line),
         size_bytes: excerpt.size,
-        sha256: hexadecimal(&excerpt.sha256),
+        sha256,
     })
 }
 

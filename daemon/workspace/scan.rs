@@ -1,9 +1,11 @@
 //! Reading lines of a file, and what is known of the whole of it.
 //!
-//! The file is read once, from start to end, whatever its size: its hash, its lines and whether it
-//! is text are of the whole file, and no more of it is kept than is answered. Only the last lines
-//! of a file that is too large to be kept are read a second time, once it is known where they
-//! begin.
+//! The file is read once, from start to end: its hash, its lines and whether it is text are of the
+//! whole file, and no more of it is kept than is answered. Only the last lines of a file that is
+//! too large to be kept are read a second time, once it is known where they begin.
+//!
+//! That takes too long for the largest files. Of those, line endings are counted up to the lines
+//! that are asked for, and what is behind these is not read.
 
 use memchr::memchr_iter;
 use sha2::{Digest as _, Sha256};
@@ -11,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::{file::RegularFile, stop::Stop};
 use crate::daemon::error::{Error, Reason};
 
-/// Size up to which a file is read without a range of lines.
+/// Size up to which a file is read to its end, and without a range of lines.
 const LARGEST_WHOLE: u64 = 256 << 20;
 /// Lines at the start, and at the end, of a file that has more than both together.
 const END_LINES: u64 = 5000;
@@ -27,7 +29,8 @@ pub(crate) struct Wish {
     pub(crate) lines: Option<(u64, u64)>,
     /// Most bytes.
     pub(crate) most: usize,
-    /// Whether the file must be UTF-8, and so must what is answered of it.
+    /// Whether the file must be UTF-8, and so must what is answered of it; of a file that is not
+    /// read to its end, only the latter.
     pub(crate) as_text: bool,
 }
 
@@ -44,11 +47,18 @@ pub(crate) struct Excerpt {
     pub(crate) start_line: u64,
     /// Last line, counted from 1; 0 when the file is empty.
     pub(crate) end_line: u64,
-    /// Lines of the whole file.
-    pub(crate) total_lines: u64,
     /// Size of the whole file.
     pub(crate) size: u64,
-    /// Hash of the whole file.
+    /// What else is known of the whole file, where it was read to its end.
+    pub(crate) whole: Option<Whole>,
+}
+
+/// What only who has read all of a file knows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Whole {
+    /// Its lines.
+    pub(crate) total_lines: u64,
+    /// Its hash.
     pub(crate) sha256: [u8; 32],
 }
 
@@ -66,7 +76,8 @@ struct Scan {
     kept: Vec<u8>,
     /// Whether more was asked for than was kept.
     cut: bool,
-    hash: Sha256,
+    /// Hash of what was read; none where the file is not read to its end.
+    hash: Option<Sha256>,
     /// Bytes so far.
     offset: u64,
     /// Line endings so far.
@@ -101,8 +112,8 @@ impl Excerpt {
             .with("path", path)
             .with("size_bytes", file.size().to_string()));
         }
-        let mut scan = Scan::new(wish);
-        if !scan.read(file, stop)? {
+        let mut scan = Scan::new(wish, file.size());
+        if !scan.read(file, stop)? || !scan.keeps_text() {
             return Err(Error::new(
                 Reason::BinaryFile,
                 format!("{path:?} holds bytes that are not UTF-8: ask for ENCODING_BASE64"),
@@ -125,7 +136,7 @@ impl Excerpt {
 }
 
 impl Scan {
-    fn new(wish: Wish) -> Self {
+    fn new(wish: Wish, size: u64) -> Self {
         let (first, last) = wish.lines.unwrap_or((1, u64::MAX));
         Self {
             first,
@@ -134,7 +145,7 @@ impl Scan {
             as_text: wish.as_text,
             kept: Vec::new(),
             cut: false,
-            hash: Sha256::new(),
+            hash: (size <= LARGEST_WHOLE).then(Sha256::new),
             offset: 0,
             endings: 0,
             ends_with_ending: true,
@@ -169,7 +180,11 @@ impl Scan {
             }
             let end = carried + read;
             self.add(&buffer[carried..end]);
-            if self.as_text {
+            if self.hash.is_none() {
+                if self.cut || self.endings >= self.last {
+                    return Ok(true);
+                }
+            } else if self.as_text {
                 carried = match str::from_utf8(&buffer[..end]) {
                     Ok(_) => 0,
                     Err(error) if error.error_len().is_some() => return Ok(false),
@@ -184,10 +199,24 @@ impl Scan {
         }
     }
 
+    /// Whether what is kept is text, where it must be, but for a last character that was cut in two.
+    fn keeps_text(&self) -> bool {
+        if !self.as_text || self.hash.is_some() {
+            return true; // It was looked at while it was read.
+        }
+        let problem = str::from_utf8(&self.kept).err();
+        problem.is_none_or(|problem| self.cut && problem.error_len().is_none())
+    }
+
     fn add(&mut self, chunk: &[u8]) {
-        self.hash.update(chunk);
-        if self.starts.is_none() && self.endings >= self.last {
-            self.endings += memchr_iter(b'\n', chunk).count() as u64;
+        if let Some(hash) = &mut self.hash {
+            hash.update(chunk);
+        }
+        // Counting is much faster than looking at each line.
+        let endings = self.endings + memchr_iter(b'\n', chunk).count() as u64;
+        let is_outside = self.endings >= self.last || endings + 1 < self.first;
+        if is_outside && self.starts.is_none() {
+            self.endings = endings;
         } else {
             self.add_lines(chunk);
         }
@@ -222,7 +251,7 @@ impl Scan {
         self.endings + u64::from(!self.ends_with_ending)
     }
 
-    /// What to answer, once the whole file was read.
+    /// What to answer, once the file was read.
     fn excerpt(self, file: &RegularFile) -> Result<Excerpt, Error> {
         let total = self.total_lines();
         let mut kept = self.kept;
@@ -255,8 +284,8 @@ impl Scan {
         }
         let mut truncated = self.cut || omitted_lines > 0;
         if self.as_text {
-            // The file is text, so only the last character can be incomplete, unless others wrote
-            // to it meanwhile.
+            // It is text, so only the last character can be incomplete, unless others wrote to the
+            // file meanwhile.
             let valid = str::from_utf8(&kept).map_or_else(|error| error.valid_up_to(), str::len);
             truncated |= valid < kept.len();
             kept.truncate(valid);
@@ -268,6 +297,10 @@ impl Scan {
             }
             _ => (self.first, self.first + lines_in(&kept).max(1) - 1),
         };
+        let whole = self.hash.map(|hash| Whole {
+            total_lines: total,
+            sha256: hash.finalize().into(),
+        });
         Ok(Excerpt {
             content: kept,
             truncated,
@@ -275,9 +308,8 @@ impl Scan {
             start_line,
             // Read again, the end may by now have other lines.
             end_line: end_line.min(total),
-            total_lines: total,
-            size: self.offset,
-            sha256: self.hash.finalize().into(),
+            size: whole.map_or(file.size(), |_| self.offset),
+            whole,
         })
     }
 }

@@ -1,6 +1,10 @@
 //! Reading files of all kinds, in lines and in bytes.
 
-use std::{fs, io::Write as _, os::unix::fs::symlink};
+use std::{
+    fs,
+    io::Write as _,
+    os::unix::fs::{FileExt as _, symlink},
+};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use sha2::{Digest as _, Sha256};
@@ -309,7 +313,7 @@ fn large_files_need_a_range_and_are_not_touched_without() {
         assert_eq!(error.reason, Reason::FileTooLarge);
         assert!(error.message.contains("start_line"), "{error}");
     }
-    // With one they are read until the call's time is up.
+    // Where its lines do not begin, they are read until the call's time is up.
     let stop = Stop::new();
     let late = stop.clone();
     let waiting = std::thread::spawn(move || {
@@ -317,12 +321,67 @@ fn large_files_need_a_range_and_are_not_touched_without() {
         late.stop();
     });
     let ranged = v1::ReadFileRequest {
-        start_line: Some(1),
+        start_line: Some(2),
         ..request("f")
     };
     let error = read_file(&workspace, ranged, &stop).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     waiting.join().unwrap();
+}
+
+#[test]
+fn large_files_are_read_no_further_than_the_range() {
+    const FAR: u64 = 300 << 20;
+    let (directory, workspace) = workspace();
+    let file = fs::File::create(directory.path().join("f")).unwrap();
+    let ranged = |start, end, most, encoding: v1::Encoding| {
+        let request = v1::ReadFileRequest {
+            start_line: Some(start),
+            end_line: end,
+            max_bytes: most,
+            encoding: Some(encoding.into()),
+            ..request("f")
+        };
+        read_file(&workspace, request, &Stop::new())
+    };
+    file.write_all_at(b"one\ntwo \xe2\x82\xac\nthree\xff", 0)
+        .unwrap();
+    file.write_all_at(b"\nlast but one\nlast", FAR).unwrap();
+    let size = file.metadata().unwrap().len();
+    for (start, end, most, content, truncated, last) in [
+        (1, Some(1), None, "one\n", false, 1),
+        (2, Some(2), None, "two \u{20ac}\n", false, 2),
+        (1, Some(2), Some(10), "one\ntwo ", true, 2),
+        (2, None, Some(4), "two ", true, 2),
+        (4, Some(4), None, "last but one\n", false, 4),
+        (4, None, None, "last but one\nlast", false, 5),
+        (5, Some(9), None, "last", false, 5),
+    ] {
+        let response = ranged(start, end, most, Utf8).unwrap();
+        let expected = v1::ReadFileResponse {
+            content: content.to_owned(),
+            encoding: Utf8.into(),
+            truncated,
+            start_line: start,
+            end_line: last,
+            size_bytes: size,
+            ..Default::default()
+        };
+        assert_eq!(response, expected);
+    }
+    // What is not text, or not there, is found where it is asked for.
+    let error = ranged(3, Some(3), None, Utf8).unwrap_err();
+    assert_eq!(error.reason, Reason::BinaryFile);
+    let response = ranged(3, Some(3), Some(5), Base64).unwrap();
+    assert_eq!(response.content, BASE64_STANDARD.encode("three"));
+    let error = ranged(6, None, None, Base64).unwrap_err();
+    assert_eq!(error.reason, Reason::LineRangeInvalid);
+    assert!(error.message.contains("has 5 lines"), "{error}");
+    // One line of a terabyte.
+    file.set_len(0).unwrap();
+    file.set_len(1 << 40).unwrap();
+    let response = ranged(1, Some(1), Some(10), Utf8).unwrap();
+    assert_eq!((response.content.len(), response.truncated), (10, true));
 }
 
 #[test]
