@@ -9,6 +9,10 @@ use crate::{
     },
 };
 
+/// Most bytes of paths that are answered: each path repeats those above it, and clients accept
+/// messages of 4 MiB.
+const MOST_CREATED: usize = 3 << 20;
+
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct CreateDirectory;
@@ -42,14 +46,28 @@ fn create(
 ) -> Result<v1::CreateDirectoryResponse, Error> {
     let mut change = workspace.change(std::slice::from_ref(path), stop)?;
     change.make_directories(path)?;
-    let created = change.made().map(str::to_owned).collect();
+    let response = response(change.made());
     change.commit()?;
-    Ok(v1::CreateDirectoryResponse { created })
+    Ok(response)
+}
+
+fn response<'a>(made: impl Iterator<Item = &'a str>) -> v1::CreateDirectoryResponse {
+    let mut left = MOST_CREATED;
+    let fitting = made.take_while(|path| {
+        let less = left.checked_sub(path.len());
+        left = less.unwrap_or(0);
+        less.is_some()
+    });
+    v1::CreateDirectoryResponse {
+        created: fitting.map(str::to_owned).collect(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use prost::Message as _;
 
     use super::*;
     use crate::daemon::error::Reason as R;
@@ -77,5 +95,16 @@ mod tests {
             assert_eq!(created.map_err(|error| error.reason), expected, "{path}");
         }
         assert!(folder.path().join("a/b/c/d").is_dir());
+    }
+
+    #[test]
+    fn the_answer_fits_into_a_message_that_clients_accept() {
+        let deepest = ["d"; 2048].join("/");
+        let made: Vec<&str> = (1..=2048).map(|depth| &deepest[..2 * depth - 1]).collect();
+        assert!(made.concat().len() >= 4 << 20);
+        let response = response(made.iter().copied());
+        assert!(response.encoded_len() < 4 << 20);
+        let created = response.created;
+        assert!(created.len() > 1700 && created == made[..created.len()]);
     }
 }
