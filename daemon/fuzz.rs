@@ -383,7 +383,7 @@ pub fn notebook(data: &[u8]) {
 /// Compares the bytes around the cell with what another reader finds where.
 fn check_bytes(before: &str, after: &str, index: usize, edit: &notebook::Edit) {
     let (Some((array, old)), Some((_, new))) = (cells_of(before), cells_of(after)) else {
-        // A key with half of a surrogate pair: the other reader refuses it.
+        // A key with half of a surrogate pair, or Python's NaN: the other reader refuses it.
         return;
     };
     let range = |part: &str| {

@@ -8,12 +8,14 @@
 //! | [`change`] | replacing, inserting, deleting a cell |
 //! | [`document`] | a notebook and where its cells are |
 //! | [`outputs`] | outputs of cells as text |
+//! | [`python`] | what Python writes and JSON does not have |
 //! | [`read`] | cells as they are answered |
 //! | [`span`] | parts of a JSON text, in place |
 
 mod change;
 mod document;
 mod outputs;
+mod python;
 mod read;
 mod span;
 

@@ -12,6 +12,8 @@ use serde::{
 };
 use serde_json::{Error, value::RawValue};
 
+use super::python::as_json;
+
 /// A member of an object or an element of an array, as it is written.
 #[derive(Debug, Clone)]
 pub(super) struct Part<'a> {
@@ -63,44 +65,56 @@ pub(super) fn each<'a>(
     text: &'a str,
     take: impl FnMut(Part<'a>) -> Result<(), String>,
 ) -> Result<(), Error> {
-    let mut json = serde_json::Deserializer::from_str(text);
-    json.deserialize_any(Each { text, take })?;
-    json.end()
+    let json = as_json(text);
+    let mut reader = serde_json::Deserializer::from_str(&json);
+    reader.deserialize_any(Each {
+        text,
+        json: &json,
+        take,
+    })?;
+    reader.end()
 }
 
 /// Visits one level.
 #[derive(Debug)]
-struct Each<'a, F> {
+struct Each<'a, 'j, F> {
     text: &'a str,
+    /// The same as JSON, each part where it is in the text.
+    json: &'j str,
     take: F,
 }
 
-impl<'a, F: FnMut(Part<'a>) -> Result<(), String>> Each<'a, F> {
-    fn part(&mut self, key: Option<&'a RawValue>, value: &'a RawValue) -> Result<(), String> {
-        let (key, value) = (key.map(RawValue::get), value.get());
-        // They are parts of the text.
-        let offset = |part: &str| part.as_ptr().addr() - self.text.as_ptr().addr();
-        let end = offset(value) + value.len();
-        let range = offset(key.unwrap_or(value))..end;
-        (self.take)(Part { key, value, range })
+impl<'a, 'j, F: FnMut(Part<'a>) -> Result<(), String>> Each<'a, 'j, F> {
+    fn part(&mut self, key: Option<&'j RawValue>, value: &'j RawValue) -> Result<(), String> {
+        let range = |part: &RawValue| {
+            let start = part.get().as_ptr().addr() - self.json.as_ptr().addr();
+            start..start + part.get().len()
+        };
+        let (key, value) = (key.map(range), range(value));
+        let start = key.as_ref().map_or(value.start, |key| key.start);
+        (self.take)(Part {
+            range: start..value.end,
+            key: key.map(|key| &self.text[key]),
+            value: &self.text[value],
+        })
     }
 }
 
-impl<'a, F: FnMut(Part<'a>) -> Result<(), String>> Visitor<'a> for Each<'a, F> {
+impl<'a, 'j, F: FnMut(Part<'a>) -> Result<(), String>> Visitor<'j> for Each<'a, 'j, F> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object or an array")
     }
 
-    fn visit_seq<A: SeqAccess<'a>>(mut self, mut elements: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'j>>(mut self, mut elements: A) -> Result<(), A::Error> {
         while let Some(value) = elements.next_element()? {
             self.part(None, value).map_err(A::Error::custom)?;
         }
         Ok(())
     }
 
-    fn visit_map<A: MapAccess<'a>>(mut self, mut members: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'j>>(mut self, mut members: A) -> Result<(), A::Error> {
         while let Some((key, value)) = members.next_entry()? {
             self.part(Some(key), value).map_err(A::Error::custom)?;
         }

@@ -181,7 +181,9 @@ fn what_is_no_notebook_is_refused() {
         ("\u{feff}{}", "its JSON must be an object"),
         ("{", "it is not JSON"),
         ("{}x", "it is not JSON"),
-        (r#"{"a": NaN}"#, "it is not JSON"),
+        (r#"{"a": NaN}"#, "no number nbformat"),
+        (r#"{"a": -NaN}"#, "it is not JSON"),
+        (r#"{NaN: 1}"#, "it is not JSON"),
         ("{}", "no number nbformat"),
         (r#"{"nbformat": "4"}"#, "no number nbformat"),
         (r#"{"nbformat": 3, "worksheets": []}"#, "its nbformat is 3"),
@@ -212,6 +214,28 @@ fn what_is_no_notebook_is_refused() {
     let deep = "[".repeat(1 << 18) + &"]".repeat(1 << 18);
     let text = format!(r#"{{"nbformat": 4, "cells": [{{"x": {deep}, "source": "a"}}]}}"#);
     assert_eq!(replace(&text, 0, None, "b"), text.replace("\"a\"", "\"b\""));
+}
+
+#[test]
+fn numbers_that_only_python_writes_stay_where_they_are() {
+    let with = JUPYTER
+        .replace(
+            "\"output_type\": \"stream\"",
+            "\"x\": [NaN, -Infinity, \"NaN\"], \"output_type\": \"stream\"",
+        )
+        .replace("1.50e+1", "Infinity");
+    let cells = Notebook::parse(&with).unwrap().read(None).unwrap();
+    assert_eq!(cells, Notebook::parse(JUPYTER).unwrap().read(None).unwrap());
+    assert_eq!(
+        replace(&with, 0, None, "NaN"),
+        with.replace("\"# Title\\n\",\n    \"text\"", "\"NaN\"")
+    );
+    let changed = insert(&with, Some(Wanted::Index(1)), Kind::Code, "x");
+    assert_eq!(delete(&changed.text, 1), with);
+    let data =
+        r#"{"nbformat": 4, "cells": [{"outputs": [{"data": {"application/json": {"a": NaN}}}]}]}"#;
+    let cells = Notebook::parse(data).unwrap().read(None).unwrap();
+    assert_eq!(cells[0].outputs[0].text, "[application/json, 10 bytes]");
 }
 
 #[test]

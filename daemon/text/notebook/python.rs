@@ -1,0 +1,102 @@
+//! JSON as Python's `json` writes it: with `NaN`, `Infinity` and `-Infinity`, which JSON does not
+//! have and Jupyter reads.
+
+use std::borrow::Cow;
+
+use memchr::{memchr2, memchr3, memmem};
+
+/// Words for numbers that JSON cannot write, and numbers of the same length.
+const WORDS: [(&str, &str); 3] = [
+    ("NaN", "0e0"),
+    ("-Infinity", "-0e000000"),
+    ("Infinity", "0e000000"),
+];
+
+/// The text with another number in the place of each such word, and all else where it was. What is
+/// in strings stays.
+pub(super) fn as_json(text: &str) -> Cow<'_, str> {
+    let bytes = text.as_bytes();
+    if ["NaN", "Infinity"]
+        .iter()
+        .all(|word| memmem::find(bytes, word.as_bytes()).is_none())
+    {
+        return Cow::Borrowed(text);
+    }
+    let (mut json, mut copied, mut at) = (String::with_capacity(text.len()), 0, 0);
+    while let Some(found) = memchr3(b'"', b'N', b'I', &bytes[at..]) {
+        at += found;
+        if bytes[at] == b'"' {
+            at = behind_string(bytes, at + 1);
+            continue;
+        }
+        // Its sign was passed over.
+        let sign = usize::from(text[copied..at].ends_with('-'));
+        match word_at(text, at - sign) {
+            Some((start, word, number)) => {
+                json.push_str(&text[copied..start]);
+                json.push_str(number);
+                copied = start + word.len();
+                at = copied;
+            }
+            None => at += 1,
+        }
+    }
+    json.push_str(&text[copied..]);
+    Cow::Owned(json)
+}
+
+/// The word that stands at `start`, with nothing beside it that it could be a part of.
+fn word_at(text: &str, start: usize) -> Option<(usize, &'static str, &'static str)> {
+    let (before, rest) = text.split_at(start);
+    let (word, number) = WORDS.into_iter().find(|(word, _)| rest.starts_with(word))?;
+    let joins = |character: char| {
+        character.is_alphanumeric() || matches!(character, '+' | '-' | '.' | '_' | '"')
+    };
+    let beside = [
+        before.chars().next_back(),
+        rest[word.len()..].chars().next(),
+    ];
+    let stands_alone = !beside.into_iter().flatten().any(joins);
+    stands_alone.then_some((start, word, number))
+}
+
+/// Where a string ends that has begun before `at`.
+fn behind_string(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(found) = bytes.get(at..).and_then(|rest| memchr2(b'"', b'\\', rest)) {
+        at += found + 1;
+        if bytes[at - 1] == b'"' {
+            return at;
+        }
+        at += 1; // What is escaped.
+    }
+    bytes.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_become_numbers_of_their_length() {
+        for (text, json) in [
+            ("", ""),
+            ("[NaN]", "[0e0]"),
+            ("[NaN, -Infinity,Infinity]", "[0e0, -0e000000,0e000000]"),
+            ("{\"a\\\"NaN\": NaN\n}", "{\"a\\\"NaN\": 0e0\n}"),
+            ("[\"NaN\", \"\\\\\", NaN]", "[\"NaN\", \"\\\\\", 0e0]"),
+            // What is neither JSON nor Python stays so.
+            ("[-NaN]", "[-NaN]"),
+            ("[1NaN, NaN1]", "[1NaN, NaN1]"),
+            ("[NaNNaN, nan, Inf]", "[NaNNaN, nan, Inf]"),
+            ("[--Infinity, +Infinity]", "[--Infinity, +Infinity]"),
+            ("[Infinity\u{e9}]", "[Infinity\u{e9}]"),
+            ("\"NaN", "\"NaN"),
+            ("\"NaN\\", "\"NaN\\"),
+        ] {
+            assert_eq!(as_json(text), json);
+        }
+        let text = "[\"NaN\", \"Infinity\", 1]";
+        assert_eq!(as_json(text), text);
+        serde_json::from_str::<[f64; 3]>(&as_json("[NaN, Infinity, -Infinity]")).unwrap();
+    }
+}
