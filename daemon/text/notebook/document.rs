@@ -65,7 +65,9 @@ impl Kind {
 impl<'a> Notebook<'a> {
     /// Understands the text of a notebook.
     pub(crate) fn parse(text: &'a str) -> Result<Self, Error> {
-        let document = text.trim_matches([' ', '\t', '\r', '\n']);
+        // A byte order mark, which some editors write, is no JSON.
+        let document = text.strip_prefix('\u{feff}').unwrap_or(text);
+        let document = document.trim_matches([' ', '\t', '\r', '\n']);
         if !document.starts_with('{') {
             return Err(no_notebook("its JSON must be an object"));
         }

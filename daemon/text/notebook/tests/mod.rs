@@ -178,7 +178,8 @@ fn what_is_no_notebook_is_refused() {
         ("", "its JSON must be an object"),
         ("[]", "its JSON must be an object"),
         ("null", "its JSON must be an object"),
-        ("\u{feff}{}", "its JSON must be an object"),
+        ("\u{feff}{}", "no number nbformat"),
+        ("\u{feff}\u{feff}{}", "its JSON must be an object"),
         ("{", "it is not JSON"),
         ("{}x", "it is not JSON"),
         (r#"{"a": NaN}"#, "no number nbformat"),
@@ -214,6 +215,18 @@ fn what_is_no_notebook_is_refused() {
     let deep = "[".repeat(1 << 18) + &"]".repeat(1 << 18);
     let text = format!(r#"{{"nbformat": 4, "cells": [{{"x": {deep}, "source": "a"}}]}}"#);
     assert_eq!(replace(&text, 0, None, "b"), text.replace("\"a\"", "\"b\""));
+}
+
+#[test]
+fn a_byte_order_mark_stays() {
+    let with = format!("\u{feff}{JUPYTER}");
+    let notebook = Notebook::parse(&with).unwrap();
+    let cells = notebook.read(None).unwrap();
+    assert_eq!(cells, Notebook::parse(JUPYTER).unwrap().read(None).unwrap());
+    assert_eq!(
+        replace(&with, 0, None, "x"),
+        format!("\u{feff}{}", replace(JUPYTER, 0, None, "x"))
+    );
 }
 
 #[test]
