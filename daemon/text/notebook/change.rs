@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     super::edit::LARGEST,
-    document::{Kind, MOST_FIELDS, Notebook, Wanted, cell_fields, no_notebook},
+    document::{Kind, MOST_CELLS, MOST_FIELDS, Notebook, Wanted, cell_fields, no_notebook},
     span::{Layout, Parts, Splice},
 };
 use crate::daemon::{
@@ -56,6 +56,9 @@ impl Notebook<'_> {
                 let cell = self.replaced(index, *kind, source)?;
                 (self.cells.replace(index, &cell), self.id(index), count)
             }
+            Edit::Insert(..) if count >= MOST_CELLS => {
+                return Err(too_large(&format!("have more than {MOST_CELLS} cells")));
+            }
             Edit::Insert(wanted, cell) => {
                 let index = match wanted {
                     None => count,
@@ -82,8 +85,7 @@ impl Notebook<'_> {
         let document = self.fields.replace(field, &cells).apply(document);
         let text = [before, &document, after].concat();
         if text.len() > LARGEST {
-            let message = "the notebook would be larger than 256 MiB; nothing was changed";
-            return Err(Error::new(Reason::FileTooLarge, message));
+            return Err(too_large("be larger than 256 MiB"));
         }
         Ok(Changed { text, id, count })
     }
@@ -112,6 +114,10 @@ impl Notebook<'_> {
         if kind.or(was) == Some(Kind::Code) {
             cell.clear("outputs", "[]")?;
             cell.clear("execution_count", "null")?;
+        }
+        if Parts::of(&cell.text, MOST_FIELDS).is_err() {
+            let what = format!("have a cell with more than {MOST_FIELDS} fields");
+            return Err(too_large(&what));
         }
         Ok(cell.text)
     }
@@ -288,6 +294,14 @@ impl Text {
         }
         Ok(())
     }
+}
+
+/// The notebook would become one that is not read.
+fn too_large(what: &str) -> Error {
+    let message = format!(
+        "the notebook would {what}, and such a one could not be read again: nothing was changed"
+    );
+    Error::new(Reason::FileTooLarge, message)
 }
 
 /// A string as JSON.

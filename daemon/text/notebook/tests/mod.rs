@@ -2,7 +2,10 @@
 
 mod random;
 
-use super::{document::MOST_CELLS, *};
+use super::{
+    document::{MOST_CELLS, MOST_FIELDS},
+    *,
+};
 use crate::daemon::error::Reason;
 
 const JUPYTER: &str = r##"{
@@ -215,6 +218,32 @@ fn what_is_no_notebook_is_refused() {
     let deep = "[".repeat(1 << 18) + &"]".repeat(1 << 18);
     let text = format!(r#"{{"nbformat": 4, "cells": [{{"x": {deep}, "source": "a"}}]}}"#);
     assert_eq!(replace(&text, 0, None, "b"), text.replace("\"a\"", "\"b\""));
+}
+
+#[test]
+fn no_edit_makes_a_notebook_that_is_not_read_again() {
+    let refused = |text: &str, edit: &Edit| {
+        let error = Notebook::parse(text).unwrap().edit(edit).unwrap_err();
+        assert_eq!(error.reason, Reason::FileTooLarge);
+        assert!(error.message.contains("nothing was changed"), "{error}");
+        error.message
+    };
+    let cells = vec!["{}"; MOST_CELLS].join(",");
+    let text = format!(r#"{{"nbformat": 4, "cells": [{cells}]}}"#);
+    let cell = Cell {
+        kind: Kind::Code,
+        source: String::new(),
+    };
+    assert!(refused(&text, &Edit::Insert(None, cell.clone())).contains("100000 cells"));
+    let less = delete(&text, 7);
+    assert_eq!(edited(&less, &Edit::Insert(None, cell)).count, MOST_CELLS);
+
+    let fields: String = (1..MOST_FIELDS)
+        .map(|at| format!(r#""{at}": 0,"#))
+        .collect();
+    let text = format!(r#"{{"nbformat": 4, "cells": [{{{fields} "cell_type": "raw"}}]}}"#);
+    let edit = Edit::Replace(Wanted::Index(0), Some(Kind::Code), String::new());
+    assert!(refused(&text, &edit).contains("10000 fields"));
 }
 
 #[test]
