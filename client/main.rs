@@ -6,6 +6,7 @@ mod arguments;
 mod bench;
 mod command;
 mod connection;
+mod escape;
 mod exit;
 mod failure;
 mod file_json;

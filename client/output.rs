@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 
 use serde_json::Value;
 
-use crate::failure::Failure;
+use crate::{escape, failure::Failure};
 
 /// Writes to standard output.
 pub(crate) fn stdout(bytes: &[u8]) -> Result<(), Failure> {
@@ -24,10 +24,26 @@ pub(crate) fn stderr(bytes: &[u8]) {
 
 /// Writes one JSON value and a line ending to standard output.
 pub(crate) fn json(value: &Value) -> Result<(), Failure> {
-    stdout(format!("{value}\n").as_bytes())
+    stdout(format!("{}\n", escape::json(&value.to_string())).as_bytes())
 }
 
-/// Writes a line of our own to standard error.
-pub(crate) fn note(line: &str) {
-    stderr(format!("jig: {line}\n").as_bytes());
+/// Writes something of our own to standard error. It is for people, wherever it ends up, and may hold
+/// what others chose: only its first line begins as ours do.
+pub(crate) fn note(text: &str) {
+    stderr(noted(text).as_bytes());
+}
+
+fn noted(text: &str) -> String {
+    format!("jig: {}\n", escape::text(text).replace('\n', "\n  "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn notes_are_only_text() {
+        assert_eq!(noted("a"), "jig: a\n");
+        assert_eq!(noted("a\x1b[2J\njig: b"), "jig: a\\033[2J\n  jig: b\n");
+    }
 }

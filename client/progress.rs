@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::output;
+use crate::{escape, output};
 
 /// Time between two looks of the line.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -24,11 +24,11 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// The line of a file, if anybody is there to see it.
-    pub(crate) fn new(name: String, quiet: bool) -> Self {
+    pub(crate) fn new(name: &str, quiet: bool) -> Self {
         let now = Instant::now();
         let seen = !quiet && io::stderr().is_terminal();
         Self {
-            name: name.chars().filter(|c| !c.is_control()).collect(),
+            name: escape::name(name).into_owned(),
             begun: now,
             drawn: seen.then(|| Mutex::new(now)),
         }

@@ -1,13 +1,18 @@
-//! Colours, for people only: on a terminal, unless `NO_COLOR` says otherwise (no-color.org).
+//! How answers are shown to people: on a terminal, what others chose is only text, and there are
+//! colours, unless `NO_COLOR` says otherwise (no-color.org). Programs get everything as it is.
 
 use std::{
+    borrow::Cow,
     env,
     io::{self, IsTerminal as _},
 };
 
-/// What standard output may be coloured with.
+use crate::escape;
+
+/// What standard output is to look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Style {
+    escaped: bool,
     coloured: bool,
 }
 
@@ -29,18 +34,41 @@ impl Style {
     pub(crate) fn of_stdout() -> Self {
         let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
+        let is_terminal = io::stdout().is_terminal();
         Self {
-            coloured: !refused && !dumb && io::stdout().is_terminal(),
+            escaped: is_terminal,
+            coloured: !refused && !dumb && is_terminal,
         }
     }
 
-    /// No colours.
+    /// That of a pipe or file.
     #[cfg(test)]
     pub(crate) fn plain() -> Self {
-        Self { coloured: false }
+        Self {
+            escaped: false,
+            coloured: false,
+        }
     }
 
-    /// The text in this colour.
+    /// A name that others chose.
+    pub(crate) fn name(self, name: &str) -> Cow<'_, str> {
+        if self.escaped {
+            escape::name(name)
+        } else {
+            Cow::Borrowed(name)
+        }
+    }
+
+    /// Lines that others wrote.
+    pub(crate) fn text(self, text: &str) -> Cow<'_, str> {
+        if self.escaped {
+            escape::text(text)
+        } else {
+            Cow::Borrowed(text)
+        }
+    }
+
+    /// The text, which is ours or was made harmless, in this colour.
     pub(crate) fn paint(self, colour: Colour, text: &str) -> String {
         if !self.coloured {
             return text.to_owned();
@@ -56,8 +84,9 @@ impl Style {
 
     /// A unified diff, its lines by what they do.
     pub(crate) fn diff(self, diff: &str) -> String {
+        let diff = self.text(diff);
         if !self.coloured {
-            return diff.to_owned();
+            return diff.into_owned();
         }
         let mut painted = String::new();
         for line in diff.split_inclusive('\n') {
@@ -83,10 +112,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_for_terminals() {
-        let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n c";
+    fn colours_and_escapes_are_for_terminals() {
+        let diff = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\x1b[5m\n c";
         assert_eq!(Style::plain().diff(diff), diff);
-        let painted = Style { coloured: true }.diff(diff);
-        assert!(painted.contains("\x1b[31m-a\x1b[0m\n\x1b[32m+b\x1b[0m\n c"));
+        let terminal = Style {
+            escaped: true,
+            coloured: true,
+        };
+        let painted = terminal.diff(diff);
+        assert!(painted.contains("\x1b[31m-a\x1b[0m\n\x1b[32m+b\\033[5m\x1b[0m\n c"));
+        assert_eq!(terminal.name("a\n"), "\"a\\n\"");
     }
 }

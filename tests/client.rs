@@ -1,8 +1,15 @@
 //! The command `jig`, as people use it: embedded in one call, and with a daemon elsewhere.
 
 use std::{
+    fs::{self, File},
+    io::Read as _,
     path::Path,
     process::{Command, Output, Stdio},
+};
+
+use rustix::{
+    fs::{Mode, OFlags, open},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
 use crate::support::{Daemon, Setup};
@@ -17,6 +24,37 @@ fn jig(directory: &Path, arguments: &[&str]) -> Output {
         .stdin(Stdio::null())
         .output()
         .unwrap()
+}
+
+/// What a terminal gets when `jig` runs on it, without its own colours and progress.
+fn jig_on_a_terminal(directory: &Path, arguments: &[&str]) -> String {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let terminal = openpt(flags).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let jigs = File::from(open(ptsname(&terminal, "").unwrap(), flags, Mode::empty()).unwrap());
+    let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+        .args(arguments)
+        .current_dir(directory)
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .stdout(jigs.try_clone().unwrap())
+        .stderr(jigs)
+        .spawn()
+        .unwrap();
+    let mut shown = Vec::new();
+    // It ends with an error when nobody holds the other side any more.
+    let _ended = File::from(terminal).read_to_end(&mut shown);
+    child.wait().unwrap();
+    let mut shown = String::from_utf8(shown).unwrap();
+    for ours in [
+        "\r", "\x1b[K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m",
+    ] {
+        shown = shown.replace(ours, "");
+    }
+    shown
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -142,4 +180,50 @@ async fn the_bench_prints_its_ratios_beside_a_bare_process() {
     ] {
         assert!(report.contains(part), "{part} in {report}");
     }
+}
+
+#[test]
+fn on_a_terminal_names_and_lines_are_only_text() {
+    const NAME: &str = "e\x1b[5mBLINK\n\u{9b}7m";
+    const SHOWN: &str = r#""e\033[5mBLINK\n\302\2337m""#;
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    fs::create_dir(here.join("w")).unwrap();
+    let here = here.join("w");
+    fs::write(here.join(NAME), "needle \x1b]0;title\x07\n").unwrap();
+    let line = r"needle \033]0;title\a";
+    for (arguments, shown) in [
+        (&["ls"][..], format!("{SHOWN}\n")),
+        (&["ls", "-l"], format!(" {SHOWN}\n")),
+        (&["stat", NAME], format!("{SHOWN}\ntype    file\n")),
+        (&["search", "needle"], format!("{SHOWN}:1:1:{line}\n")),
+        (
+            &["edit", NAME, "--old", "needle", "--new", "n", "--dry-run"],
+            format!("-{line}\n"),
+        ),
+        (
+            &["write", NAME, "--text", "needle"],
+            format!("wrote {SHOWN} (6 bytes)\n"),
+        ),
+        (
+            &["cp", "-n", &format!(":{NAME}"), "../out"],
+            format!(":{}", &SHOWN[1..]),
+        ),
+        (&["mv", "none", &format!("{NAME}/x")], "\\u{1b}".to_owned()),
+        (
+            &["mkdir", "d/\x1b[5m"],
+            "created \"d/\\033[5m\"\n".to_owned(),
+        ),
+    ] {
+        let output = jig_on_a_terminal(&here, arguments);
+        assert!(output.contains(&shown), "{arguments:?}: {output}");
+        let orders = |character: char| character.is_control() && character != '\n';
+        assert!(!output.contains(orders), "{arguments:?}: {output:?}");
+    }
+    // Programs get names as they are.
+    assert_eq!(jig_exits(&here, &["ls"], 0), format!("{NAME}\n"));
+    assert_eq!(
+        jig_exits(&here, &["search", "needle"], 0),
+        format!("{NAME}:1:1:needle\n")
+    );
 }

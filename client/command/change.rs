@@ -9,7 +9,7 @@ use jig::{
 };
 
 use super::finish;
-use crate::{connection, file_json, global::Global, output};
+use crate::{connection, file_json, global::Global, output, style::Style};
 
 /// Create a directory of the workspace, with those above it.
 #[derive(Debug, Args)]
@@ -49,7 +49,8 @@ pub(crate) fn mkdir(global: &Global, args: MkdirArgs) -> ExitCode {
         if global.json {
             return output::json(&file_json::create_directory(&response));
         }
-        let created = response.created.iter();
+        let style = Style::of_stdout();
+        let created = response.created.iter().map(|path| style.name(path));
         let text: String = created.map(|path| format!("created {path}\n")).collect();
         output::stdout(text.as_bytes())
     });

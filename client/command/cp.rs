@@ -19,11 +19,12 @@ use serde_json::{Value, json};
 
 use super::finish;
 use crate::{
-    connection,
+    connection, escape,
     failure::Failure,
     global::Global,
     output,
     progress::{Progress, amount},
+    style::Style,
 };
 
 /// Files up to this size are sent again from the start when the connection is lost.
@@ -197,7 +198,7 @@ async fn send_one(
     if size > SMALL {
         start.upload_id = Some(upload_id(client, &start).await?);
     }
-    let progress = Arc::new(Progress::new(to.clone(), manner.quiet));
+    let progress = Arc::new(Progress::new(&to, manner.quiet));
     let show = move |bytes| progress.at(bytes, size);
     client.send_file(&file, start, show).await?;
     Ok(Copied {
@@ -306,7 +307,7 @@ async fn receive_one(
     }
     let part = Part::create(to, manner.recursive).map_err(fails)?;
     let mut file = part.file.try_clone().map_err(fails)?;
-    let progress = Progress::new(from.clone(), manner.quiet);
+    let progress = Progress::new(&from, manner.quiet);
     let show = |bytes, size| progress.at(bytes, size);
     let whole = client.receive_file(&from, &mut file, show).await?;
     if whole.mode & 0o100 != 0 {
@@ -372,18 +373,19 @@ fn print(copied: &[Copied], as_json: bool) -> Result<(), Failure> {
         let files: Vec<Value> = copied.iter().map(Copied::json).collect();
         return output::json(&json!({ "files": files }));
     }
+    let style = Style::of_stdout();
     let mut text = String::new();
     for file in copied {
         text.push_str(&format!(
             "{} -> {} ({})\n",
-            file.source,
-            file.destination,
+            style.name(&file.source),
+            style.name(&file.destination),
             amount(file.size_bytes)
         ));
         if file.changed {
             output::note(&format!(
                 "{} was written to while it was copied",
-                file.source
+                escape::name(&file.source)
             ));
         }
     }

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, process::ExitCode};
 use jig::api::v1::{GetInfoResponse, Isolation, RunLimits};
 
 use super::finish;
-use crate::{connection, global::Global, json, output};
+use crate::{connection, global::Global, json, output, style::Style};
 
 pub(crate) fn info(global: &Global) -> ExitCode {
     let result = connection::call(global, async |client: jig::client::Client| {
@@ -15,7 +15,8 @@ pub(crate) fn info(global: &Global) -> ExitCode {
         if global.json {
             output::json(&json::info(&response))
         } else {
-            output::stdout(text(&response).as_bytes())
+            let text = text(&response);
+            output::stdout(Style::of_stdout().text(&text).as_bytes())
         }
     });
     finish(result, global.json)

@@ -12,7 +12,7 @@ use jig::{
 };
 
 use super::{finish, stat::mode};
-use crate::{connection, failure::Failure, file_json, global::Global, json, output};
+use crate::{connection, failure::Failure, file_json, global::Global, json, output, style::Style};
 
 /// Files in each answer when all are asked for: the most that there can be.
 const PAGE: u32 = 10_000;
@@ -117,7 +117,9 @@ fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Fai
     }
     let sizes = response.entries.iter().map(|entry| entry.size_bytes);
     let width = sizes.max().unwrap_or(0).to_string().len();
-    let lines = response.entries.iter().map(|entry| line(entry, width));
+    let style = Style::of_stdout();
+    let entries = response.entries.iter();
+    let lines = entries.map(|entry| line(entry, width, style));
     output::stdout(lines.collect::<String>().as_bytes())?;
     if !response.next_page_token.is_empty() {
         output::note("there are more entries; list them with --all");
@@ -132,7 +134,7 @@ fn print_long(response: &ListDirectoryResponse, as_json: bool) -> Result<(), Fai
 }
 
 /// `-rw-r--r-- 120 2026-11-21 09:04 name`, with a slash behind a directory.
-fn line(entry: &DirectoryEntry, width: usize) -> String {
+fn line(entry: &DirectoryEntry, width: usize, style: Style) -> String {
     let kind = entry.r#type();
     let time = entry
         .modify_time
@@ -143,7 +145,7 @@ fn line(entry: &DirectoryEntry, width: usize) -> String {
         "{} {:>width$} {time:>16} {}{slash}\n",
         mode(kind, entry.mode),
         entry.size_bytes,
-        entry.name
+        style.name(&entry.name)
     )
 }
 
@@ -151,9 +153,10 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return output::json(&json::list_files(response));
     }
+    let style = Style::of_stdout();
     let mut text = String::new();
     for file in &response.files {
-        text.push_str(file);
+        text.push_str(&style.name(file));
         text.push('\n');
     }
     output::stdout(text.as_bytes())?;
@@ -193,7 +196,8 @@ mod tests {
             mode: 0o755,
             modify_time: None,
         };
-        assert_eq!(line(&entry, 3), "drwxr-xr-x   7                - src/\n");
+        let line = line(&entry, 3, Style::plain());
+        assert_eq!(line, "drwxr-xr-x   7                - src/\n");
     }
 
     #[test]

@@ -150,26 +150,26 @@ fn print(response: &ReadNotebookResponse, as_json: bool) -> Result<(), Failure> 
 fn shown(cell: &NotebookCell, language: &str, style: Style) -> String {
     let kind = match cell.r#type() {
         CellType::Code if language.is_empty() => "code",
-        CellType::Code => language,
+        CellType::Code => &style.name(language),
         CellType::Markdown => "markdown",
         CellType::Raw | CellType::Unspecified => "raw",
     };
     let mut head = format!("--- [{}] {kind}", cell.index);
     if !cell.id.is_empty() {
-        head.push_str(&format!(" {}", cell.id));
+        head.push_str(&format!(" {}", style.name(&cell.id)));
     }
     if let Some(count) = cell.execution_count {
         head.push_str(&format!(" (run {count})"));
     }
     let mut text = style.paint(Colour::Cyan, &head);
     text.push('\n');
-    push_lines(&mut text, &cell.source);
+    push_lines(&mut text, &style.text(&cell.source));
     for output in &cell.outputs {
         let more = if output.truncated { ", cut off" } else { "" };
-        let head = format!("--- output: {}{more}", output.r#type);
+        let head = format!("--- output: {}{more}", style.name(&output.r#type));
         text.push_str(&style.paint(Colour::Magenta, &head));
         text.push('\n');
-        push_lines(&mut text, &output.text);
+        push_lines(&mut text, &style.text(&output.text));
     }
     text
 }
@@ -197,7 +197,7 @@ fn print_edit(
     let name = if response.cell_id.is_empty() {
         "the cell"
     } else {
-        &response.cell_id
+        &Style::of_stdout().name(&response.cell_id)
     };
     output::stdout(format!("{verb} {name}; there are {} cells\n", response.cell_count).as_bytes())
 }

@@ -16,6 +16,7 @@ use crate::{
     global::Global,
     input::{of_file, string},
     output,
+    style::Style,
 };
 
 /// Apply a unified diff to the workspace: all of its files, or none.
@@ -57,17 +58,19 @@ fn print(response: &ApplyPatchResponse, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return output::json(&file_json::apply_patch(response));
     }
-    let text: String = response.changed_files.iter().map(line).collect();
+    let style = Style::of_stdout();
+    let files = response.changed_files.iter();
+    let text: String = files.map(|file| line(file, style)).collect();
     output::stdout(text.as_bytes())
 }
 
 /// A file as `git status` puts it, and where its hunks did not fit exactly.
-fn line(file: &ChangedFile) -> String {
-    let path = &file.path;
+fn line(file: &ChangedFile, style: Style) -> String {
+    let path = style.name(&file.path);
     let mut line = match file.change() {
         FileChange::Added => format!("A {path}"),
         FileChange::Deleted => format!("D {path}"),
-        FileChange::Renamed => format!("R {} -> {path}", file.previous_path),
+        FileChange::Renamed => format!("R {} -> {path}", style.name(&file.previous_path)),
         FileChange::Modified | FileChange::Unspecified => format!("M {path}"),
     };
     if file.offset > 0 {
@@ -93,10 +96,8 @@ mod tests {
             offset: 3,
             ..ChangedFile::default()
         };
-        assert_eq!(line(&file(FileChange::Added)), "A b (offset 3 lines)\n");
-        assert_eq!(
-            line(&file(FileChange::Renamed)),
-            "R a -> b (offset 3 lines)\n"
-        );
+        let line = |change| line(&file(change), Style::plain());
+        assert_eq!(line(FileChange::Added), "A b (offset 3 lines)\n");
+        assert_eq!(line(FileChange::Renamed), "R a -> b (offset 3 lines)\n");
     }
 }

@@ -165,14 +165,14 @@ fn push(
     column: Option<u32>,
     content: &str,
 ) {
-    let file = style.paint(Colour::Magenta, &found.file);
+    let file = style.paint(Colour::Magenta, &style.name(&found.file));
     let number = style.paint(Colour::Green, &line.to_string());
     let start = match column {
         Some(column) => format!("{file}:{number}:{column}:"),
         None => format!("{file}-{number}-"),
     };
     text.push_str(&start);
-    text.push_str(content.trim_end_matches('\r'));
+    text.push_str(&style.text(content.trim_end_matches('\r')));
     text.push('\n');
 }
 

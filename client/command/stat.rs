@@ -9,7 +9,7 @@ use jig::{
 };
 
 use super::finish;
-use crate::{connection, failure::Failure, file_json, global::Global, output};
+use crate::{connection, failure::Failure, file_json, global::Global, output, style::Style};
 
 /// Tell what is at a path of the workspace: type, size, mode, time, SHA-256.
 #[derive(Debug, Args)]
@@ -32,7 +32,8 @@ fn print(path: &str, response: &StatPathResponse, as_json: bool) -> Result<(), F
     if as_json {
         return output::json(&file_json::stat_path(response));
     }
-    output::stdout(text(path, response).as_bytes())
+    let path = Style::of_stdout().name(path);
+    output::stdout(text(&path, response).as_bytes())
 }
 
 fn text(path: &str, response: &StatPathResponse) -> String {

@@ -10,7 +10,9 @@ use jig::{
 };
 
 use super::finish;
-use crate::{connection, failure::Failure, file_json, global::Global, input::Source, output};
+use crate::{
+    connection, failure::Failure, file_json, global::Global, input::Source, output, style::Style,
+};
 
 /// Write a file of the workspace, of up to 10 MiB; for larger ones there is `jig cp`.
 #[derive(Debug, Args)]
@@ -76,6 +78,7 @@ fn print(path: &str, response: &WriteFileResponse, as_json: bool) -> Result<(), 
         return output::json(&file_json::write_file(response));
     }
     let verb = if response.created { "created" } else { "wrote" };
+    let path = Style::of_stdout().name(path);
     output::stdout(format!("{verb} {path} ({} bytes)\n", response.bytes_written).as_bytes())
 }
 
