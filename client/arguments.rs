@@ -2,9 +2,9 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
-use crate::{bench::BenchArgs, command, exit, global::Global};
+use crate::{bench::BenchArgs, command, escape, exit, failure::Failure, global::Global, output};
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
@@ -58,15 +58,14 @@ pub(crate) struct ServeArgs {
 pub(crate) struct Unparsed {
     error: clap::Error,
     subcommand: Option<String>,
+    as_json: bool,
 }
 
 impl Arguments {
     /// Reads the arguments of the process, its name included.
     pub(crate) fn from_words(words: &[OsString]) -> Result<Self, Unparsed> {
-        let mut arguments = Self::try_parse_from(words).map_err(|error| Unparsed {
-            error,
-            subcommand: subcommand(words),
-        })?;
+        let mut arguments =
+            Self::try_parse_from(words).map_err(|error| Unparsed::new(error, words))?;
         if let Command::Run(args) = &mut arguments.command {
             args.note_escape(words);
         }
@@ -75,11 +74,43 @@ impl Arguments {
 }
 
 impl Unparsed {
+    /// What was meant, although the rest could not be understood.
+    fn new(error: clap::Error, words: &[OsString]) -> Self {
+        let matches = Arguments::command()
+            .ignore_errors(true)
+            .try_get_matches_from(words)
+            .ok();
+        let subcommand = matches.as_ref().and_then(ArgMatches::subcommand_name);
+        let is_set = |matches: &ArgMatches| matches.get_flag("json");
+        // What comes behind the word that is not understood is not looked at.
+        let is_said = || {
+            let mut flags = words.iter().take_while(|word| *word != "--");
+            // The words of a command can be anything.
+            subcommand != Some("run") && flags.any(|word| word == "--json")
+        };
+        Self {
+            as_json: matches.as_ref().is_some_and(is_set) || is_said(),
+            subcommand: subcommand.map(str::to_owned),
+            error,
+        }
+    }
+
     /// Says what is wrong. The exit code depends on what was to be done: a command's own exit codes
     /// must not be mixed up with ours.
     pub(crate) fn report(self) -> ExitCode {
-        // There is nothing left to tell it to when the terminal is gone.
-        self.error.print().ok();
+        if !self.error.use_stderr() {
+            // There is nothing left to tell it to when the terminal is gone.
+            self.error.print().ok();
+            return ExitCode::SUCCESS;
+        }
+        let text = self.error.render().to_string();
+        if self.as_json {
+            let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+            Failure::Usage(text.to_owned()).report(true);
+        } else {
+            // Without colours: it repeats arguments, which others may have chosen.
+            output::stderr(escape::text(&text).as_bytes());
+        }
         ExitCode::from(self.exit_code())
     }
 
@@ -93,15 +124,6 @@ impl Unparsed {
             _ => exit::USAGE,
         }
     }
-}
-
-/// Which subcommand was meant, although the rest could not be understood.
-fn subcommand(words: &[OsString]) -> Option<String> {
-    let matches = Arguments::command()
-        .ignore_errors(true)
-        .try_get_matches_from(words)
-        .ok()?;
-    matches.subcommand_name().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -146,6 +168,23 @@ mod tests {
             (&["jig", "run", "--help"], 0),
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), code, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn errors_are_json_wherever_that_is_asked_for() {
+        for (line, expected) in [
+            (&["jig", "--json", "search"][..], true),
+            (&["jig", "search", "--json"], true),
+            (&["jig", "ls", "--no-such-flag", "--json"], true),
+            (&["jig", "--json", "--no-such-flag"], true),
+            (&["jig", "--json"], true),
+            (&["jig", "search"], false),
+            (&["jig", "ls", "--no-such-flag", "--", "--json"], false),
+            (&["jig", "--json", "run", "--no-such-flag", "ls"], true),
+            (&["jig", "run", "--no-such-flag", "ls", "--json"], false),
+        ] {
+            assert_eq!(parse(line).unwrap_err().as_json, expected, "{line:?}");
         }
     }
 

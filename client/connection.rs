@@ -9,7 +9,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{exit, failure::Failure, global::Global};
+use crate::{exit, failure::Failure, global::Global, local::Local};
 
 /// Calls the daemon at the address, or where none is given, one that holds the current directory
 /// and lives as long as the call.
@@ -44,7 +44,7 @@ pub(crate) fn runtime() -> Result<Runtime, Failure> {
     Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::System(format!("cannot start: {error}")))
+        .map_err(|error| Local::new("the call cannot be started", &error).into())
 }
 
 async fn connected<T, Call, Calling>(
@@ -61,9 +61,8 @@ where
 
 /// Waits for the call, or drops and thereby cancels it when a signal asks us to end.
 async fn until_signal<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let listen = |kind| {
-        signal(kind).map_err(|error| Failure::System(format!("cannot listen for signals: {error}")))
-    };
+    let fails = |error| Local::new("signals cannot be listened for", &error);
+    let listen = |kind| signal(kind).map_err(fails);
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut terminate = listen(SignalKind::terminate())?;
     let mut hangup = listen(SignalKind::hangup())?;
@@ -83,9 +82,8 @@ where
     Call: FnOnce(Client) -> Calling + Send + 'static,
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
-    let here = std::env::current_dir().map_err(|error| {
-        Failure::System(format!("the current directory cannot be found: {error}"))
-    })?;
+    let fails = |error| Local::new("the current directory cannot be found", &error);
+    let here = std::env::current_dir().map_err(fails)?;
     let global = global.clone();
     jig::daemon::with_embedded(here, |address: String| async move {
         until_signal(connected(&address, &global, call)).await

@@ -1,8 +1,10 @@
 //! What can go wrong in `jig` itself.
 
-use std::io;
+use std::{io, path::Path};
 
 use jig::client::{CallError, ConnectError, CopyError, TransferError};
+
+use crate::local::Local;
 
 /// Why there is no answer to print.
 #[derive(Debug)]
@@ -19,8 +21,12 @@ pub(crate) enum Failure {
     Embedded(String),
     /// What was asked for cannot be done.
     Usage(String),
-    /// The machine does not let us.
+    /// Something on this side cannot be used.
+    Local(Local),
+    /// Something else went wrong on this side.
     System(String),
+    /// The daemon answers what it must not.
+    Daemon(String),
     /// Standard output cannot be written.
     Output(io::Error),
     /// A signal told us to stop. Its number plus 128.
@@ -49,11 +55,18 @@ impl From<CopyError> for Failure {
     }
 }
 
-impl From<TransferError> for Failure {
-    fn from(error: TransferError) -> Self {
+impl From<Local> for Failure {
+    fn from(local: Local) -> Self {
+        Self::Local(local)
+    }
+}
+
+impl Failure {
+    /// A transfer from or to the file at `path` of this side has failed.
+    pub(crate) fn of_transfer(path: &Path, error: TransferError) -> Self {
         match error {
             TransferError::Call(error) => error.into(),
-            TransferError::Local(error) => Self::System(error.to_string()),
+            TransferError::Local(error) => Local::file(path, &error).into(),
             error => Self::System(error.to_string()),
         }
     }

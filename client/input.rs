@@ -8,7 +8,7 @@ use std::{
 
 use clap::Args;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, local::Local};
 
 /// Most bytes that one call takes: the daemon's own limit.
 const MOST_BYTES: u64 = 10 << 20;
@@ -44,11 +44,12 @@ impl Source {
 /// Content of a file on this side; `-` is standard input.
 pub(crate) fn of_file(path: PathBuf) -> Result<Vec<u8>, Failure> {
     if path.as_os_str() == "-" {
-        return read("standard input", io::stdin().lock());
+        let fails = |error| Local::new("standard input cannot be read", &error);
+        return read("standard input", io::stdin().lock(), fails);
     }
-    let name = path.display().to_string();
-    let file = File::open(path).map_err(|error| Failure::System(format!("{name}: {error}")))?;
-    read(&name, file)
+    let fails = |error| Local::file(&path, &error);
+    let file = File::open(&path).map_err(fails)?;
+    read(&format!("the local file {path:?}"), file, fails)
 }
 
 /// Bytes that must be text.
@@ -57,12 +58,16 @@ pub(crate) fn string(bytes: Vec<u8>) -> Result<String, Failure> {
         .map_err(|_| Failure::Usage("the input must be text in UTF-8".to_owned()))
 }
 
-fn read(name: &str, source: impl Read) -> Result<Vec<u8>, Failure> {
+fn read(
+    name: &str,
+    source: impl Read,
+    fails: impl FnOnce(io::Error) -> Local,
+) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     source
         .take(MOST_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| Failure::System(format!("{name}: {error}")))?;
+        .map_err(fails)?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(Failure::Usage(format!(
             "{name} is over 10 MiB: copy whole files with `jig cp`"

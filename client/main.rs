@@ -13,6 +13,7 @@ mod file_json;
 mod global;
 mod input;
 mod json;
+mod local;
 mod output;
 mod progress;
 mod style;
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
             Command::Info => command::info::info(&global),
             Command::Health(args) => command::health::health(&global, args),
             Command::Artifact(args) => command::artifact::artifact(&global, args),
-            Command::Serve(_) => command::serve::misplaced(),
+            Command::Serve(_) => command::serve::misplaced(global.json),
             Command::Bench(args) => bench::bench(&global, args),
         },
         Err(unparsed) => unparsed.report(),

@@ -5,7 +5,7 @@ use std::{io, time::Duration};
 use jig::client::ConnectError;
 use serde_json::{Map, Value, json};
 
-use crate::{failure::Failure, output};
+use crate::{failure::Failure, local::Local, output};
 
 /// A failure in the terms in which errors are told.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,14 +70,27 @@ impl Failure {
                 format!("no daemon could be started for this call: {message}"),
             ),
             Self::Usage(message) => Told::new("INVALID_ARGUMENT", message),
-            Self::System(message) => Told::new("INTERNAL", message),
+            Self::Local(local) => local.into(),
+            Self::System(message) => Told::new("UNKNOWN", message),
+            Self::Daemon(message) => Told::new("INTERNAL", message),
             Self::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return None,
-            Self::Output(error) => {
-                Told::new("INTERNAL", format!("cannot write standard output: {error}"))
-            }
+            Self::Output(error) => (&Local::new("cannot write standard output", error)).into(),
             Self::Interrupted(_) => return None,
         };
         Some(told)
+    }
+}
+
+impl From<&Local> for Told {
+    fn from(local: &Local) -> Self {
+        let path = local.path.iter();
+        Self {
+            reason: local.reason.map(str::to_owned),
+            metadata: path
+                .map(|path| ("local_path".to_owned(), path.clone()))
+                .collect(),
+            ..Self::new(local.code, &local.message)
+        }
     }
 }
 
@@ -188,6 +201,17 @@ mod tests {
             told.lines(),
             ["FAILED_PRECONDITION: no daemon could be started for this call: no disk"]
         );
+    }
+
+    #[test]
+    fn a_local_file_is_told_from_one_of_the_workspace() {
+        let missing = Local::file("a".as_ref(), &io::ErrorKind::NotFound.into());
+        let told = Failure::Local(missing).told().unwrap();
+        assert!(told.lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
+        assert_eq!(told.json()["error"]["code"], "NOT_FOUND");
+        assert_eq!(told.json()["error"]["metadata"]["local_path"], "a");
+        let full = Failure::Output(io::ErrorKind::StorageFull.into());
+        assert_eq!(full.told().unwrap().reason.as_deref(), Some("NO_SPACE"));
     }
 
     #[test]

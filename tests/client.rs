@@ -210,6 +210,7 @@ fn on_a_terminal_names_and_lines_are_only_text() {
             format!(":{}", &SHOWN[1..]),
         ),
         (&["mv", "none", &format!("{NAME}/x")], "\\u{1b}".to_owned()),
+        (&["ls", "d", "\x1b[5m\u{9b}5m"], "'\\302\\2335m'".to_owned()),
         (
             &["mkdir", "d/\x1b[5m"],
             "created \"d/\\033[5m\"\n".to_owned(),

@@ -22,6 +22,7 @@ use crate::{
     connection, escape,
     failure::Failure,
     global::Global,
+    local::Local,
     output,
     progress::{Progress, amount},
     style::Style,
@@ -178,10 +179,7 @@ async fn send_one(
     let fails = |error| local(from, &error);
     let data = fs::metadata(from).map_err(fails)?;
     if !data.is_file() {
-        return Err(Failure::Usage(format!(
-            "{} is not a regular file",
-            from.display()
-        )));
+        return Err(Local::no_file(from).into());
     }
     let file = File::open(from).map_err(fails)?;
     let (size, sha256) = sha256_of(&file).await.map_err(fails)?;
@@ -200,7 +198,8 @@ async fn send_one(
     }
     let progress = Arc::new(Progress::new(&to, manner.quiet));
     let show = move |bytes| progress.at(bytes, size);
-    client.send_file(&file, start, show).await?;
+    let sent = client.send_file(&file, start, show).await;
+    sent.map_err(|error| Failure::of_transfer(from, error))?;
     Ok(Copied {
         source: from.display().to_string(),
         destination: format!(":{to}"),
@@ -270,7 +269,7 @@ async fn receive(
                 .all(|part| matches!(part, Component::Normal(_)));
             if !is_below {
                 let text = format!("the daemon lists {file:?}, which leads elsewhere");
-                return Err(Failure::System(text));
+                return Err(Failure::Daemon(text));
             }
             let source = match from.trim_end_matches('/') {
                 "" if !from.starts_with('/') => file.clone(),
@@ -295,21 +294,15 @@ async fn receive_one(
     manner: &Manner,
 ) -> Result<Copied, Failure> {
     let fails = |error| local(to, &error);
-    let clobbers = || {
-        let text = format!(
-            "{} is there already, and --no-clobber was given",
-            to.display()
-        );
-        Failure::System(text)
-    };
     if manner.no_clobber && to.symlink_metadata().is_ok() {
-        return Err(clobbers());
+        return Err(Local::file_exists(to).into());
     }
     let part = Part::create(to, manner.recursive).map_err(fails)?;
     let mut file = part.file.try_clone().map_err(fails)?;
     let progress = Progress::new(&from, manner.quiet);
     let show = |bytes, size| progress.at(bytes, size);
-    let whole = client.receive_file(&from, &mut file, show).await?;
+    let received = client.receive_file(&from, &mut file, show).await;
+    let whole = received.map_err(|error| Failure::of_transfer(to, error))?;
     if whole.mode & 0o100 != 0 {
         // Executable for whoever may read it: what the umask leaves.
         let mode = file.metadata().map_err(fails)?.permissions().mode();
@@ -318,7 +311,7 @@ async fn receive_one(
             .map_err(fails)?;
     }
     if manner.no_clobber {
-        fs::hard_link(&part.path, to).map_err(|_| clobbers())?;
+        fs::hard_link(&part.path, to).map_err(fails)?;
     } else {
         fs::rename(&part.path, to).map_err(fails)?;
     }
@@ -365,7 +358,7 @@ impl Drop for Part {
 }
 
 fn local(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::System(format!("{}: {error}", path.display()))
+    Local::file(path, error).into()
 }
 
 fn print(copied: &[Copied], as_json: bool) -> Result<(), Failure> {

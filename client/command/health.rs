@@ -55,9 +55,14 @@ fn exit_code(result: &Result<ServingStatus, Failure>) -> u8 {
         ) => exit::HEALTH_USAGE,
         Err(Failure::Connect(_)) => exit::HEALTH_CONNECT,
         Err(Failure::Interrupted(code)) => *code,
-        Err(Failure::Call(_) | Failure::Embedded(_) | Failure::System(_) | Failure::Output(_)) => {
-            exit::HEALTH_CALL
-        }
+        Err(
+            Failure::Call(_)
+            | Failure::Embedded(_)
+            | Failure::Local(_)
+            | Failure::System(_)
+            | Failure::Daemon(_)
+            | Failure::Output(_),
+        ) => exit::HEALTH_CALL,
     }
 }
 

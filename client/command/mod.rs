@@ -35,7 +35,9 @@ fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
         Failure::Call(_)
         | Failure::Connect(_)
         | Failure::Embedded(_)
+        | Failure::Local(_)
         | Failure::System(_)
+        | Failure::Daemon(_)
         | Failure::Output(_) => exit::FAILURE,
     })
 }

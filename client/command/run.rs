@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use jig::api::v1::{Outcome, RunRequest, RunResponse};
 
-use crate::{connection, exit, failure::Failure, global::Global, json, output};
+use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
 
 /// Most bytes of standard input that a request takes.
 const STDIN_LIMIT: usize = 8 << 20;
@@ -108,7 +108,7 @@ fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, Failure> {
     stdin
         .take(STDIN_LIMIT as u64 + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| Failure::System(format!("cannot read standard input: {error}")))?;
+        .map_err(|error| Local::new("standard input cannot be read", &error))?;
     if bytes.len() > STDIN_LIMIT {
         return Err(Failure::Usage(
             "standard input has more than 8 MiB; put it in a file of the workspace".to_owned(),

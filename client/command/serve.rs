@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use crate::{exit, output};
+use crate::{exit, failure::Failure};
 
 /// Becomes the daemon. `arguments` are its own, without our name and `serve`.
 #[cfg(feature = "daemon")]
@@ -13,13 +13,14 @@ pub(crate) fn serve(arguments: Vec<OsString>) -> ExitCode {
 /// Says that there is no daemon in this binary.
 #[cfg(not(feature = "daemon"))]
 pub(crate) fn serve(_: Vec<OsString>) -> ExitCode {
-    output::note("this jig was built without the daemon (feature `daemon`)");
+    crate::output::note("this jig was built without the daemon (feature `daemon`)");
     ExitCode::from(exit::USAGE)
 }
 
 /// `jig --json serve`: the daemon has none of our flags, some of its own have the same names, and
 /// all of them come after the word.
-pub(crate) fn misplaced() -> ExitCode {
-    output::note("`serve` must come first: jig serve [FLAGS]; see jig serve --help");
+pub(crate) fn misplaced(as_json: bool) -> ExitCode {
+    let text = "`serve` must come first: jig serve [FLAGS]; see jig serve --help";
+    Failure::Usage(text.to_owned()).report(as_json);
     ExitCode::from(exit::USAGE)
 }

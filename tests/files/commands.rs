@@ -160,3 +160,46 @@ async fn text_is_found_and_cells_are_edited() {
             .contains("CELL_NOT_FOUND")
     );
 }
+
+#[tokio::test]
+async fn what_is_wrong_on_this_side_is_no_defect_of_the_daemon() {
+    let shop = Shop::open().await;
+    fs::write(shop.daemon.file("f"), "").unwrap();
+    fs::write(shop.here.path().join("here"), "").unwrap();
+    fs::create_dir(shop.here.path().join("dir")).unwrap();
+    let missing = ("NOT_FOUND", "FILE_NOT_FOUND");
+    let exists = ("ALREADY_EXISTS", "FILE_EXISTS");
+    let no_file = ("FAILED_PRECONDITION", "NOT_A_FILE");
+    let no_directory = ("FAILED_PRECONDITION", "NOT_A_DIRECTORY");
+    for (arguments, (code, reason)) in [
+        (&["write", "f", "--from", "/nonexistent"][..], missing),
+        (&["write", "f", "--from", "dir"], no_file),
+        (&["patch", "/nonexistent"], missing),
+        (&["edit", "f", "--edits", "/nonexistent"], missing),
+        (&["cp", "none", ":x"], missing),
+        (&["cp", "/dev/null", ":x"], no_file),
+        (&["cp", ":f", "none/x"], missing),
+        (&["cp", ":f", "here/x"], no_directory),
+        (&["cp", "-n", ":f", "here"], exists),
+    ] {
+        let error = &shop.json(arguments, 1)["error"];
+        assert_eq!(error["code"], code, "{arguments:?}: {error}");
+        assert_eq!(error["reason"], reason, "{arguments:?}: {error}");
+        assert!(error["metadata"]["local_path"].is_string(), "{error}");
+        let text = shop.jig(arguments, "", 1);
+        let says = format!("jig: {reason}: the local file \"");
+        assert!(text.starts_with(&says), "{arguments:?}: {text}");
+    }
+    // Arguments that are not understood are an error too.
+    for (arguments, code) in [
+        (&["search"][..], 64),
+        (&["ls", "--no-such-flag"], 64),
+        (&["cp", "a", "b"], 64),
+        (&["serve"], 64),
+        (&["health", "--no-such-flag"], 1),
+        (&["run", "--no-such-flag"], 125),
+    ] {
+        let error = &shop.json(arguments, code)["error"];
+        assert_eq!(error["code"], "INVALID_ARGUMENT", "{arguments:?}: {error}");
+    }
+}

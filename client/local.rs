@@ -1,0 +1,121 @@
+//! What is on this side of the connection and cannot be used, in the terms in which the daemon tells
+//! the same of what is in the workspace.
+
+use std::{
+    io::{self, ErrorKind},
+    path::Path,
+};
+
+/// Kinds of errors, with code and reason.
+const TERMS: [(ErrorKind, &str, &str); 10] = [
+    (ErrorKind::NotFound, "NOT_FOUND", "FILE_NOT_FOUND"),
+    (
+        ErrorKind::PermissionDenied,
+        "PERMISSION_DENIED",
+        "PERMISSION_DENIED",
+    ),
+    (
+        ErrorKind::ReadOnlyFilesystem,
+        "PERMISSION_DENIED",
+        "PERMISSION_DENIED",
+    ),
+    (ErrorKind::AlreadyExists, "ALREADY_EXISTS", "FILE_EXISTS"),
+    (
+        ErrorKind::NotADirectory,
+        "FAILED_PRECONDITION",
+        "NOT_A_DIRECTORY",
+    ),
+    (ErrorKind::IsADirectory, "FAILED_PRECONDITION", "NOT_A_FILE"),
+    (
+        ErrorKind::FileTooLarge,
+        "FAILED_PRECONDITION",
+        "FILE_TOO_LARGE",
+    ),
+    (ErrorKind::StorageFull, "RESOURCE_EXHAUSTED", "NO_SPACE"),
+    (ErrorKind::QuotaExceeded, "RESOURCE_EXHAUSTED", "NO_SPACE"),
+    (
+        ErrorKind::InvalidFilename,
+        "INVALID_ARGUMENT",
+        "INVALID_PARAMS",
+    ),
+];
+
+/// Why something on this side cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Local {
+    /// Name of the gRPC code that says so.
+    pub(crate) code: &'static str,
+    /// Reason as the contract names it, where it has one.
+    pub(crate) reason: Option<&'static str>,
+    /// What happened, and to what.
+    pub(crate) message: String,
+    /// The file, if it is one.
+    pub(crate) path: Option<String>,
+}
+
+impl Local {
+    /// A file or directory.
+    pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
+        Self {
+            path: Some(path.display().to_string()),
+            ..Self::new(&format!("the local file {path:?} cannot be used"), error)
+        }
+    }
+
+    /// Something that is there already and must not be replaced.
+    pub(crate) fn file_exists(path: &Path) -> Self {
+        let message =
+            format!("the local file {path:?} is there already, and --no-clobber was given");
+        Self {
+            message,
+            ..Self::file(path, &ErrorKind::AlreadyExists.into())
+        }
+    }
+
+    /// Something that is neither a regular file nor a directory.
+    pub(crate) fn no_file(path: &Path) -> Self {
+        let message = format!("the local file {path:?} is not a regular file");
+        Self {
+            message,
+            ..Self::file(path, &ErrorKind::IsADirectory.into())
+        }
+    }
+
+    /// Anything else. `problem` says what could not be done.
+    pub(crate) fn new(problem: &str, error: &io::Error) -> Self {
+        let known = TERMS.iter().find(|(kind, ..)| *kind == error.kind());
+        Self {
+            code: known.map_or("UNKNOWN", |(_, code, _)| code),
+            reason: known.map(|(.., reason)| *reason),
+            message: format!("{problem}: {error}"),
+            path: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_in_the_terms_of_the_contract() {
+        for (errno, code, reason) in [
+            (2, "NOT_FOUND", Some("FILE_NOT_FOUND")),
+            (13, "PERMISSION_DENIED", Some("PERMISSION_DENIED")),
+            (17, "ALREADY_EXISTS", Some("FILE_EXISTS")),
+            (20, "FAILED_PRECONDITION", Some("NOT_A_DIRECTORY")),
+            (21, "FAILED_PRECONDITION", Some("NOT_A_FILE")),
+            (28, "RESOURCE_EXHAUSTED", Some("NO_SPACE")),
+            (30, "PERMISSION_DENIED", Some("PERMISSION_DENIED")),
+            (36, "INVALID_ARGUMENT", Some("INVALID_PARAMS")),
+            (5, "UNKNOWN", None),
+        ] {
+            let local = Local::file(Path::new("a"), &io::Error::from_raw_os_error(errno));
+            assert_eq!((local.code, local.reason), (code, reason), "{local:?}");
+            assert!(
+                local.message.starts_with("the local file \"a\" "),
+                "{local:?}"
+            );
+        }
+    }
+}
