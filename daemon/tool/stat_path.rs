@@ -8,7 +8,6 @@ use super::{
 use crate::{
     api::v1,
     daemon::{
-        checksum::hexadecimal,
         error::{Error, Violation},
         workspace::{Stop, Workspace},
     },
@@ -49,12 +48,12 @@ fn stat_path(
     path: &str,
     stop: &Stop,
 ) -> Result<v1::StatPathResponse, Error> {
-    let (description, hash) = workspace.describe(&workspace.resolve(path)?, stop)?;
+    let (description, sha256) = workspace.describe(&workspace.resolve(path)?, stop)?;
     Ok(v1::StatPathResponse {
         r#type: file_type(description.kind).into(),
         size_bytes: description.size,
         mode: description.mode,
         modify_time: modify_time(&description),
-        sha256: hash.map(|hash| hexadecimal(&hash)),
+        sha256,
     })
 }

@@ -3,16 +3,12 @@
 
 use std::os::fd::{AsFd as _, OwnedFd};
 
-use rustix::{
-    fs::{FileType, Stat, fstat},
-    io::{pread, retry_on_intr},
-};
-use sha2::{Digest as _, Sha256};
+use rustix::fs::{FileType, Stat, fstat};
 
 use super::{
     beneath::{Root, open_name},
     failure::{Wanted, failure},
-    file::reopen,
+    file::{hash, reopen},
     path::RelativePath,
     stop::Stop,
 };
@@ -20,8 +16,6 @@ use crate::daemon::{error::Error, sys::Errno};
 
 /// Size up to which files are hashed.
 const LARGEST_HASHED: u64 = 256 << 20;
-/// Bytes that are read at once, and between two looks at the time.
-const CHUNK: usize = 128 * 1024;
 
 /// What is at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +87,7 @@ pub(super) fn describe(
     root: &Root,
     path: &RelativePath,
     stop: &Stop,
-) -> Result<(Description, Option<[u8; 32]>), Error> {
+) -> Result<(Description, Option<String>), Error> {
     let wanted = |errno| failure(errno, path.as_str(), Wanted::File);
     let place = open(root, path.as_bytes()).map_err(wanted)?;
     let stat = fstat(&place).map_err(wanted)?;
@@ -102,7 +96,11 @@ pub(super) fn describe(
         return Ok((description, None));
     }
     match reopen(place.as_fd()) {
-        Ok(Ok((file, _stat))) => Ok((description, hash(&file, stop, &wanted)?)),
+        Ok(Ok((file, _stat))) => {
+            let (sum, length) = hash(file, path.as_str(), LARGEST_HASHED, stop)?;
+            let is_whole = length <= LARGEST_HASHED;
+            Ok((description, is_whole.then(|| sum.finish())))
+        }
         Ok(Err(_)) | Err(Errno::ACCESS | Errno::PERM) => Ok((description, None)),
         Err(errno) => Err(wanted(errno)),
     }
@@ -117,29 +115,6 @@ fn open(root: &Root, path: &[u8]) -> Result<OwnedFd, Errno> {
                 (&path[..slash], &path[slash + 1..])
             });
             open_name(root.open_path(above)?.as_fd(), name)
-        }
-    }
-}
-
-fn hash(
-    file: &OwnedFd,
-    stop: &Stop,
-    wanted: &impl Fn(Errno) -> Error,
-) -> Result<Option<[u8; 32]>, Error> {
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; CHUNK];
-    let mut offset = 0;
-    loop {
-        stop.check()?;
-        let read = retry_on_intr(|| pread(file, &mut buffer, offset)).map_err(wanted)?;
-        if read == 0 {
-            return Ok(Some(hash.finalize().into()));
-        }
-        hash.update(&buffer[..read]);
-        offset += read as u64;
-        // One that grows meanwhile.
-        if offset > LARGEST_HASHED {
-            return Ok(None);
         }
     }
 }

@@ -13,11 +13,18 @@ use rustix::{
     path::DecInt,
 };
 
-use super::failure::{Wanted, failure};
+use super::{
+    failure::{Wanted, failure},
+    stop::Stop,
+};
 use crate::daemon::{
+    checksum::Checksum,
     error::{Error, Reason},
     sys::Errno,
 };
+
+/// Bytes that are hashed at once, and between two looks at the time.
+const CHUNK: usize = 128 * 1024;
 
 /// A regular file of the workspace, open for reading.
 #[derive(Debug)]
@@ -129,6 +136,29 @@ pub(super) fn reopen(found: BorrowedFd<'_>) -> Result<Result<(OwnedFd, Stat), Fi
     let link = link.as_c_str();
     let opened = retry_on_intr(|| openat(descriptors()?, link, flags, Mode::empty()))?;
     Ok(Ok((opened, stat)))
+}
+
+/// Hashes a file from its start to its end, or until it turns out to have more than `most` bytes:
+/// one can grow meanwhile. Answers how many were hashed. `path` is for messages.
+pub(super) fn hash(
+    file: impl AsFd,
+    path: &str,
+    most: u64,
+    stop: &Stop,
+) -> Result<(Checksum, u64), Error> {
+    let (mut sum, mut length) = (Checksum::default(), 0);
+    let mut buffer = vec![0; CHUNK];
+    while length <= most {
+        stop.check()?;
+        let read = retry_on_intr(|| pread(&file, &mut buffer, length))
+            .map_err(|errno| failure(errno, path, Wanted::File))?;
+        if read == 0 {
+            break;
+        }
+        sum.update(buffer.get(..read).unwrap_or_default());
+        length += read as u64;
+    }
+    Ok((sum, length))
 }
 
 /// The directory with the links to this process's descriptors. It stays open, so that no file needs

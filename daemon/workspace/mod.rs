@@ -255,7 +255,7 @@ impl Workspace {
         &self,
         path: &RelativePath,
         stop: &Stop,
-    ) -> Result<(Description, Option<[u8; 32]>), Error> {
+    ) -> Result<(Description, Option<String>), Error> {
         description::describe(&self.root, path, stop)
     }
 

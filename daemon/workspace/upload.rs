@@ -26,7 +26,7 @@ use rustix::{
 use super::{
     beneath::{Root, open_name},
     failure::{Wanted, exists, failure},
-    file::RegularFile,
+    file::{RegularFile, hash},
     original::{Fresh, Original},
     path::RelativePath,
     stop::Stop,
@@ -37,8 +37,6 @@ use crate::daemon::{
     sys::Errno,
 };
 
-/// Bytes that are read at once when what is there already is hashed.
-const READ_BYTES: usize = 256 * 1024;
 /// Mode of a new file.
 const NEW_FILE: u32 = 0o644;
 
@@ -132,24 +130,15 @@ impl Draft {
         let link = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty()));
-        let mut draft = Self {
-            file: file.map_err(fails)?.into(),
+        let file = file.map_err(fails)?;
+        let (hash, length) = hash(&file, &place.name, u64::MAX, stop)?;
+        Ok(Self {
+            file: file.into(),
             place,
             directory,
-            length: 0,
-            hash: Checksum::default(),
-        };
-        let mut buffer = vec![0; READ_BYTES];
-        loop {
-            stop.check()?;
-            let read = draft.file.read_at(&mut buffer, draft.length);
-            let read = read.map_err(|error| draft.fails(&error))?;
-            if read == 0 {
-                return Ok(draft);
-            }
-            draft.hash.update(buffer.get(..read).unwrap_or_default());
-            draft.length += read as u64;
-        }
+            length,
+            hash,
+        })
     }
 
     /// Bytes that the draft at `place` has, if it is still there.
@@ -301,27 +290,13 @@ fn find_existing(
     }
     let file = RegularFile::open(&found, path)?;
     if let Some(expected) = &target.expected_sha256
-        && *expected != hash(&file, stop)?
+        && *expected != hash(&file, path, u64::MAX, stop)?.0.finish()
     {
         let message =
             format!("{path:?} is not the file of expected_sha256: read it again, and decide anew");
         return Err(Error::new(Reason::StaleFile, message).with("path", path));
     }
     Original::look(&file, &target.path).map(Some)
-}
-
-fn hash(file: &RegularFile, stop: &Stop) -> Result<String, Error> {
-    let (mut hash, mut offset) = (Checksum::default(), 0);
-    let mut buffer = vec![0; READ_BYTES];
-    loop {
-        stop.check()?;
-        let read = file.read_at(&mut buffer, offset)?;
-        if read == 0 {
-            return Ok(hash.finish());
-        }
-        hash.update(buffer.get(..read).unwrap_or_default());
-        offset += read as u64;
-    }
 }
 
 /// User and group of the workspace.
