@@ -24,7 +24,7 @@ pub(crate) struct UploadRecords {
 /// What is known of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UploadRecord {
-    /// Name of its files: a ULID.
+    /// Its own name: a ULID.
     pub(crate) name: String,
     /// Id that its caller gave it; none when it cannot be resumed.
     pub(crate) upload_id: Option<String>,

@@ -1,6 +1,6 @@
-//! Everything in one directory, page by page. The whole directory is read for each page, to be
-//! counted and because the kernel keeps no order; only the entries of the page are looked at, and
-//! not many more names are held.
+//! Everything in one directory but the daemon's own files, page by page. The whole directory is read
+//! for each page, to be counted and because the kernel keeps no order; only the entries of the page
+//! are looked at, and not many more names are held.
 
 use std::os::fd::AsFd as _;
 
@@ -16,6 +16,7 @@ use super::{
     failure::{Wanted, failure},
     path::RelativePath,
     stop::Stop,
+    temporary::is_temporary,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
@@ -63,7 +64,7 @@ impl Contents {
                 entry => entry.map_err(wanted)?,
             };
             let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
+            if name == b"." || name == b".." || is_temporary(name) {
                 continue;
             }
             let Ok(name) = str::from_utf8(name) else {

@@ -24,6 +24,7 @@
 //! | [`step`] | putting one new content in place, and taking it back |
 //! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
 //! | [`subtree`] | a directory that holds some files and nothing else |
+//! | [`temporary`] | names of the daemon's own files |
 //! | [`original`] | a file before a change, and what of it is kept |
 //! | [`room`] | memory for the contents of files that are changed |
 //! | [`journal`] | what a change is about to do, for the next daemon |
@@ -60,6 +61,7 @@ mod step;
 mod stop;
 mod subtree;
 mod swap;
+mod temporary;
 mod upload;
 mod walk;
 
@@ -276,9 +278,9 @@ impl Workspace {
         upload::look_at(&self.root, target, stop)
     }
 
-    /// Begins a draft in the directory of `path`, named after `id`.
-    pub(crate) fn begin_draft(&self, path: &RelativePath, id: &str) -> Result<Draft, Error> {
-        Draft::create(&self.root, path, id)
+    /// Begins a draft in the directory of `path`.
+    pub(crate) fn begin_draft(&self, path: &RelativePath) -> Result<Draft, Error> {
+        Draft::create(&self.root, path)
     }
 
     /// Finds a draft again, and hashes what it has.

@@ -29,6 +29,7 @@ use super::{
     file::{RegularFile, hash},
     original::{Fresh, Original},
     path::RelativePath,
+    step::temporary_name,
     stop::Stop,
 };
 use crate::daemon::{
@@ -90,12 +91,12 @@ fn directory_of(root: &Root, path: &RelativePath) -> Result<OwnedFd, Error> {
 // === impl Draft ===
 
 impl Draft {
-    /// Begins a draft in the directory of `path`, named after `id`.
-    pub(super) fn create(root: &Root, path: &RelativePath, id: &str) -> Result<Self, Error> {
+    /// Begins a draft in the directory of `path`.
+    pub(super) fn create(root: &Root, path: &RelativePath) -> Result<Self, Error> {
         let fails = |errno| failure(errno, path.as_str(), Wanted::File);
         let (parent, _) = path.split_file()?;
         let directory = directory_of(root, path)?;
-        let name = format!(".jig-{id}.tmp");
+        let name = temporary_name();
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::RUSR | Mode::WUSR;

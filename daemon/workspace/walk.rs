@@ -29,6 +29,7 @@ use super::{
     ignore_files::IgnoreFiles,
     path::RelativePath,
     stop::Stop,
+    temporary::is_temporary,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -341,6 +342,7 @@ impl<'a> Walk<'a> {
             stop.check()?;
             if entry.is_directory && !deeper
                 || entry.is_directory && !selection.git && name == b".git"
+                || is_temporary(name)
                 || after.is_some_and(|after| is_behind(*entry, name, after))
             {
                 return Ok(false);

@@ -28,5 +28,7 @@ mod search;
 pub(crate) mod tools;
 /// Files of any size, in and out.
 mod transfer;
+/// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
+mod transfer_drafts;
 /// What transfers take of the machine.
 mod transfer_size;

@@ -26,7 +26,7 @@ use crate::support::{Daemon, Proxy, Refusal, Setup, eventually};
 
 pub(super) const MIB: u64 = 1 << 20;
 
-fn sha256(bytes: &[u8]) -> String {
+pub(super) fn sha256(bytes: &[u8]) -> String {
     let sum = Sha256::digest(bytes);
     sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -45,7 +45,7 @@ pub(super) fn noise(length: usize) -> Vec<u8> {
     bytes
 }
 
-fn start(path: &str, bytes: &[u8]) -> UploadStart {
+pub(super) fn start(path: &str, bytes: &[u8]) -> UploadStart {
     UploadStart {
         path: path.to_owned(),
         size_bytes: bytes.len() as u64,
@@ -54,14 +54,14 @@ fn start(path: &str, bytes: &[u8]) -> UploadStart {
     }
 }
 
-fn named(path: &str, bytes: &[u8], id: &str) -> UploadStart {
+pub(super) fn named(path: &str, bytes: &[u8], id: &str) -> UploadStart {
     UploadStart {
         upload_id: Some(id.to_owned()),
         ..start(path, bytes)
     }
 }
 
-fn chunk(offset: usize, data: &[u8]) -> Part {
+pub(super) fn chunk(offset: usize, data: &[u8]) -> Part {
     Part::Chunk(UploadChunk {
         offset: offset as u64,
         data: data.to_vec().into(),
@@ -80,7 +80,7 @@ pub(super) async fn client(socket: &Path) -> Client {
         .unwrap()
 }
 
-async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Status> {
+pub(super) async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Status> {
     let messages = parts
         .into_iter()
         .map(|part| UploadRequest { part: Some(part) });
@@ -91,19 +91,19 @@ async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Sta
     answer.map(tonic::Response::into_inner)
 }
 
-async fn refused(daemon: &Daemon, parts: Vec<Part>, reason: &str) -> Refusal {
+pub(super) async fn refused(daemon: &Daemon, parts: Vec<Part>, reason: &str) -> Refusal {
     let refusal = Refusal::of(&upload(daemon, parts).await.unwrap_err());
     assert_eq!(refusal.reason, reason, "{refusal:?}");
     refusal
 }
 
 /// An upload whose messages the test sends one by one. Dropping both breaks it off.
-type Slowly = (
+pub(super) type Slowly = (
     mpsc::Sender<UploadRequest>,
     JoinHandle<Result<UploadResponse, Status>>,
 );
 
-async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
+pub(super) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
     let (sender, receiver) = mpsc::channel(16);
     let mut transfers = raw(daemon).await;
     let call = tokio::spawn(async move {
@@ -119,7 +119,7 @@ async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
     (sender, call)
 }
 
-async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
+pub(super) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
     let request = GetUploadRequest {
         upload_id: id.to_owned(),
     };
@@ -132,7 +132,7 @@ async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
     }
 }
 
-async fn comes_to(daemon: &Daemon, id: &str, bytes: u64) {
+pub(super) async fn comes_to(daemon: &Daemon, id: &str, bytes: u64) {
     eventually("the bytes come", async || {
         offset(daemon, id).await == Some(bytes)
     })

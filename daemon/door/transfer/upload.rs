@@ -224,7 +224,7 @@ impl Receiving {
                 Begun::New(lease) => {
                     prepare()?;
                     let path = &plan.target.path;
-                    let draft = workspace.begin_draft(path, &plan.record.name)?;
+                    let draft = workspace.begin_draft(path)?;
                     if let Err(error) = lease.began(draft.place()) {
                         draft.discard();
                         return Err(Error::internal(error));
