@@ -2,8 +2,8 @@
 //! be resumed or to be swept away.
 
 use std::{
-    fs::{self, DirBuilder},
-    io,
+    fs::{self, DirBuilder, DirEntry, File},
+    io::{self, Write as _},
     os::unix::fs::DirBuilderExt as _,
     path::PathBuf,
 };
@@ -53,32 +53,32 @@ impl UploadRecords {
         Self { folder }
     }
 
-    /// All that can be read. Blocks.
+    /// All that can be read. What is no record is swept; one that cannot be read stays for a later
+    /// daemon. Blocks.
     pub(crate) fn load(&self) -> Vec<UploadRecord> {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return Vec::new();
         };
         let mut records = Vec::new();
         for entry in entries.flatten().take(MOST) {
-            let small = entry.metadata().is_ok_and(|data| data.len() <= LARGEST);
-            let record = fs::read(entry.path())
-                .ok()
-                .filter(|_| small)
-                .and_then(|json| serde_json::from_slice::<UploadRecord>(&json).ok())
-                .filter(|record| entry.file_name() == file_name(&record.name).as_str());
-            match record {
-                Some(record) => records.push(record),
+            match read(&entry) {
+                Ok(Some(record)) => records.push(record),
                 // Cut off by a crash, or not ours.
-                None => {
+                Ok(None) => {
                     tracing::warn!(file = %entry.path().display(), "not the record of an upload");
                     fs::remove_file(entry.path()).ok();
+                }
+                Err(error) => {
+                    let file = entry.path();
+                    tracing::warn!(file = %file.display(), %error, "the record of an upload cannot be read");
                 }
             }
         }
         records
     }
 
-    /// Writes a record, in one step. Blocks.
+    /// Writes a record, in one step. It is on the disk when its name is: a draft whose record a
+    /// machine forgets would stay in the workspace for ever. Blocks.
     pub(crate) fn save(&self, record: &UploadRecord) -> io::Result<()> {
         DirBuilder::new()
             .recursive(true)
@@ -86,7 +86,9 @@ impl UploadRecords {
             .create(&self.folder)?;
         let path = self.folder.join(file_name(&record.name));
         let temporary = path.with_extension("new");
-        fs::write(&temporary, serde_json::to_vec(record)?)?;
+        let mut file = File::create(&temporary)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
         fs::rename(temporary, path)
     }
 
@@ -100,12 +102,24 @@ impl UploadRecords {
     }
 }
 
+/// The record in a file; none where it holds something else.
+fn read(entry: &DirEntry) -> io::Result<Option<UploadRecord>> {
+    if entry.metadata()?.len() > LARGEST {
+        return Ok(None);
+    }
+    let json = fs::read(entry.path())?;
+    let record = serde_json::from_slice::<UploadRecord>(&json).ok();
+    Ok(record.filter(|record| entry.file_name() == file_name(&record.name).as_str()))
+}
+
 fn file_name(name: &str) -> String {
     format!("{name}.json")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -127,10 +141,21 @@ mod tests {
             touched: 5,
         };
         records.save(&record).unwrap();
-        let torn = folder.path().join("uploads/01ABD.json");
-        fs::write(&torn, "{\"name\"").unwrap();
+        let at = |name: &str| folder.path().join("uploads").join(name);
+        fs::write(at("01ABD.json"), "{\"name\"").unwrap();
+        File::create(at("large.json"))
+            .unwrap()
+            .set_len(LARGEST + 1)
+            .unwrap();
+        fs::copy(at("01ABC.json"), at("other.json")).unwrap();
+        // What cannot be read may be a record all the same, and be read another time.
+        symlink(".", at("01ABE.json")).unwrap();
         assert_eq!(records.load(), [record]);
-        assert!(!torn.exists());
+        let left = fs::read_dir(folder.path().join("uploads")).unwrap();
+        let mut left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["01ABC.json", "01ABE.json"]);
+        fs::remove_file(at("01ABE.json")).unwrap();
         records.remove("01ABC");
         records.remove("01ABC");
         assert_eq!(records.load(), []);
