@@ -30,15 +30,13 @@ pub(crate) struct UploadRecord {
     pub(crate) upload_id: Option<String>,
     /// The workspace.
     pub(crate) workspace: String,
-    /// Where the file is to be.
+    /// Where the file is to be. What has come lies beside it.
     pub(crate) path: String,
     /// Bytes of the whole file.
     pub(crate) size: u64,
     /// Hash of the whole file.
     pub(crate) sha256: String,
-    /// Directory of what has come, in the workspace.
-    pub(crate) draft_directory: String,
-    /// Its name there.
+    /// Name of what has come.
     pub(crate) draft_name: String,
     /// Its device and inode.
     pub(crate) draft_identity: (u64, u64),
@@ -134,7 +132,6 @@ mod tests {
             path: "p".into(),
             size: 7,
             sha256: "00".into(),
-            draft_directory: String::new(),
             draft_name: ".jig-01ABC.tmp".into(),
             draft_identity: (1, u64::MAX),
             complete: None,

@@ -16,7 +16,8 @@
 //! | [`scan`] | lines of a file, and what is known of the whole of it |
 //! | [`glob`] | which paths a request wants |
 //! | [`ignore_files`] | what `.gitignore`, `.ignore` and `.git/info/exclude` leave out |
-//! | [`upload`] | files that come in parts, put into their place when they are whole |
+//! | [`draft`] | a file that comes in parts, as long as it is not whole |
+//! | [`upload`] | such a file begun, found again, and put into its place |
 //! | [`walk`] | the files below a directory, in order |
 //! | [`relocate`] | moving |
 //! | [`remove`] | deleting, also whole trees |
@@ -41,6 +42,7 @@ pub(crate) mod change;
 mod contents;
 mod description;
 mod directory;
+mod draft;
 mod failure;
 mod fault;
 mod file;
@@ -74,6 +76,7 @@ use std::{
 use beneath::Root;
 pub(crate) use contents::Contents;
 pub(crate) use description::{Description, Kind};
+pub(crate) use draft::{Draft, DraftError, DraftPlace, Target};
 use failure::{Wanted, failure};
 pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;
@@ -84,7 +87,6 @@ pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
 pub(crate) use stop::Stop;
-pub(crate) use upload::{Draft, DraftPlace, Target};
 pub(crate) use walk::{Selection, Walk};
 
 use super::{
@@ -270,41 +272,6 @@ impl Workspace {
         stop: &Stop,
     ) -> Result<Contents, Error> {
         Contents::read(&self.root, path, after, most, stop)
-    }
-
-    /// Checks that a draft could be put there now, before it has come.
-    pub(crate) fn look_at(&self, target: &Target, stop: &Stop) -> Result<(), Error> {
-        self.allow_change(&target.path)?;
-        upload::look_at(&self.root, target, stop)
-    }
-
-    /// Begins a draft in the directory of `path`.
-    pub(crate) fn begin_draft(&self, path: &RelativePath) -> Result<Draft, Error> {
-        Draft::create(&self.root, path)
-    }
-
-    /// Finds a draft again, and hashes what it has.
-    pub(crate) fn reopen_draft(&self, place: DraftPlace, stop: &Stop) -> Result<Draft, Error> {
-        Draft::reopen(&self.root, place, stop)
-    }
-
-    /// Bytes that the draft at `place` has, if it is still there.
-    pub(crate) fn draft_length(&self, place: &DraftPlace) -> Option<u64> {
-        Draft::length_at(&self.root, place)
-    }
-
-    /// Deletes the draft at `place`, if it is still there and still the same file.
-    pub(crate) fn delete_draft(&self, place: &DraftPlace) {
-        Draft::delete_at(&self.root, place);
-    }
-
-    /// Puts a draft into its place, whole as it is. Answers whether nothing was there before. When
-    /// that fails it stays a draft.
-    pub(crate) fn put(&self, draft: &Draft, target: &Target, stop: &Stop) -> Result<bool, Error> {
-        self.allow_change(&target.path)?;
-        let _held = self.locks.hold(std::slice::from_ref(&target.path), stop)?;
-        let allow = |directory: BorrowedFd<'_>, name: &str| self.allow_change_in(directory, name);
-        draft.put(&self.root, target, self.sync, allow, stop)
     }
 
     /// Starts a walk over the files below a directory, from behind `after`, a path relative to that

@@ -275,7 +275,6 @@ impl Lease {
             let Some(upload) = uploads.get_mut(&self.key) else {
                 return Ok(());
             };
-            upload.record.draft_directory.clone_from(&place.directory);
             upload.record.draft_name.clone_from(&place.name);
             upload.record.draft_identity = place.identity;
             upload.record.clone()
@@ -397,7 +396,7 @@ fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
 
 fn place(record: &UploadRecord) -> DraftPlace {
     DraftPlace {
-        directory: record.draft_directory.clone(),
+        path: record.path.clone(),
         name: record.draft_name.clone(),
         identity: record.draft_identity,
     }

@@ -22,7 +22,7 @@ use crate::{
         error::{Error, Reason, Violation},
         store::uploads::UploadRecord,
         task,
-        workspace::{Draft, Stop, Target, Workspace},
+        workspace::{Draft, DraftError, Stop, Target, Workspace},
     },
 };
 
@@ -135,7 +135,6 @@ impl Plan {
                 path: path.as_str().to_owned(),
                 size: start.size_bytes,
                 sha256: start.sha256.to_ascii_lowercase(),
-                draft_directory: String::new(),
                 draft_name: String::new(),
                 draft_identity: (0, 0),
                 complete: None,
@@ -231,21 +230,21 @@ impl Receiving {
                     }
                     return Ok(Ok((lease, draft)));
                 }
-                Begun::Resting(lease, draft) => (lease, *draft),
-                Begun::OnDisk(lease, place) => {
-                    match workspace.reopen_draft(place.clone(), stop) {
-                        Ok(draft) => (lease, draft),
-                        Err(error) => {
-                            // A caller who left while it was hashed may come back.
-                            if error.reason == Reason::Timeout {
-                                lease.put_back();
-                            } else {
-                                workspace.delete_draft(&place);
-                            }
-                            return Err(error);
-                        }
+                Begun::Resting(lease, draft) => match workspace.check_draft(&draft) {
+                    Ok(()) => (lease, *draft),
+                    Err(error) => return Err(leave(lease, *draft, error)),
+                },
+                Begun::OnDisk(lease, place) => match workspace.reopen_draft(place.clone(), stop) {
+                    Ok(draft) => (lease, draft),
+                    Err(DraftError::Kept(error)) => {
+                        lease.put_back();
+                        return Err(error);
                     }
-                }
+                    Err(DraftError::Dropped(error)) => {
+                        workspace.delete_draft(&place);
+                        return Err(error);
+                    }
+                },
             };
             match prepare() {
                 Ok(()) => Ok(Ok((lease, draft))),
@@ -312,10 +311,7 @@ impl Receiving {
                     lease.complete(created);
                     Ok(created)
                 }
-                Err(error) => {
-                    lease.rest(draft);
-                    Err(error)
-                }
+                Err(error) => Err(leave(lease, draft, error)),
             }
         })
         .await?
@@ -341,6 +337,21 @@ impl Receiving {
         }
         let text = "the caller has gone: with an upload_id, the upload can be resumed";
         Error::new(Reason::Timeout, text)
+    }
+}
+
+/// Leaves a draft that could not be used. Blocks.
+fn leave(lease: Lease, draft: Draft, error: DraftError) -> Error {
+    match error {
+        DraftError::Kept(error) => {
+            lease.rest(draft);
+            error
+        }
+        DraftError::Dropped(error) => {
+            draft.discard();
+            drop(lease); // which forgets it
+            error
+        }
     }
 }
 

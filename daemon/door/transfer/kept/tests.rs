@@ -10,7 +10,6 @@ fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
         path: "p".into(),
         size: u64::MAX,
         sha256: String::new(),
-        draft_directory: String::new(),
         draft_name: String::new(),
         draft_identity: (0, 0),
         complete: None,

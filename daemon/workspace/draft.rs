@@ -1,0 +1,239 @@
+//! A file that comes in parts, as long as it is not whole: a file of its own beside its place.
+//!
+//! While it comes it belongs to the daemon's user and nobody else may open it. That keeps it from
+//! commands where they have another user: those of a root daemon, in a workspace that is not root's.
+//! Others can write into it as they can into the file that it becomes, before and after: what was
+//! checked is what came, not what they made of it. Any command can take its name away, which is
+//! noticed.
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::{ffi::OsStrExt as _, fs::FileExt as _},
+    },
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, statat, unlinkat},
+    io::retry_on_intr,
+};
+
+use super::{
+    beneath::open_name,
+    failure::{Wanted, failure},
+    file::hash,
+    original::Stamp,
+    path::RelativePath,
+    step::temporary_name,
+    stop::Stop,
+};
+use crate::daemon::{
+    checksum::Checksum,
+    error::{Error, Reason},
+    sys::Errno,
+};
+
+/// A file that is not whole yet. It holds the hash of what it has.
+#[derive(Debug)]
+pub(crate) struct Draft {
+    place: DraftPlace,
+    directory: OwnedFd,
+    file: File,
+    length: u64,
+    sum: Checksum,
+}
+
+/// Where a draft lies, to find it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DraftPlace {
+    /// Path, relative to the workspace, of the file that it is to become. It lies beside it.
+    pub(crate) path: String,
+    /// Its name.
+    pub(crate) name: String,
+    /// Device and inode.
+    pub(crate) identity: (u64, u64),
+}
+
+/// What is to become of a draft.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// Where it is to be.
+    pub(crate) path: RelativePath,
+    /// Whether something that is there stays.
+    pub(crate) create_new: bool,
+    /// Hash, in lower-case hexadecimal, that the file there must have.
+    pub(crate) expected_sha256: Option<String>,
+    /// Permission bits; those of the file that is there, without them.
+    pub(crate) mode: Option<u32>,
+}
+
+/// Why a draft could not be used.
+#[derive(Debug)]
+pub(crate) enum DraftError {
+    /// It stays as it is, for another time.
+    Kept(Error),
+    /// It is not any more what had come, and of no use.
+    Dropped(Error),
+}
+
+// === impl Draft ===
+
+impl Draft {
+    /// Begins the draft of the file `path` in the directory of that file.
+    pub(super) fn create(directory: OwnedFd, path: &RelativePath) -> Result<Self, Error> {
+        let fails = |errno| failure(errno, path.as_str(), Wanted::File);
+        let name = temporary_name();
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let private = Mode::RUSR | Mode::WUSR;
+        let file = retry_on_intr(|| openat(&directory, name.as_str(), flags, private));
+        let file = file.map_err(fails)?;
+        let stat = fstat(&file).map_err(fails)?;
+        Ok(Self {
+            place: DraftPlace {
+                path: path.as_str().to_owned(),
+                name,
+                identity: (stat.st_dev, stat.st_ino),
+            },
+            directory,
+            file: file.into(),
+            length: 0,
+            sum: Checksum::default(),
+        })
+    }
+
+    /// Opens a draft again in its directory, and hashes what it has.
+    pub(super) fn open(
+        directory: OwnedFd,
+        place: DraftPlace,
+        stop: &Stop,
+    ) -> Result<Self, DraftError> {
+        let lost = |errno| lost(errno, &place.path);
+        let found = open_name(directory.as_fd(), place.name.as_bytes()).map_err(lost)?;
+        let stat = fstat(&found).map_err(lost)?;
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        if !is_file || (stat.st_dev, stat.st_ino) != place.identity {
+            return Err(tampered(&place.path));
+        }
+        let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty()))
+            .map_err(|errno| failure(errno, &place.path, Wanted::File))?;
+        let (sum, length) = hash(&file, &place.path, u64::MAX, stop)?;
+        Ok(Self {
+            file: file.into(),
+            place,
+            directory,
+            length,
+            sum,
+        })
+    }
+
+    /// Where it lies.
+    pub(crate) fn place(&self) -> &DraftPlace {
+        &self.place
+    }
+
+    /// Bytes that it has.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Hash of what it has, in lower-case hexadecimal.
+    pub(crate) fn sha256(&self) -> String {
+        self.sum.clone().finish()
+    }
+
+    /// Adds bytes at its end. Zeros take no room on the disk.
+    pub(crate) fn append(&mut self, data: &[u8]) -> Result<(), Error> {
+        let end = self.length + data.len() as u64;
+        let written = if is_zero(data) {
+            self.file.set_len(end)
+        } else {
+            self.file.write_all_at(data, self.length)
+        };
+        if let Err(error) = written {
+            // So that the length of the file stays what is told: a part may have been written.
+            if let Err(error) = self.file.set_len(self.length) {
+                return Err(self.fails(&error));
+            }
+            return Err(self.fails(&error));
+        }
+        self.sum.update(data);
+        self.length = end;
+        Ok(())
+    }
+
+    /// Checks that it lies in its directory still, with as many bytes as have come.
+    pub(super) fn check(&self, directory: BorrowedFd<'_>) -> Result<(), DraftError> {
+        let lost = |errno| lost(errno, &self.place.path);
+        let named = Stamp::at(directory, &self.place.name).map_err(lost)?;
+        let size = fstat(&self.file).map_err(lost)?.st_size;
+        if named.identity() != self.place.identity || u64::try_from(size) != Ok(self.length) {
+            return Err(tampered(&self.place.path));
+        }
+        Ok(())
+    }
+
+    /// Deletes it.
+    pub(crate) fn discard(self) {
+        delete(self.directory.as_fd(), &self.place);
+    }
+
+    fn fails(&self, error: &io::Error) -> Error {
+        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        failure(errno, &self.place.path, Wanted::File)
+    }
+}
+
+impl AsFd for Draft {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+// === impl DraftError ===
+
+impl From<Error> for DraftError {
+    fn from(error: Error) -> Self {
+        Self::Kept(error)
+    }
+}
+
+/// What it means that a draft is not found: that it was taken away, or that it cannot be told now.
+pub(super) fn lost(errno: Errno, path: &str) -> DraftError {
+    match errno {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => tampered(path),
+        errno => failure(errno, path, Wanted::File).into(),
+    }
+}
+
+fn tampered(path: &str) -> DraftError {
+    let text = format!(
+        "what had come of {path:?} was moved, deleted or changed in the workspace, and is dropped: start again from the first byte"
+    );
+    DraftError::Dropped(Error::new(Reason::StaleFile, text).with("path", path))
+}
+
+/// Deletes a draft, unless another file has taken its name.
+pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) {
+    let name = OsStr::from_bytes(place.name.as_bytes());
+    let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+        return;
+    };
+    if (stat.st_dev, stat.st_ino) != place.identity {
+        return;
+    }
+    if let Err(errno) = unlinkat(directory, name, AtFlags::empty()) {
+        tracing::warn!(name = place.name, %errno, "what is left of an upload cannot be deleted");
+    }
+}
+
+fn is_zero(data: &[u8]) -> bool {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    data.chunks(ZEROS.len())
+        .all(|chunk| ZEROS.starts_with(chunk))
+}
