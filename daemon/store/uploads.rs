@@ -40,6 +40,8 @@ pub(crate) struct UploadRecord {
     pub(crate) draft_name: String,
     /// Its device and inode.
     pub(crate) draft_identity: (u64, u64),
+    /// Whether it is to replace a file; none before it is about to be put in its place.
+    pub(crate) replaces: Option<bool>,
     /// Whether the file is in its place, and if so, whether nothing was there before.
     pub(crate) complete: Option<bool>,
     /// Seconds since 1970 when something last came.
@@ -134,6 +136,7 @@ mod tests {
             sha256: "00".into(),
             draft_name: ".jig-01ABC.tmp".into(),
             draft_identity: (1, u64::MAX),
+            replaces: Some(true),
             complete: None,
             touched: 5,
         };

@@ -104,6 +104,15 @@ impl Workspace {
         change.place(path)?;
         change.commit()
     }
+
+    /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
+    /// a directory that hands its own down (inode(7), the set-group-ID bit).
+    pub(super) fn owner_in(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
+        let (user, group) = self.owner;
+        let stat = fstat(directory)?;
+        let hands_down = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
+        Ok((user, if hands_down { stat.st_gid } else { group }))
+    }
 }
 
 impl Change<'_> {
@@ -262,7 +271,7 @@ impl Change<'_> {
         match content.like.or(like) {
             Some(original) => original.dress(file.as_fd(), content.mode)?,
             None => Fresh {
-                owner: self.owner_in(directory)?,
+                owner: self.workspace.owner_in(directory)?,
                 mode: content.mode.unwrap_or(NEW_FILE),
             }
             .dress(file.as_fd())?,
@@ -279,13 +288,9 @@ impl Change<'_> {
         }
     }
 
-    /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
-    /// a directory that hands its own down (inode(7), the set-group-ID bit).
-    pub(super) fn owner_in(&self, directory: &OwnedFd) -> Result<(u32, u32), Errno> {
-        let (user, group) = self.workspace.owner;
-        let stat = fstat(directory)?;
-        let hands_down = Mode::from_raw_mode(stat.st_mode).contains(Mode::SGID);
-        Ok((user, if hands_down { stat.st_gid } else { group }))
+    /// The workspace.
+    pub(super) fn workspace(&self) -> &Workspace {
+        self.workspace
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
@@ -386,7 +391,8 @@ impl Change<'_> {
             }
             fault::step();
             let made = open_directory_named(&here, &name).map_err(failed)?;
-            self.owner_in(&here)
+            self.workspace
+                .owner_in(&here)
                 .and_then(|owner| give(made.as_fd(), owner))
                 .map_err(failed)?;
             here = made;

@@ -17,15 +17,16 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, fstat, open, openat, statat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, chmod, fstat, open, openat, statat, unlinkat},
     io::retry_on_intr,
+    process::{getegid, geteuid},
 };
 
 use super::{
     beneath::open_name,
     failure::{Wanted, failure},
     file::hash,
-    original::Stamp,
+    original::{Fresh, Stamp},
     path::RelativePath,
     step::temporary_name,
     stop::Stop,
@@ -35,6 +36,9 @@ use crate::daemon::{
     error::{Error, Reason},
     sys::Errno,
 };
+
+/// Mode of a draft.
+const PRIVATE: u32 = 0o600;
 
 /// A file that is not whole yet. It holds the hash of what it has.
 #[derive(Debug)]
@@ -55,6 +59,8 @@ pub(crate) struct DraftPlace {
     pub(crate) name: String,
     /// Device and inode.
     pub(crate) identity: (u64, u64),
+    /// Whether it is to take the place of another file; none before it is about to be put there.
+    pub(crate) replaces: Option<bool>,
 }
 
 /// What is to become of a draft.
@@ -88,7 +94,7 @@ impl Draft {
         let name = temporary_name();
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let private = Mode::RUSR | Mode::WUSR;
+        let private = Mode::from_raw_mode(PRIVATE);
         let file = retry_on_intr(|| openat(&directory, name.as_str(), flags, private));
         let file = file.map_err(fails)?;
         let stat = fstat(&file).map_err(fails)?;
@@ -97,6 +103,7 @@ impl Draft {
                 path: path.as_str().to_owned(),
                 name,
                 identity: (stat.st_dev, stat.st_ino),
+                replaces: None,
             },
             directory,
             file: file.into(),
@@ -118,10 +125,13 @@ impl Draft {
         if !is_file || (stat.st_dev, stat.st_ino) != place.identity {
             return Err(tampered(&place.path));
         }
+        let fails = |errno| failure(errno, &place.path, Wanted::File);
         let link = format!("/proc/self/fd/{}", found.as_raw_fd());
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
-        let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty()))
-            .map_err(|errno| failure(errno, &place.path, Wanted::File))?;
+        // The daemon may have died when it was dressed already.
+        chmod(link.as_str(), Mode::from_raw_mode(PRIVATE)).map_err(fails)?;
+        let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty())).map_err(fails)?;
+        undress(file.as_fd()).map_err(fails)?;
         let (sum, length) = hash(&file, &place.path, u64::MAX, stop)?;
         Ok(Self {
             file: file.into(),
@@ -178,6 +188,18 @@ impl Draft {
         Ok(())
     }
 
+    /// Remembers whether it is about to take the place of another file.
+    pub(super) fn will_replace(&mut self, replaces: bool) {
+        self.place.replaces = Some(replaces);
+    }
+
+    /// Makes it the daemon's alone again, after it was dressed as the file that it is to become.
+    pub(super) fn undress(&self) {
+        if let Err(errno) = undress(self.as_fd()) {
+            tracing::warn!(path = self.place.path, %errno, "what has come of an upload cannot be closed to others");
+        }
+    }
+
     /// Deletes it.
     pub(crate) fn discard(self) {
         delete(self.directory.as_fd(), &self.place);
@@ -230,6 +252,14 @@ pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) {
     if let Err(errno) = unlinkat(directory, name, AtFlags::empty()) {
         tracing::warn!(name = place.name, %errno, "what is left of an upload cannot be deleted");
     }
+}
+
+fn undress(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    let fresh = Fresh {
+        owner: (geteuid().as_raw(), getegid().as_raw()),
+        mode: PRIVATE,
+    };
+    fresh.dress(file)
 }
 
 fn is_zero(data: &[u8]) -> bool {

@@ -20,7 +20,8 @@
 //! | [`upload`] | such a file begun, found again, and put into its place |
 //! | [`walk`] | the files below a directory, in order |
 //! | [`relocate`] | moving |
-//! | [`remove`] | deleting, also whole trees |
+//! | [`remove`] | deleting |
+//! | [`tree`] | deleting a directory with all that is in it |
 //! | [`change`] | changing files, all of them or none |
 //! | [`step`] | putting one new content in place, and taking it back |
 //! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
@@ -64,6 +65,7 @@ mod stop;
 mod subtree;
 mod swap;
 mod temporary;
+mod tree;
 mod upload;
 mod walk;
 

@@ -20,8 +20,8 @@ use super::{
     journal::Step,
     original::{Stamp, stale},
     path::RelativePath,
-    remove::remove_entry,
     subtree::Subtree,
+    tree::remove_entry,
 };
 use crate::daemon::{error::Error, sys::Errno};
 
@@ -189,7 +189,7 @@ fn put_new(directory: &OwnedFd, from: &str, to: &str) -> Result<(), Errno> {
 }
 
 /// Swaps two files.
-fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Result<(), Errno> {
+pub(super) fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Result<(), Errno> {
     match retry_on_intr(|| {
         renameat_with(directory, temporary, directory, name, RenameFlags::EXCHANGE)
     }) {
@@ -206,6 +206,6 @@ fn exchange(directory: &OwnedFd, temporary: &str, name: &str) -> Result<(), Errn
     }
 }
 
-fn old_link(temporary: &str) -> String {
+pub(super) fn old_link(temporary: &str) -> String {
     format!("{temporary}~")
 }

@@ -101,7 +101,7 @@ impl Change<'_> {
     fn make_directory(&self, parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
         mkdirat(parent, name, Mode::from_raw_mode(NEW_DIRECTORY))?;
         let made = open_child(parent.as_fd(), name.as_bytes())?;
-        give(made.as_fd(), self.owner_in(parent)?)?;
+        give(made.as_fd(), self.workspace().owner_in(parent)?)?;
         Ok(made)
     }
 }

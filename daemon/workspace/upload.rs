@@ -1,18 +1,22 @@
 //! Drafts of files that come in parts, in the workspace: begun, found again, and put into their
 //! places at once when they are whole.
 
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::{
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
-use rustix::fs::{AtFlags, FileType, RenameFlags, fstat, fsync, renameat, renameat_with, statat};
+use rustix::fs::{AtFlags, FileType, Stat, fstat, fsync, renameat, statat};
 
 use super::{
     Workspace,
-    beneath::{open_child, open_name},
+    beneath::open_name,
     draft::{Draft, DraftError, DraftPlace, Target, delete, lost},
     failure::{Wanted, exists, failure},
     file::{RegularFile, hash},
-    original::{Fresh, Original},
+    original::{Fresh, Original, Stamp, stale},
     path::RelativePath,
+    step::{Kind, Old, Staged, apply, exchange, finish, old_link},
     stop::Stop,
 };
 use crate::daemon::{
@@ -23,12 +27,22 @@ use crate::daemon::{
 /// Mode of a new file.
 const NEW_FILE: u32 = 0o644;
 
+/// What is left of a draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The draft, with so many bytes.
+    Draft(u64),
+    /// A file of so many bytes, in its place.
+    InPlace(u64),
+    /// Nothing.
+    Nothing,
+}
+
 impl Workspace {
     /// Checks that a draft could be put there now, before it has come.
     pub(crate) fn look_at(&self, target: &Target, stop: &Stop) -> Result<(), Error> {
         self.allow_change(&target.path)?;
-        let (directory, name) = self.directory_of(&target.path)?;
-        find_existing(directory.as_fd(), &name, target, stop).map(drop)
+        self.look(target, stop).map(drop)
     }
 
     /// Begins a draft beside the file that is to be at `path`.
@@ -64,47 +78,114 @@ impl Workspace {
         }
     }
 
-    /// Puts a draft into its place, whole as it is. Answers whether nothing was there before.
+    /// Puts a draft into its place, whole as it is. Answers whether nothing was there before. When
+    /// that fails it is a draft as before.
+    ///
+    /// `say` writes down that it is about to be put there: should the daemon die half-way, the next
+    /// one knows what to look for.
     pub(crate) fn put(
         &self,
-        draft: &Draft,
+        draft: &mut Draft,
         target: &Target,
+        say: impl FnOnce(&DraftPlace) -> Result<(), Error>,
         stop: &Stop,
     ) -> Result<bool, DraftError> {
         self.allow_change(&target.path)?;
-        let _held = self.locks.hold(std::slice::from_ref(&target.path));
         let fails = |errno| failure(errno, target.path.as_str(), Wanted::File);
+        // What can take long is done before others must wait.
+        let looked_at = self.look(target, stop)?;
+        if self.sync {
+            fsync(&*draft).map_err(fails)?;
+        }
+        let _held = self.locks.hold(std::slice::from_ref(&target.path), stop)?;
         let (directory, name) = self.place_of(draft.place())?;
         draft.check(directory.as_fd())?;
         self.allow_change_in(directory.as_fd(), &name)?;
-        let existing = find_existing(directory.as_fd(), &name, target, stop)?;
-        match &existing {
-            Some(original) => original.dress(draft.as_fd(), target.mode),
+        let existing = find_existing(directory.as_fd(), &name, target)?
+            .map(|file| Original::look(&file, &target.path))
+            .transpose()?;
+        if let Some(existing) = &existing {
+            existing.check_writable(&target.path)?;
+        }
+        let old = existing.as_ref().map(|existing| existing.stamp);
+        if target.expected_sha256.is_some() && old != looked_at {
+            return Err(stale(&target.path).into());
+        }
+        draft.will_replace(old.is_some());
+        say(draft.place())?;
+        let staged = Staged {
+            path: target.path.clone(),
+            directory: Arc::new(directory),
+            name,
+            temporary: draft.place().name.clone(),
+            kind: Kind::Put(Stamp::of(&fstat(&*draft).map_err(fails)?)),
+            old: old.map_or(Old::Nothing, Old::File),
+        };
+        let applied = self
+            .dress(draft, &staged.directory, existing.as_ref(), target)
+            .map_err(fails)
+            .and_then(|()| apply(&staged));
+        if let Err(error) = applied {
+            // A file system that cannot do it in one step may have gone half-way.
+            let left = settle(&staged.directory, &staged.name, draft.place());
+            if !matches!(left, Ok(Left::InPlace(_))) {
+                draft.undress();
+                return Err(error.into());
+            }
+        }
+        if old.is_some()
+            && let Err(errno) = finish(&staged.directory, &staged.temporary)
+        {
+            tracing::warn!(name = staged.temporary, %errno, "what an upload has replaced cannot be deleted");
+        }
+        // It is in its place, and no draft any more.
+        self.sync(target.path.split().map(|(directory, _)| directory))
+            .map_err(DraftError::Dropped)?;
+        Ok(old.is_none())
+    }
+
+    /// Makes a draft what it is to be but for its name.
+    fn dress(
+        &self,
+        draft: &Draft,
+        directory: &OwnedFd,
+        existing: Option<&Original>,
+        target: &Target,
+    ) -> Result<(), Errno> {
+        match existing {
+            Some(original) => original.dress(draft.as_fd(), target.mode)?,
             None => Fresh {
-                owner: self.owner,
+                owner: self.owner_in(directory)?,
                 mode: target.mode.unwrap_or(NEW_FILE),
             }
-            .dress(draft.as_fd()),
+            .dress(draft.as_fd())?,
         }
-        .map_err(fails)?;
         if self.sync {
-            fsync(draft).map_err(fails)?;
+            fsync(draft)?;
         }
-        let from = draft.place().name.as_str();
-        let renamed = if target.create_new {
-            renameat_with(&directory, from, &directory, &name, RenameFlags::NOREPLACE)
-        } else {
-            renameat(&directory, from, &directory, &name)
+        Ok(())
+    }
+
+    /// The file that a draft is to replace, if it may; none where nothing is.
+    fn look(&self, target: &Target, stop: &Stop) -> Result<Option<Stamp>, Error> {
+        let path = target.path.as_str();
+        let (directory, name) = self.directory_of(&target.path)?;
+        let Some(file) = find_existing(directory.as_fd(), &name, target)? else {
+            return match target.expected_sha256 {
+                None => Ok(None),
+                Some(_) => Err(failure(Errno::NOENT, path, Wanted::File)),
+            };
         };
-        match renamed {
-            Ok(()) if self.sync => open_child(directory.as_fd(), b".")
-                .and_then(fsync)
-                .map_err(fails)?,
-            Ok(()) => {}
-            Err(Errno::EXIST) => return Err(exists(&target.path).into()),
-            Err(errno) => return Err(fails(errno).into()),
+        let stamp = Stamp::of(&file.stat()?);
+        if let Some(expected) = &target.expected_sha256
+            && *expected != hash(&file, path, u64::MAX, stop)?.0.finish()
+        {
+            let text = format!(
+                "{path:?} is not the file of expected_sha256: read it again, and decide anew"
+            );
+            return Err(Error::new(Reason::StaleFile, text).with("path", path));
         }
-        Ok(existing.is_none())
+        Ok(Some(stamp))
     }
 
     /// The directory of a file, as a place to work in, and its name there.
@@ -131,31 +212,64 @@ fn find_existing(
     directory: BorrowedFd<'_>,
     name: &str,
     target: &Target,
-    stop: &Stop,
-) -> Result<Option<Original>, Error> {
+) -> Result<Option<RegularFile>, Error> {
     let path = target.path.as_str();
     let fails = |errno| failure(errno, path, Wanted::File);
     let found = match open_name(directory, name.as_bytes()) {
         Ok(found) => found,
-        Err(Errno::NOENT) if target.expected_sha256.is_none() => return Ok(None),
+        Err(Errno::NOENT) => return Ok(None),
         Err(errno) => return Err(fails(errno)),
     };
     let stat = fstat(&found).map_err(fails)?;
     if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
         return Err(fails(Errno::LOOP));
     }
+    let file = RegularFile::open(&found, path)?;
     if target.create_new {
         return Err(exists(&target.path));
     }
-    let file = RegularFile::open(&found, path)?;
-    if let Some(expected) = &target.expected_sha256
-        && *expected != hash(&file, path, u64::MAX, stop)?.0.finish()
-    {
-        let message =
-            format!("{path:?} is not the file of expected_sha256: read it again, and decide anew");
-        return Err(Error::new(Reason::StaleFile, message).with("path", path));
+    Ok(Some(file))
+}
+
+/// Finds what is left of a draft that was to be put into its place, and takes back what of that was
+/// done by half.
+fn settle(directory: &OwnedFd, name: &str, place: &DraftPlace) -> Result<Left, Errno> {
+    let at = |name: &str| match statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+        Ok(stat) => Ok(Some(stat)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno),
+    };
+    let temporary = place.name.as_str();
+    // Where a file system cannot swap two files, the old one has a name of its own meanwhile.
+    let old_link = old_link(temporary);
+    if at(temporary)?.is_none() && at(&old_link)?.is_some() {
+        renameat(directory, &old_link, directory, temporary)?;
     }
-    Original::look(&file, &target.path).map(Some)
+    finish(directory, &old_link)?;
+    let (beside, in_place) = (at(temporary)?, at(name)?);
+    let size_of_draft = |found: Option<Stat>| {
+        let draft = found.filter(|stat| (stat.st_dev, stat.st_ino) == place.identity);
+        draft.map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
+    };
+    match (
+        size_of_draft(beside),
+        size_of_draft(in_place),
+        place.replaces,
+    ) {
+        // Where it cannot rename to a free name alone, both names are there for a moment.
+        (Some(_), Some(size), Some(false)) => {
+            finish(directory, temporary)?;
+            Ok(Left::InPlace(size))
+        }
+        (Some(size), _, _) => Ok(Left::Draft(size)),
+        // Swapped; but nobody has looked yet whether the file that came out is the one to replace.
+        (None, Some(size), Some(true)) if beside.is_some() => {
+            exchange(directory, temporary, name)?;
+            Ok(Left::Draft(size))
+        }
+        (None, Some(size), Some(_)) => Ok(Left::InPlace(size)),
+        (None, _, _) => Ok(Left::Nothing),
+    }
 }
 
 #[cfg(test)]

@@ -281,6 +281,15 @@ async fn what_is_refused_changes_nothing() {
         (with(|s| s.path = "link".into()), "SYMLINK_BLOCKED", ""),
         (with(|s| s.path = "directory".into()), "NOT_A_FILE", ""),
         (with(|s| s.path = ".".into()), "NOT_A_FILE", ""),
+        (
+            // As `write_file` answers it.
+            with(|s| {
+                s.path = "directory".into();
+                s.mode = Some(WriteMode::CreateNew.into());
+            }),
+            "NOT_A_FILE",
+            "",
+        ),
         (with(|s| s.path = "../x".into()), "PATH_ESCAPE", ""),
         (with(|s| s.path = "old/x".into()), "NOT_A_DIRECTORY", ""),
         (

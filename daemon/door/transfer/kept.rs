@@ -269,7 +269,7 @@ impl Turn {
 
 impl Lease {
     /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
-    pub(super) fn began(&self, place: &DraftPlace) -> std::io::Result<()> {
+    pub(super) fn note(&self, place: &DraftPlace) -> Result<(), Error> {
         let record = {
             let mut uploads = self.kept.lock();
             let Some(upload) = uploads.get_mut(&self.key) else {
@@ -277,9 +277,17 @@ impl Lease {
             };
             upload.record.draft_name.clone_from(&place.name);
             upload.record.draft_identity = place.identity;
+            upload.record.replaces = place.replaces;
             upload.record.clone()
         };
-        self.kept.records.save(&record)
+        let saved = self.kept.records.save(&record);
+        saved.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => {
+                let text = "the disk that holds the daemon's state directory is full: make room there, and try again";
+                Error::new(Reason::NoSpace, text).caused_by(error)
+            }
+            _ => Error::internal(error),
+        })
     }
 
     /// Leaves an upload of an earlier daemon as it was found.
@@ -399,6 +407,7 @@ fn place(record: &UploadRecord) -> DraftPlace {
         path: record.path.clone(),
         name: record.draft_name.clone(),
         identity: record.draft_identity,
+        replaces: record.replaces,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::{
         error::{Error, Reason, Violation},
         store::uploads::UploadRecord,
         task,
-        workspace::{Draft, DraftError, Stop, Target, Workspace},
+        workspace::{Draft, DraftError, DraftPlace, Stop, Target, Workspace},
     },
 };
 
@@ -137,6 +137,7 @@ impl Plan {
                 sha256: start.sha256.to_ascii_lowercase(),
                 draft_name: String::new(),
                 draft_identity: (0, 0),
+                replaces: None,
                 complete: None,
                 touched: 0,
             },
@@ -224,9 +225,9 @@ impl Receiving {
                     prepare()?;
                     let path = &plan.target.path;
                     let draft = workspace.begin_draft(path)?;
-                    if let Err(error) = lease.began(draft.place()) {
+                    if let Err(error) = lease.note(draft.place()) {
                         draft.discard();
-                        return Err(Error::internal(error));
+                        return Err(error);
                     }
                     return Ok(Ok((lease, draft)));
                 }
@@ -294,7 +295,7 @@ impl Receiving {
     }
 
     /// Checks what has come and puts it into its place.
-    async fn finish(&self, lease: Lease, draft: Draft) -> Result<bool, Error> {
+    async fn finish(&self, lease: Lease, mut draft: Draft) -> Result<bool, Error> {
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
         self.on_files(move |stop| {
             let sha256 = draft.sha256();
@@ -306,7 +307,8 @@ impl Receiving {
                 );
                 return Err(Error::new(Reason::ChecksumMismatch, message).with("sha256", sha256));
             }
-            match workspace.put(&draft, &plan.target, stop) {
+            let say = |place: &DraftPlace| lease.note(place);
+            match workspace.put(&mut draft, &plan.target, say, stop) {
                 Ok(created) => {
                     lease.complete(created);
                     Ok(created)

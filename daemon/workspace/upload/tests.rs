@@ -112,3 +112,214 @@ fn a_draft_that_was_taken_away_is_dropped_and_one_that_cannot_be_reached_is_kept
         assert_eq!(found.map(reason), [(kept, expected); 2]);
     }
 }
+
+fn target(workspace: &Workspace) -> Target {
+    Target {
+        path: workspace.resolve("dir/file").unwrap(),
+        create_new: false,
+        expected_sha256: None,
+        mode: None,
+    }
+}
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn what_commands_do_while_a_draft_is_put_in_its_place_is_not_lost() {
+    use Reason as R;
+    /// What is there before, what a command does, and what is there after it.
+    type Case = (
+        Option<&'static str>,
+        fn(&Path),
+        Option<&'static str>,
+        Reason,
+    );
+    let cases: [Case; 4] = [
+        (
+            Some("old"),
+            |file| fs::write(file, "by a command").unwrap(),
+            Some("by a command"),
+            R::StaleFile,
+        ),
+        (
+            Some("old"),
+            |file| {
+                fs::write(file.with_extension("new"), "new").unwrap();
+                fs::rename(file.with_extension("new"), file).unwrap();
+            },
+            Some("new"),
+            R::StaleFile,
+        ),
+        (
+            Some("old"),
+            |file| fs::remove_file(file).unwrap(),
+            None,
+            R::StaleFile,
+        ),
+        (
+            None,
+            |file| fs::write(file, "by a command").unwrap(),
+            Some("by a command"),
+            R::FileExists,
+        ),
+    ];
+    for (before, command, after, expected) in cases {
+        let (folder, workspace, mut draft) = with_draft();
+        let file = folder.path().join("dir/file");
+        if let Some(before) = before {
+            fs::write(&file, before).unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        }
+        let target = target(&workspace);
+        let say = |place: &DraftPlace| {
+            assert_eq!(place.replaces, Some(before.is_some()));
+            command(&file);
+            Ok(())
+        };
+        let error = workspace.put(&mut draft, &target, say, &Stop::new());
+        assert_eq!(reason(error.unwrap_err()), (true, expected));
+        assert_eq!(fs::read_to_string(&file).ok().as_deref(), after);
+        // It is a draft as before.
+        let place = folder.path().join("dir").join(&draft.place().name);
+        assert_eq!(mode(&place), 0o600);
+        workspace.check_draft(&draft).unwrap();
+        let put = workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new());
+        assert_eq!(put.unwrap(), after.is_none());
+        assert_eq!(fs::read_to_string(&file).unwrap(), "some");
+        assert_eq!(fs::read_dir(folder.path().join("dir")).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn a_file_that_changes_after_it_was_hashed_is_not_replaced() {
+    let (folder, workspace, mut draft) = with_draft();
+    let file = folder.path().join("dir/file");
+    fs::write(&file, "old").unwrap();
+    let target = Target {
+        expected_sha256: Some(crate::daemon::checksum::sha256(b"old")),
+        ..target(&workspace)
+    };
+    let held = workspace
+        .locks
+        .hold(std::slice::from_ref(&target.path), &Stop::new())
+        .unwrap();
+    let (started, thread_id) = std::sync::mpsc::channel();
+    let error = std::thread::scope(|scope| {
+        let put = scope.spawn(|| {
+            started.send(rustix::thread::gettid()).unwrap();
+            workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new())
+        });
+        // It waits for the lock once it has hashed the file.
+        let thread = thread_id.recv().unwrap().as_raw_nonzero();
+        let sleeps = || {
+            let stat = fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
+            stat.is_ok_and(|stat| stat.contains(") S "))
+        };
+        while !sleeps() {
+            std::thread::yield_now();
+        }
+        fs::write(&file, "newer").unwrap();
+        drop(held);
+        put.join().unwrap().unwrap_err()
+    });
+    assert_eq!(reason(error), (true, Reason::StaleFile));
+    assert_eq!(fs::read_to_string(&file).unwrap(), "newer");
+}
+
+#[test]
+fn a_draft_is_put_beside_itself_or_nowhere() {
+    let (folder, workspace, mut draft) = with_draft();
+    fs::rename(folder.path().join("dir"), folder.path().join("moved")).unwrap();
+    fs::create_dir(folder.path().join("dir")).unwrap();
+    let put = workspace.put(&mut draft, &target(&workspace), |_| Ok(()), &Stop::new());
+    assert_eq!(reason(put.unwrap_err()), (false, Reason::StaleFile));
+    draft.discard();
+    for directory in ["dir", "moved"] {
+        let entries = fs::read_dir(folder.path().join(directory)).unwrap();
+        assert_eq!(entries.count(), 0, "{directory}");
+    }
+}
+
+#[test]
+fn a_directory_need_not_be_readable() {
+    let (folder, workspace, draft) = with_draft();
+    draft.discard();
+    let directory = folder.path().join("dir");
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o300)).unwrap();
+    let put = as_nobody_special(|| {
+        let target = target(&workspace);
+        let mut draft = workspace.begin_draft(&target.path)?;
+        workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new())
+    });
+    assert!(put.unwrap());
+    assert_eq!(mode(&directory.join("file")), 0o644);
+}
+
+#[test]
+fn what_was_done_by_half_is_taken_back() {
+    let replaced = Some(true);
+    let created = Some(false);
+    // What there is of the draft, of its place, and of the third name; whether it was to replace.
+    for (beside, in_place, third, replaces, left, place_after) in [
+        ("draft", "", "", None, "draft", ""),
+        ("draft", "old", "", replaced, "draft", "old"),
+        // Swapped in one step, or by means of a third name.
+        ("old", "draft", "", replaced, "draft", "old"),
+        ("draft", "old", "old", replaced, "draft", "old"),
+        ("", "draft", "old", replaced, "draft", "old"),
+        // Put in its place.
+        ("", "draft", "", replaced, "in place", "draft"),
+        ("", "draft", "", created, "in place", "draft"),
+        ("draft", "draft", "", created, "in place", "draft"),
+        // By a command, before all had come.
+        ("", "draft", "", None, "nothing", "draft"),
+        ("draft", "draft", "", None, "draft", "draft"),
+        ("", "old", "", replaced, "nothing", "old"),
+        ("old", "", "", None, "nothing", ""),
+        ("", "", "", None, "nothing", ""),
+    ] {
+        let case = format!("{beside:?} {in_place:?} {third:?} {replaces:?}");
+        let (folder, _workspace, draft) = with_draft();
+        let place = DraftPlace {
+            replaces,
+            ..draft.place().clone()
+        };
+        let at = |name: &str| folder.path().join("dir").join(name);
+        let old_link = format!("{}~", place.name);
+        let names = [place.name.as_str(), "file", &old_link];
+        fs::rename(at(&place.name), at("draft")).unwrap();
+        fs::write(at("old"), "old").unwrap();
+        for (name, holds) in names.iter().zip([beside, in_place, third]) {
+            if !holds.is_empty() {
+                fs::hard_link(at(holds), at(name)).unwrap();
+            }
+        }
+        fs::remove_file(at("draft")).unwrap();
+        fs::remove_file(at("old")).unwrap();
+
+        let directory = std::fs::File::open(at("")).unwrap().into();
+        let expected = match left {
+            "draft" => Left::Draft(4),
+            "in place" => Left::InPlace(4),
+            _ => Left::Nothing,
+        };
+        for _ in 0..2 {
+            let found = settle(&directory, "file", &place);
+            assert_eq!(found, Ok(expected), "{case}");
+        }
+        let holds = |name: &str| match fs::read_to_string(at(name)).ok().as_deref() {
+            None => "",
+            Some("some") => "draft",
+            Some(_) => "old",
+        };
+        assert_eq!(holds("file"), place_after, "{case}");
+        let beside_after = match left {
+            "draft" => "draft",
+            "in place" => "",
+            _ => beside,
+        };
+        assert_eq!(names.map(holds), [beside_after, place_after, ""], "{case}");
+    }
+}

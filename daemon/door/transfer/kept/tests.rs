@@ -12,6 +12,7 @@ fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
         sha256: String::new(),
         draft_name: String::new(),
         draft_identity: (0, 0),
+        replaces: None,
         complete: None,
         touched,
     };
