@@ -1,11 +1,17 @@
 //! `jig cp`, and the commands for files, with a real daemon.
 
 use std::{
+    ffi::OsStr,
     fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{PermissionsExt as _, symlink},
+    },
     path::Path,
     process::{Command, Output, Stdio},
 };
+
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::support::{Daemon, Proxy};
 
@@ -71,39 +77,149 @@ async fn cp_takes_files_in_and_out() {
 }
 
 #[tokio::test]
+async fn cp_keeps_permission_bits() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let at = |name: &str| here.path().join(name);
+    let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o777;
+    for (bits, with_umask) in [
+        (0o600, 0o600),
+        (0o400, 0o400),
+        (0o640, 0o640),
+        (0o700, 0o700),
+        (0o755, 0o750),
+        (0o777, 0o750),
+    ] {
+        // In the second round, something is there.
+        for _ in 0..2 {
+            fs::write(at("key"), "secret").unwrap();
+            fs::set_permissions(at("key"), fs::Permissions::from_mode(bits)).unwrap();
+            jig(&daemon, here.path(), &["cp", "key", ":key"], 0);
+            assert_eq!(mode(&daemon.file("key")), bits, "{bits:o}");
+            let back = Command::new("/bin/sh")
+                .args(["-c", "umask 027; exec \"$@\"", "sh"])
+                .arg(env!("CARGO_BIN_EXE_jig"))
+                .args(["cp", ":key", "back"])
+                .current_dir(here.path())
+                .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+                .output()
+                .unwrap();
+            assert!(back.status.success(), "{back:?}");
+            assert_eq!(mode(&at("back")), with_umask, "{bits:o}");
+        }
+    }
+    fs::create_dir_all(daemon.file("shut/in")).unwrap();
+    fs::set_permissions(daemon.file("shut"), fs::Permissions::from_mode(0o500)).unwrap();
+    fs::set_permissions(daemon.file("shut/in"), fs::Permissions::from_mode(0o710)).unwrap();
+    jig(&daemon, here.path(), &["cp", "-r", ":shut", "."], 0);
+    assert_eq!((mode(&at("shut")), mode(&at("shut/in"))), (0o700, 0o710));
+}
+
+#[tokio::test]
 async fn cp_takes_directories_in_and_out() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();
-    let tree = here.path().join("tree");
-    fs::create_dir_all(tree.join("a/b")).unwrap();
-    fs::create_dir_all(tree.join(".git")).unwrap();
-    fs::write(tree.join("a/b/one"), "1").unwrap();
-    fs::write(tree.join("a/.two"), "2").unwrap();
-    fs::write(tree.join(".git/no"), "").unwrap();
-    symlink("/etc/passwd", tree.join("link")).unwrap();
+    let at = |name: &str| here.path().join(name);
+    let long = "n".repeat(255);
+    fs::create_dir_all(at("tree/a/b")).unwrap();
+    fs::create_dir_all(at("tree/empty/er")).unwrap();
+    fs::create_dir_all(at("tree/.git")).unwrap();
+    fs::write(at("tree/a/b/one"), "1").unwrap();
+    fs::write(at("tree/a/.two"), "2").unwrap();
+    fs::write(at("tree").join(&long), "3").unwrap();
+    fs::write(at("tree/.git/no"), "").unwrap();
     let cp = |arguments: &[&str]| {
-        jig(
+        let arguments = [&["cp", "-r"], arguments].concat();
+        jig(&daemon, here.path(), &arguments, 0)
+    };
+    let told = cp(&["tree", ":in/tree"]);
+    assert!(told.contains("left out, as always: tree/.git\n"), "{told}");
+    let files = [
+        "in/tree/a/.two".to_owned(),
+        "in/tree/a/b/one".to_owned(),
+        format!("in/tree/{long}"),
+    ];
+    assert_eq!(daemon.list_files().await, files);
+    assert!(daemon.file("in/tree/empty/er").is_dir());
+    fs::create_dir(daemon.file("in/.git")).unwrap();
+    let told = cp(&[":in", "out"]);
+    assert!(told.contains("left out, as always: :in/.git\n"), "{told}");
+    assert_eq!(fs::read(at("out/tree/a/b/one")).unwrap(), b"1");
+    assert!(at("out/tree/empty/er").is_dir());
+    assert!(!at("out/.git").exists());
+    cp(&[":", "all"]);
+    assert_eq!(fs::read(at("all/in/tree/a/.two")).unwrap(), b"2");
+    // One file is a tree, too.
+    cp(&[":in/tree/a/.two", "two"]);
+    assert_eq!(fs::read(at("two")).unwrap(), b"2");
+    cp(&["two", ":two"]);
+    assert_eq!(fs::read(daemon.file("two")).unwrap(), b"2");
+}
+
+#[tokio::test]
+async fn cp_takes_what_is_in_a_directory_without_a_name() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let at = |name: &str| here.path().join(name);
+    fs::create_dir_all(at("a/b")).unwrap();
+    fs::write(at("a/b/one"), "1").unwrap();
+    fs::write(at("two"), "2").unwrap();
+    let cp = |from: &str, to: &str| {
+        jig(&daemon, here.path(), &["cp", "-r", from, to], 0);
+    };
+    cp(".", ":");
+    assert_eq!(daemon.list_files().await, ["a/b/one", "two"]);
+    cp("a/.", ":sub/");
+    cp("a/b/..//", ":up");
+    assert_eq!(fs::read(daemon.file("sub/b/one")).unwrap(), b"1");
+    assert_eq!(fs::read(daemon.file("up/b/one")).unwrap(), b"1");
+    cp(":a/.", "into");
+    assert_eq!(fs::read(at("into/b/one")).unwrap(), b"1");
+    fs::create_dir(at("there")).unwrap();
+    cp(":.", "there");
+    assert_eq!(fs::read(at("there/sub/b/one")).unwrap(), b"1");
+    let refused = jig(&daemon, here.path(), &["cp", ".", ":"], 64);
+    assert!(refused.contains("SRC has no name to keep"), "{refused}");
+}
+
+#[tokio::test]
+async fn cp_names_what_it_cannot_copy() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let tree = here.path().join("tree");
+    let no_utf8 = OsStr::from_bytes(b"\xff");
+    for tree in [&tree, &daemon.file("tree")] {
+        fs::create_dir_all(tree.join("only")).unwrap();
+        fs::write(tree.join("file"), "1").unwrap();
+        fs::write(tree.join(no_utf8), "").unwrap();
+        symlink("/etc", tree.join("only/link")).unwrap();
+        mknodat(CWD, tree.join("fifo"), FileType::Fifo, Mode::RWXU, 0).unwrap();
+    }
+    for (arguments, begins, name) in [
+        (["tree", ":in"], "tree", "\u{fffd}"),
+        ([":tree", "out"], ":tree", "?"),
+    ] {
+        let arguments = [&["cp", "-r"], &arguments[..]].concat();
+        let told = jig(&daemon, here.path(), &arguments, 1);
+        assert!(told.contains("file -> "), "{told}");
+        for line in [
+            format!("jig: left out, a symbolic link: {begins}/only/link\n"),
+            format!("jig: left out, neither a file nor a directory: {begins}/fifo\n"),
+            format!("jig: left out, a name that is not UTF-8: {begins}/{name}\n"),
+        ] {
+            assert!(told.contains(&line), "{line}: {told}");
+        }
+        let json = jig(
             &daemon,
             here.path(),
-            &[&["cp", "-r"], arguments].concat(),
-            0,
-        )
-    };
-    cp(&["tree", ":in/tree"]);
-    assert_eq!(
-        daemon.list_files().await,
-        ["in/tree/a/.two", "in/tree/a/b/one"]
-    );
-    cp(&[":in", "out"]);
-    assert_eq!(
-        fs::read(here.path().join("out/tree/a/b/one")).unwrap(),
-        b"1"
-    );
-    cp(&[":", "all"]);
-    assert_eq!(
-        fs::read(here.path().join("all/in/tree/a/.two")).unwrap(),
-        b"2"
-    );
+            &[&["--json"], &arguments[..]].concat(),
+            1,
+        );
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(json["left_out"].as_array().unwrap().len(), 3, "{json}");
+        assert_eq!(json["files"].as_array().unwrap().len(), 1, "{json}");
+    }
+    assert!(daemon.file("in/only").is_dir() && here.path().join("out/only").is_dir());
 }
 
 #[tokio::test]

@@ -1,0 +1,157 @@
+//! Files into the workspace.
+
+use std::{
+    fs::{self, File},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::Arc,
+};
+
+use jig::{
+    api::v1::{CreateDirectoryRequest, GetUploadRequest, UploadStart, WriteMode},
+    client::{Client, sha256_of},
+};
+
+use super::{
+    LONGEST_PATH, Manner,
+    copies::{Copied, Copies, Why},
+    join, local, name_of, nameless, unique,
+};
+use crate::{failure::Failure, local::Local, progress::Progress};
+
+/// Files up to this size are sent again from the start when the connection is lost.
+const SMALL: u64 = 1 << 20;
+
+/// Copies a file or directory to a path of the workspace.
+pub(super) async fn send(
+    client: Client,
+    from: String,
+    mut to: String,
+    manner: Manner,
+) -> Result<Copies, Failure> {
+    let is_directory = Path::new(&from).is_dir();
+    if to.is_empty() || to.ends_with('/') {
+        match name_of(&from) {
+            Some(name) => to = join(&to, name),
+            None if is_directory && manner.recursive => {}
+            None => return Err(nameless()),
+        }
+    }
+    if is_directory && !manner.recursive {
+        return Err(Failure::Usage(format!(
+            "{from:?} is a directory: copy it with -r"
+        )));
+    }
+    if is_directory {
+        tree(&client, &from, to, &manner).await
+    } else {
+        let copied = file(&client, Path::new(&from), to, &manner).await?;
+        Ok(Copies::of(copied))
+    }
+}
+
+async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Result<Copies, Failure> {
+    let mut copies = Copies::default();
+    let mut open = vec![(Path::new(from).to_owned(), to)];
+    while let Some((directory, to)) = open.pop() {
+        let fails = |error| local(&directory, &error);
+        let mut entries = Vec::new();
+        for entry in fs::read_dir(&directory).map_err(fails)? {
+            let entry = entry.map_err(fails)?;
+            entries.push((entry.file_name(), entry.file_type().map_err(fails)?));
+        }
+        entries.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        // Files bring their directory with them.
+        let mut is_made = to.is_empty();
+        for (name, kind) in entries {
+            let path = directory.join(&name);
+            let shown = path.display().to_string();
+            let Some(name) = name.to_str() else {
+                copies.leave_out(shown, Why::NoUtf8);
+                continue;
+            };
+            let to = join(&to, name);
+            if kind.is_dir() && name == ".git" {
+                copies.leave_out(shown, Why::Git);
+            } else if to.len() > LONGEST_PATH {
+                copies.leave_out(shown, Why::TooLong);
+            } else if kind.is_dir() {
+                open.push((path, to));
+                is_made = true;
+            } else if kind.is_file() {
+                copies.files.push(file(client, &path, to, manner).await?);
+                is_made = true;
+            } else {
+                let is_link = kind.is_symlink();
+                copies.leave_out(shown, if is_link { Why::Symlink } else { Why::NoFile });
+            }
+        }
+        if !is_made {
+            let request = CreateDirectoryRequest { path: to };
+            client.create_directory(request).await?;
+        }
+    }
+    Ok(copies)
+}
+
+async fn file(
+    client: &Client,
+    from: &Path,
+    to: String,
+    manner: &Manner,
+) -> Result<Copied, Failure> {
+    let fails = |error| local(from, &error);
+    // Opening a FIFO could wait for ever.
+    if !fs::metadata(from).map_err(fails)?.is_file() {
+        return Err(Local::no_file(from).into());
+    }
+    let file = File::open(from).map_err(fails)?;
+    let mode = file.metadata().map_err(fails)?.permissions().mode() & 0o777;
+    let (size, sha256) = sha256_of(&file).await.map_err(fails)?;
+    let mut start = UploadStart {
+        path: to.clone(),
+        size_bytes: size,
+        sha256: sha256.clone(),
+        mode: manner.no_clobber.then(|| WriteMode::CreateNew.into()),
+        create_directories: None,
+        expected_sha256: manner.expect.clone(),
+        file_mode: Some(mode),
+        upload_id: None,
+    };
+    if size > SMALL {
+        start.upload_id = Some(upload_id(client, &start).await?);
+    }
+    let progress = Arc::new(Progress::new(&to, manner.quiet));
+    let show = move |bytes| progress.at(bytes, size);
+    let sent = client.send_file(&file, start, show).await;
+    sent.map_err(|error| Failure::of_transfer(from, error))?;
+    Ok(Copied {
+        source: from.display().to_string(),
+        destination: format!(":{to}"),
+        size_bytes: size,
+        sha256,
+        changed: false,
+    })
+}
+
+/// The same for the same copy, so that one that was broken off is found again; but not that of one
+/// that is complete, which would not be made again.
+async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, Failure> {
+    let mut path = DefaultHasher::new();
+    start.path.hash(&mut path);
+    let path = path.finish();
+    let sum = start.sha256.get(..32).unwrap_or_default();
+    let id = format!("cp-{path:016x}-{sum}");
+    let request = GetUploadRequest {
+        upload_id: id.clone(),
+    };
+    match client.get_upload(request).await {
+        Ok(known) if known.complete || known.sha256 != start.sha256 => {
+            Ok(format!("cp-{}", unique()))
+        }
+        Ok(_) => Ok(id),
+        Err(error) if error.name() == "UPLOAD_NOT_FOUND" => Ok(id),
+        Err(error) => Err(error.into()),
+    }
+}
