@@ -38,8 +38,8 @@ pub(crate) struct UploadRecord {
     pub(crate) sha256: String,
     /// Name of what has come.
     pub(crate) draft_name: String,
-    /// Its device and inode.
-    pub(crate) draft_identity: (u64, u64),
+    /// Its device and inode; none before it is made.
+    pub(crate) draft_identity: Option<(u64, u64)>,
     /// Whether it is to replace a file; none before it is about to be put in its place.
     pub(crate) replaces: Option<bool>,
     /// Whether the file is in its place, and if so, whether nothing was there before.
@@ -135,7 +135,7 @@ mod tests {
             size: 7,
             sha256: "00".into(),
             draft_name: ".jig-01ABC.tmp".into(),
-            draft_identity: (1, u64::MAX),
+            draft_identity: Some((1, u64::MAX)),
             replaces: Some(true),
             complete: None,
             touched: 5,

@@ -7,17 +7,16 @@
 //! noticed.
 
 use std::{
-    ffi::OsStr,
     fs::File,
     io,
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
-        unix::{ffi::OsStrExt as _, fs::FileExt as _},
+        unix::fs::FileExt as _,
     },
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, chmod, fstat, open, openat, statat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, chmod, fstat, open, openat, unlinkat},
     io::retry_on_intr,
     process::{getegid, geteuid},
 };
@@ -25,6 +24,7 @@ use rustix::{
 use super::{
     beneath::open_name,
     failure::{Wanted, failure},
+    fault,
     file::hash,
     original::{Fresh, Stamp},
     path::RelativePath,
@@ -57,8 +57,8 @@ pub(crate) struct DraftPlace {
     pub(crate) path: String,
     /// Its name.
     pub(crate) name: String,
-    /// Device and inode.
-    pub(crate) identity: (u64, u64),
+    /// Device and inode; none before it is made.
+    pub(crate) identity: Option<(u64, u64)>,
     /// Whether it is to take the place of another file; none before it is about to be put there.
     pub(crate) replaces: Option<bool>,
 }
@@ -76,6 +76,17 @@ pub(crate) struct Target {
     pub(crate) mode: Option<u32>,
 }
 
+/// What is left of a draft.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Left {
+    /// The draft, with so many bytes.
+    Draft(u64),
+    /// A file of so many bytes, in its place.
+    InPlace(u64),
+    /// Nothing.
+    Nothing,
+}
+
 /// Why a draft could not be used.
 #[derive(Debug)]
 pub(crate) enum DraftError {
@@ -88,28 +99,45 @@ pub(crate) enum DraftError {
 // === impl Draft ===
 
 impl Draft {
-    /// Begins the draft of the file `path` in the directory of that file.
-    pub(super) fn create(directory: OwnedFd, path: &RelativePath) -> Result<Self, Error> {
+    /// Begins the draft of the file `path` in the directory of that file. `say` writes down where
+    /// it lies before it is made, and which file it is after: a daemon that dies leaves nothing that
+    /// the next one does not know.
+    pub(super) fn create(
+        directory: OwnedFd,
+        path: &RelativePath,
+        say: impl Fn(&DraftPlace) -> Result<(), Error>,
+    ) -> Result<Self, Error> {
         let fails = |errno| failure(errno, path.as_str(), Wanted::File);
-        let name = temporary_name();
+        let mut place = DraftPlace {
+            path: path.as_str().to_owned(),
+            name: temporary_name(),
+            identity: None,
+            replaces: None,
+        };
+        say(&place)?;
+        fault::step();
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(PRIVATE);
-        let file = retry_on_intr(|| openat(&directory, name.as_str(), flags, private));
+        let file = retry_on_intr(|| openat(&directory, place.name.as_str(), flags, private));
         let file = file.map_err(fails)?;
+        fault::step();
         let stat = fstat(&file).map_err(fails)?;
-        Ok(Self {
-            place: DraftPlace {
-                path: path.as_str().to_owned(),
-                name,
-                identity: (stat.st_dev, stat.st_ino),
-                replaces: None,
-            },
+        place.identity = Some((stat.st_dev, stat.st_ino));
+        let draft = Self {
+            place,
             directory,
             file: file.into(),
             length: 0,
             sum: Checksum::default(),
-        })
+        };
+        match say(&draft.place) {
+            Ok(()) => Ok(draft),
+            Err(error) => {
+                draft.discard();
+                Err(error)
+            }
+        }
     }
 
     /// Opens a draft again in its directory, and hashes what it has.
@@ -122,7 +150,7 @@ impl Draft {
         let found = open_name(directory.as_fd(), place.name.as_bytes()).map_err(lost)?;
         let stat = fstat(&found).map_err(lost)?;
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !is_file || (stat.st_dev, stat.st_ino) != place.identity {
+        if !is_file || Some((stat.st_dev, stat.st_ino)) != place.identity {
             return Err(tampered(&place.path));
         }
         let fails = |errno| failure(errno, &place.path, Wanted::File);
@@ -159,6 +187,7 @@ impl Draft {
 
     /// Adds bytes at its end. Zeros take no room on the disk.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<(), Error> {
+        fault::step();
         let end = self.length + data.len() as u64;
         let written = if is_zero(data) {
             self.file.set_len(end)
@@ -182,7 +211,7 @@ impl Draft {
         let lost = |errno| lost(errno, &self.place.path);
         let named = Stamp::at(directory, &self.place.name).map_err(lost)?;
         let size = fstat(&self.file).map_err(lost)?.st_size;
-        if named.identity() != self.place.identity || u64::try_from(size) != Ok(self.length) {
+        if Some(named.identity()) != self.place.identity || u64::try_from(size) != Ok(self.length) {
             return Err(tampered(&self.place.path));
         }
         Ok(())
@@ -200,9 +229,9 @@ impl Draft {
         }
     }
 
-    /// Deletes it.
-    pub(crate) fn discard(self) {
-        delete(self.directory.as_fd(), &self.place);
+    /// Deletes it. Answers whether it is gone.
+    pub(crate) fn discard(self) -> bool {
+        delete(self.directory.as_fd(), &self.place)
     }
 
     fn fails(&self, error: &io::Error) -> Error {
@@ -233,24 +262,28 @@ pub(super) fn lost(errno: Errno, path: &str) -> DraftError {
     }
 }
 
-fn tampered(path: &str) -> DraftError {
+/// The error for a draft that is not what had come any more.
+pub(super) fn tampered(path: &str) -> DraftError {
     let text = format!(
         "what had come of {path:?} was moved, deleted or changed in the workspace, and is dropped: start again from the first byte"
     );
     DraftError::Dropped(Error::new(Reason::StaleFile, text).with("path", path))
 }
 
-/// Deletes a draft, unless another file has taken its name.
-pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) {
-    let name = OsStr::from_bytes(place.name.as_bytes());
-    let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-        return;
+/// Deletes a draft, unless another file has taken its name. Answers whether it is gone.
+pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) -> bool {
+    let name = place.name.as_str();
+    let deleted = match Stamp::at(directory, name) {
+        Ok(found) if place.identity.is_some_and(|it| it != found.identity()) => Ok(()),
+        Ok(_) => unlinkat(directory, name, AtFlags::empty()),
+        Err(errno) => Err(errno),
     };
-    if (stat.st_dev, stat.st_ino) != place.identity {
-        return;
-    }
-    if let Err(errno) = unlinkat(directory, name, AtFlags::empty()) {
-        tracing::warn!(name = place.name, %errno, "what is left of an upload cannot be deleted");
+    match deleted {
+        Ok(()) | Err(Errno::NOENT) => true,
+        Err(errno) => {
+            tracing::warn!(name, %errno, "what is left of an upload cannot be deleted");
+            false
+        }
     }
 }
 

@@ -78,7 +78,7 @@ use std::{
 use beneath::Root;
 pub(crate) use contents::Contents;
 pub(crate) use description::{Description, Kind};
-pub(crate) use draft::{Draft, DraftError, DraftPlace, Target};
+pub(crate) use draft::{Draft, DraftError, DraftPlace, Left, Target};
 use failure::{Wanted, failure};
 pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;

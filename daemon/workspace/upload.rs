@@ -11,8 +11,9 @@ use rustix::fs::{AtFlags, FileType, Stat, fstat, fsync, renameat, statat};
 use super::{
     Workspace,
     beneath::open_name,
-    draft::{Draft, DraftError, DraftPlace, Target, delete, lost},
+    draft::{Draft, DraftError, DraftPlace, Left, Target, delete, lost, tampered},
     failure::{Wanted, exists, failure},
+    fault,
     file::{RegularFile, hash},
     original::{Fresh, Original, Stamp, stale},
     path::RelativePath,
@@ -27,17 +28,6 @@ use crate::daemon::{
 /// Mode of a new file.
 const NEW_FILE: u32 = 0o644;
 
-/// What is left of a draft.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// The draft, with so many bytes.
-    Draft(u64),
-    /// A file of so many bytes, in its place.
-    InPlace(u64),
-    /// Nothing.
-    Nothing,
-}
-
 impl Workspace {
     /// Checks that a draft could be put there now, before it has come.
     pub(crate) fn look_at(&self, target: &Target, stop: &Stop) -> Result<(), Error> {
@@ -45,16 +35,25 @@ impl Workspace {
         self.look(target, stop).map(drop)
     }
 
-    /// Begins a draft beside the file that is to be at `path`.
-    pub(crate) fn begin_draft(&self, path: &RelativePath) -> Result<Draft, Error> {
+    /// Begins a draft beside the file that is to be at `path`. `say` writes down where, before and
+    /// after it is made.
+    pub(crate) fn begin_draft(
+        &self,
+        path: &RelativePath,
+        say: impl Fn(&DraftPlace) -> Result<(), Error>,
+    ) -> Result<Draft, Error> {
         let (directory, _) = self.directory_of(path)?;
-        Draft::create(directory, path)
+        Draft::create(directory, path, say)
     }
 
     /// Finds a draft again, and hashes what it has.
     pub(crate) fn reopen_draft(&self, place: DraftPlace, stop: &Stop) -> Result<Draft, DraftError> {
-        let (directory, _) = self.place_of(&place)?;
-        Draft::open(directory, place, stop)
+        let (directory, name) = self.place_of(&place)?;
+        match settle(&directory, &name, &place) {
+            Ok(Left::Draft(_)) => Draft::open(directory, place, stop),
+            Ok(Left::InPlace(_) | Left::Nothing) => Err(tampered(&place.path)),
+            Err(errno) => Err(lost(errno, &place.path)),
+        }
     }
 
     /// Checks that a draft is still what has come, where it must be.
@@ -63,18 +62,26 @@ impl Workspace {
         draft.check(directory.as_fd())
     }
 
-    /// Bytes that the draft at `place` has, if it is still there.
-    pub(crate) fn draft_length(&self, place: &DraftPlace) -> Option<u64> {
-        let (directory, _) = self.place_of(place).ok()?;
-        let stat = statat(&directory, place.name.as_str(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
-        let is_it = (stat.st_dev, stat.st_ino) == place.identity;
-        u64::try_from(stat.st_size).ok().filter(|_| is_it)
+    /// Finds what is left of a draft of an earlier daemon, and takes back what that had done by half
+    /// of putting it into its place.
+    pub(crate) fn mend_draft(&self, place: &DraftPlace) -> Result<Left, Error> {
+        let settled = match self.place_of(place) {
+            Ok((directory, name)) => settle(&directory, &name, place),
+            Err(DraftError::Dropped(_)) => Ok(Left::Nothing),
+            Err(DraftError::Kept(error)) => return Err(error),
+        };
+        settled.map_err(|errno| failure(errno, &place.path, Wanted::File))
     }
 
-    /// Deletes the draft at `place`, if it is still there and still the same file.
-    pub(crate) fn delete_draft(&self, place: &DraftPlace) {
-        if let Ok((directory, _)) = self.place_of(place) {
-            delete(directory.as_fd(), place);
+    /// Deletes the draft at `place`, unless another file has taken its name. Answers whether it is
+    /// gone.
+    pub(crate) fn delete_draft(&self, place: &DraftPlace) -> bool {
+        match self.place_of(place) {
+            Ok((directory, name)) => {
+                settle(&directory, &name, place).is_ok() && delete(directory.as_fd(), place)
+            }
+            Err(DraftError::Dropped(_)) => true,
+            Err(DraftError::Kept(_)) => false,
         }
     }
 
@@ -113,6 +120,7 @@ impl Workspace {
         }
         draft.will_replace(old.is_some());
         say(draft.place())?;
+        fault::step();
         let staged = Staged {
             path: target.path.clone(),
             directory: Arc::new(directory),
@@ -124,7 +132,11 @@ impl Workspace {
         let applied = self
             .dress(draft, &staged.directory, existing.as_ref(), target)
             .map_err(fails)
-            .and_then(|()| apply(&staged));
+            .and_then(|()| {
+                fault::step();
+                apply(&staged)
+            });
+        fault::step();
         if let Err(error) = applied {
             // A file system that cannot do it in one step may have gone half-way.
             let left = settle(&staged.directory, &staged.name, draft.place());
@@ -133,10 +145,11 @@ impl Workspace {
                 return Err(error.into());
             }
         }
-        if old.is_some()
-            && let Err(errno) = finish(&staged.directory, &staged.temporary)
-        {
-            tracing::warn!(name = staged.temporary, %errno, "what an upload has replaced cannot be deleted");
+        if old.is_some() {
+            if let Err(errno) = finish(&staged.directory, &staged.temporary) {
+                tracing::warn!(name = staged.temporary, %errno, "what an upload has replaced cannot be deleted");
+            }
+            fault::step();
         }
         // It is in its place, and no draft any more.
         self.sync(target.path.split().map(|(directory, _)| directory))
@@ -248,7 +261,7 @@ fn settle(directory: &OwnedFd, name: &str, place: &DraftPlace) -> Result<Left, E
     finish(directory, &old_link)?;
     let (beside, in_place) = (at(temporary)?, at(name)?);
     let size_of_draft = |found: Option<Stat>| {
-        let draft = found.filter(|stat| (stat.st_dev, stat.st_ino) == place.identity);
+        let draft = found.filter(|stat| Some((stat.st_dev, stat.st_ino)) == place.identity);
         draft.map(|stat| u64::try_from(stat.st_size).unwrap_or(0))
     };
     match (

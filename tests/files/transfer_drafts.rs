@@ -2,17 +2,23 @@
 
 use std::{
     fs::{self, File},
-    os::unix::fs::symlink,
+    os::unix::{
+        fs::{PermissionsExt as _, symlink},
+        process::ExitStatusExt as _,
+    },
     path::Path,
 };
 
-use jig::api::v1::{ListDirectoryRequest, SearchRequest, UploadRequest, upload_request::Part};
+use jig::api::v1::{
+    ListDirectoryRequest, SearchRequest, UploadRequest, UploadStart, upload_request::Part,
+};
+use rustix::process::Signal;
 
-use super::transfer::{chunk, comes_to, named, noise, offset, slowly, upload};
-use crate::support::{Daemon, Refusal, promptly};
+use super::transfer::{chunk, comes_to, named, noise, offset, refused, slowly, start, upload};
+use crate::support::{Daemon, Refusal, Setup, promptly};
 
 /// Names of the daemon's own files in a directory.
-fn drafts(directory: &Path) -> Vec<String> {
+fn drafts_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
     entries
         .map(|entry| entry.file_name().into_string().unwrap())
@@ -31,7 +37,7 @@ async fn a_draft_is_not_listed() {
     ];
     let (_sender, _call) = slowly(&daemon, parts).await;
     comes_to(&daemon, "id", 70).await;
-    let [draft] = drafts(&daemon.workspace()).try_into().unwrap();
+    let [draft] = drafts_in(&daemon.workspace()).try_into().unwrap();
     // Where a file system cannot swap two files, there are two for a moment.
     fs::write(daemon.file(&format!("{draft}~")), "needle\n").unwrap();
     // A name that only looks like one.
@@ -80,7 +86,7 @@ async fn what_was_tampered_with_can_be_sent_again() {
             let begin = || Part::Start(named(&path, &bytes, &directory));
             let (sender, call) = slowly(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
             comes_to(&daemon, &directory, 10).await;
-            let [draft] = drafts(&daemon.file(&directory)).try_into().unwrap();
+            let [draft] = drafts_in(&daemon.file(&directory)).try_into().unwrap();
             let draft = daemon.file(&directory).join(draft);
             spoil(&draft);
             let answer = if at_the_end {
@@ -104,7 +110,96 @@ async fn what_was_tampered_with_can_be_sent_again() {
             assert!(fs::read(daemon.file(&path)).unwrap() == bytes, "{path}");
             // What somebody else made is not touched.
             let left = if draft.is_symlink() { 1 } else { 0 };
-            assert_eq!(drafts(&daemon.file(&directory)).len(), left, "{path}");
+            assert_eq!(drafts_in(&daemon.file(&directory)).len(), left, "{path}");
         }
     }
+}
+
+/// Has the daemon die at each step of an upload of `start` over `old`, and checks that the next one
+/// knows what there is, and that the upload can be repeated.
+async fn dies_at_each_step(start: UploadStart, bytes: &[u8], old: Option<&[u8]>, steps: usize) {
+    let resumable = start.upload_id.is_some();
+    for step in 1.. {
+        let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
+        let mut daemon = setup.workspace_table("[files]\nfsync = true").start().await;
+        let file = daemon.file(&start.path);
+        if let Some(old) = old {
+            fs::write(&file, old).unwrap();
+        }
+        let parts = |offset: usize| {
+            let middle = offset.max(bytes.len() / 2);
+            vec![
+                Part::Start(start.clone()),
+                chunk(offset, &bytes[offset..middle]),
+                chunk(middle, &bytes[middle..]),
+            ]
+        };
+        if upload(&daemon, parts(0)).await.is_ok() {
+            assert!(step > steps, "it died only {} times", step - 1);
+            return;
+        }
+        let status = daemon.exit().await;
+        assert_eq!(status.signal(), Some(Signal::KILL.as_raw()));
+
+        let daemon = daemon.restart_without("JIG_DIE_AT_STEP").await;
+        let found = fs::read(&file).ok();
+        let is_new = found.as_deref() == Some(bytes);
+        assert!(is_new || found.as_deref() == old, "step {step}");
+        let directory = file.parent().unwrap();
+        let drafts = || match directory.exists() {
+            true => drafts_in(directory),
+            false => Vec::new(),
+        };
+        let records = || {
+            let records = fs::read_dir(daemon.state().join("uploads")).into_iter();
+            let records = records.flatten().map(Result::unwrap);
+            let records = records.map(|entry| fs::read_to_string(entry.path()).unwrap());
+            records.collect::<String>()
+        };
+        assert!(drafts().iter().all(|draft| records().contains(draft)));
+        assert!(resumable || drafts().is_empty() && records().is_empty());
+
+        let known = match &start.upload_id {
+            Some(id) => offset(&daemon, id).await,
+            None => None,
+        };
+        assert!(!is_new || !resumable || known == Some(bytes.len() as u64));
+        let known = usize::try_from(known.unwrap_or(0)).unwrap();
+        let answer = upload(&daemon, parts(known)).await.unwrap();
+        assert!(!resumable || answer.created == old.is_none(), "step {step}");
+        assert!(fs::read(&file).unwrap() == bytes, "step {step}");
+        assert_eq!(drafts(), [] as [&str; 0], "step {step}");
+        assert_eq!(records().is_empty(), !resumable, "step {step}");
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_during_an_upload_leaves_the_old_or_the_new_and_what_it_knows() {
+    let bytes = noise(1000);
+    let bytes = bytes.as_slice();
+    dies_at_each_step(named("file", bytes, "id"), bytes, Some(b"old"), 8).await;
+    dies_at_each_step(named("new/file", bytes, "id"), bytes, None, 9).await;
+    dies_at_each_step(start("file", bytes), bytes, Some(b"old"), 8).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_reached_for_a_while_is_kept() {
+    let daemon = Setup::new().user(12345).start().await;
+    let bytes = noise(1000);
+    let begin = || Part::Start(named("d/file", &bytes, "id"));
+    let (_sender, _call) = slowly(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
+    comes_to(&daemon, "id", 10).await;
+    let directory = daemon.file("d");
+    let set_mode = |mode| fs::set_permissions(&directory, fs::Permissions::from_mode(mode));
+    set_mode(0o000).unwrap();
+    let daemon = daemon.restart().await;
+    // How much there is cannot be told now.
+    assert_eq!(offset(&daemon, "id").await, Some(0));
+    let whole = || vec![begin(), chunk(0, &bytes)];
+    refused(&daemon, whole(), "PERMISSION_DENIED").await;
+    set_mode(0o755).unwrap();
+    let answer = upload(&daemon, whole()).await.unwrap();
+    assert_eq!(answer.received_bytes, 990);
+    assert!(fs::read(directory.join("file")).unwrap() == bytes);
+    assert_eq!(drafts_in(&directory), [] as [&str; 0]);
 }

@@ -293,6 +293,12 @@ impl Daemon {
         let (setup, place) = (self.setup.clone(), Arc::clone(&self.place));
         promptly("starting again", setup.start_at(place)).await
     }
+
+    /// As [`Self::restart`], without a variable that its environment had.
+    pub(crate) async fn restart_without(mut self, variable: &str) -> Self {
+        self.setup = self.setup.clone().without(variable);
+        self.restart().await
+    }
 }
 
 impl Drop for Daemon {

@@ -73,6 +73,12 @@ impl Setup {
         self
     }
 
+    /// Takes a variable out of its environment again.
+    pub(super) fn without(mut self, name: &str) -> Self {
+        self.environment.retain(|(variable, _)| variable != name);
+        self
+    }
+
     /// Starts it as an ordinary user, to whom the workspace belongs then.
     pub(crate) fn user(mut self, user: u32) -> Self {
         self.user = Some(user);

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::daemon::{
     error::{Error, Reason},
     store::uploads::{UploadRecord, UploadRecords},
-    workspace::{Draft, DraftPlace, Workspace},
+    workspace::{Draft, DraftPlace, Left, Workspace},
 };
 
 /// Uploads that are kept, those that go on included.
@@ -74,7 +74,7 @@ pub(super) struct Turn {
     over: CancellationToken,
 }
 
-/// A call's hold on an upload. Dropping it forgets the upload.
+/// A call's hold on an upload. Dropping it forgets the upload and deletes what has come of it.
 #[derive(Debug)]
 pub(super) struct Lease {
     kept: Arc<Kept>,
@@ -114,32 +114,53 @@ impl Kept {
             workspaces,
             uploads: Mutex::default(),
         };
+        let mut records = kept.records.load();
+        // Of several of one id, the last one counts.
+        records.sort_by_key(|record| record.touched);
         let mut uploads = HashMap::new();
-        for record in kept.records.load() {
-            let state = match (&record.upload_id, record.complete) {
-                (None, _) => None,
-                (Some(_), Some(_)) => Some(State::Complete),
-                (Some(_), None) => kept
-                    .workspace(&record.workspace)
-                    .and_then(|workspace| workspace.draft_length(&place(&record)))
-                    .filter(|length| *length <= record.size)
-                    .map(State::OnDisk),
-            };
-            match (state, record.upload_id.clone()) {
-                (Some(state), Some(id)) => {
-                    let key = (record.workspace.clone(), id);
-                    uploads.insert(key, Upload { record, state });
-                }
-                _ => kept.sweep(Upload {
+        for mut record in records {
+            let useless = match kept.state_of(&mut record) {
+                Some(state) => uploads.insert(key(&record), Upload { record, state }),
+                None => Some(Upload {
                     record,
                     state: State::OnDisk(0),
                 }),
-            }
+            };
+            useless.into_iter().for_each(|upload| kept.sweep(upload));
         }
         let swept = make_room(&mut uploads, MOST_UPLOADS);
         *kept.lock() = uploads;
         swept.into_iter().for_each(|upload| kept.sweep(upload));
         kept
+    }
+
+    /// What there is of an upload of an earlier daemon; none where that is of no use.
+    fn state_of(&self, record: &mut UploadRecord) -> Option<State> {
+        if record.complete.is_some() {
+            return Some(State::Complete);
+        }
+        let left = self
+            .workspace(&record.workspace)
+            .map(|workspace| workspace.mend_draft(&place(record)));
+        let resumable = record.upload_id.is_some();
+        match left {
+            Some(Ok(Left::Draft(bytes))) if resumable && bytes <= record.size => {
+                Some(State::OnDisk(bytes))
+            }
+            // The daemon died before it could write that down.
+            Some(Ok(Left::InPlace(bytes))) if resumable && bytes == record.size => {
+                record.complete = record.replaces.map(|replaces| !replaces);
+                self.save(record);
+                Some(State::Complete)
+            }
+            Some(Ok(_)) => None,
+            Some(Err(error)) => {
+                tracing::warn!(path = record.path, %error, "what is left of an upload cannot be reached");
+                Some(State::OnDisk(0))
+            }
+            // It may be served another time.
+            None => Some(State::OnDisk(0)),
+        }
     }
 
     /// An upload that can be resumed, and where it is to go on.
@@ -162,11 +183,7 @@ impl Kept {
         mut record: UploadRecord,
         stop: &CancellationToken,
     ) -> Result<Begun, Error> {
-        let id = match &record.upload_id {
-            Some(id) => id.clone(),
-            None => format!(".{}", record.name),
-        };
-        let key = (record.workspace.clone(), id);
+        let key = key(&record);
         let turn = Turn {
             stop: stop.clone(),
             progress: Arc::default(),
@@ -230,18 +247,26 @@ impl Kept {
         Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
     }
 
-    /// Deletes what has come of an upload, and its record. Blocks.
+    /// Deletes what has come of an upload, and its record; not the record of what cannot be deleted,
+    /// so that a later daemon can. Blocks.
     fn sweep(&self, Upload { record, state }: Upload) {
-        match state {
+        let is_gone = match state {
             State::Resting(draft) => draft.discard(),
-            State::OnDisk(_) => {
-                if let Some(workspace) = self.workspace(&record.workspace) {
-                    workspace.delete_draft(&place(&record));
-                }
-            }
-            State::Active(_) | State::Complete => {}
+            State::Active(_) | State::OnDisk(_) => self
+                .workspace(&record.workspace)
+                .is_some_and(|workspace| workspace.delete_draft(&place(&record))),
+            State::Complete => true,
+        };
+        if is_gone {
+            self.records.remove(&record.name);
         }
-        self.records.remove(&record.name);
+    }
+
+    fn save(&self, record: &UploadRecord) {
+        // Without it, a repeat after a restart finds less than there is, and starts again.
+        if let Err(error) = self.records.save(record) {
+            tracing::warn!(%error, "the record of an upload cannot be written");
+        }
     }
 
     fn workspace(&self, name: &str) -> Option<&Workspace> {
@@ -270,15 +295,13 @@ impl Turn {
 impl Lease {
     /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
     pub(super) fn note(&self, place: &DraftPlace) -> Result<(), Error> {
-        let record = {
-            let mut uploads = self.kept.lock();
-            let Some(upload) = uploads.get_mut(&self.key) else {
-                return Ok(());
-            };
-            upload.record.draft_name.clone_from(&place.name);
-            upload.record.draft_identity = place.identity;
-            upload.record.replaces = place.replaces;
-            upload.record.clone()
+        let noted = self.touch(|record| {
+            record.draft_name.clone_from(&place.name);
+            record.draft_identity = place.identity;
+            record.replaces = place.replaces;
+        });
+        let Some(record) = noted else {
+            return Ok(());
         };
         let saved = self.kept.records.save(&record);
         saved.map_err(|error| match error.raw_os_error() {
@@ -301,74 +324,60 @@ impl Lease {
 
     /// Keeps the upload for later, or drops it where it cannot be resumed. Blocks.
     pub(super) fn rest(mut self, draft: Draft) {
-        self.settled = true;
-        let (record, swept) = {
-            let mut uploads = self.kept.lock();
-            let resumable = uploads
-                .get(&self.key)
-                .is_some_and(|upload| upload.record.upload_id.is_some());
-            if !resumable {
-                let removed = uploads.remove(&self.key);
-                drop(uploads);
-                draft.discard();
-                removed
-                    .into_iter()
-                    .for_each(|upload| self.kept.sweep(upload));
-                return self.turn.over.cancel();
-            }
-            let mut record = None;
-            if let Some(upload) = uploads.get_mut(&self.key) {
-                upload.record.touched = now();
-                upload.state = State::Resting(Box::new(draft));
-                record = Some(upload.record.clone());
-            }
-            (record, make_room(&mut uploads, MOST_UPLOADS))
+        let Some(record) = self.touch(|_| {}) else {
+            return;
         };
-        if let Some(record) = record {
-            self.save(&record);
+        if record.upload_id.is_none() {
+            draft.discard();
+            return; // which forgets the upload
         }
+        // While it is this call's, so that no other's record is overwritten.
+        self.kept.save(&record);
+        self.settled = true;
+        let swept = {
+            let mut uploads = self.kept.lock();
+            if let Some(upload) = uploads.get_mut(&self.key) {
+                upload.state = State::Resting(Box::new(draft));
+            }
+            make_room(&mut uploads, MOST_UPLOADS)
+        };
         swept.into_iter().for_each(|upload| self.kept.sweep(upload));
         self.turn.over.cancel();
     }
 
     /// Remembers that the file is in its place. Blocks.
     pub(super) fn complete(mut self, created: bool) {
-        self.settled = true;
-        let record = {
-            let mut uploads = self.kept.lock();
-            uploads.get_mut(&self.key).map(|upload| {
-                upload.record.touched = now();
-                upload.record.complete = Some(created);
-                upload.state = State::Complete;
-                upload.record.clone()
-            })
+        let Some(record) = self.touch(|record| record.complete = Some(created)) else {
+            return;
         };
-        match record {
-            Some(record) if record.upload_id.is_some() => self.save(&record),
-            _ => self.remove(),
+        if record.upload_id.is_none() {
+            return; // which forgets the upload
+        }
+        self.kept.save(&record);
+        self.settled = true;
+        if let Some(upload) = self.kept.lock().get_mut(&self.key) {
+            upload.state = State::Complete;
         }
         self.turn.over.cancel();
     }
 
-    fn save(&self, record: &UploadRecord) {
-        // Without it, a repeat after a restart finds less than there is, and starts again.
-        if let Err(error) = self.kept.records.save(record) {
-            tracing::warn!(%error, "the record of an upload cannot be written");
-        }
-    }
-
-    fn remove(&self) {
-        let removed = self.kept.lock().remove(&self.key);
-        if let Some(upload) = removed {
-            self.kept.records.remove(&upload.record.name);
-        }
+    /// Notes that something has come, and what else there is to note.
+    fn touch(&self, note: impl FnOnce(&mut UploadRecord)) -> Option<UploadRecord> {
+        let mut uploads = self.kept.lock();
+        let record = &mut uploads.get_mut(&self.key)?.record;
+        record.touched = now();
+        note(record);
+        Some(record.clone())
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.settled {
-            self.remove();
+            let forgotten = self.kept.lock().remove(&self.key);
+            forgotten
+                .into_iter()
+                .for_each(|upload| self.kept.sweep(upload));
             self.turn.over.cancel();
         }
     }
@@ -400,6 +409,14 @@ fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
         taken.extend(uploads.remove(&key));
     }
     taken
+}
+
+fn key(record: &UploadRecord) -> Key {
+    let id = match &record.upload_id {
+        Some(id) => id.clone(),
+        None => format!(".{}", record.name),
+    };
+    (record.workspace.clone(), id)
 }
 
 fn place(record: &UploadRecord) -> DraftPlace {

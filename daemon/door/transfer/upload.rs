@@ -136,7 +136,7 @@ impl Plan {
                 size: start.size_bytes,
                 sha256: start.sha256.to_ascii_lowercase(),
                 draft_name: String::new(),
-                draft_identity: (0, 0),
+                draft_identity: None,
                 replaces: None,
                 complete: None,
                 touched: 0,
@@ -223,28 +223,22 @@ impl Receiving {
                 Begun::Busy(_) => return Err(Error::internal("the upload is busy")),
                 Begun::New(lease) => {
                     prepare()?;
-                    let path = &plan.target.path;
-                    let draft = workspace.begin_draft(path)?;
-                    if let Err(error) = lease.note(draft.place()) {
-                        draft.discard();
-                        return Err(error);
-                    }
+                    let say = |place: &DraftPlace| lease.note(place);
+                    let draft = workspace.begin_draft(&plan.target.path, say)?;
                     return Ok(Ok((lease, draft)));
                 }
                 Begun::Resting(lease, draft) => match workspace.check_draft(&draft) {
                     Ok(()) => (lease, *draft),
                     Err(error) => return Err(leave(lease, *draft, error)),
                 },
-                Begun::OnDisk(lease, place) => match workspace.reopen_draft(place.clone(), stop) {
+                Begun::OnDisk(lease, place) => match workspace.reopen_draft(place, stop) {
                     Ok(draft) => (lease, draft),
                     Err(DraftError::Kept(error)) => {
                         lease.put_back();
                         return Err(error);
                     }
-                    Err(DraftError::Dropped(error)) => {
-                        workspace.delete_draft(&place);
-                        return Err(error);
-                    }
+                    // Dropping the lease deletes what is left.
+                    Err(DraftError::Dropped(error)) => return Err(error),
                 },
             };
             match prepare() {
@@ -351,7 +345,7 @@ fn leave(lease: Lease, draft: Draft, error: DraftError) -> Error {
         }
         DraftError::Dropped(error) => {
             draft.discard();
-            drop(lease); // which forgets it
+            drop(lease); // which forgets the upload
             error
         }
     }

@@ -20,7 +20,7 @@ fn with_draft() -> (TempDir, Workspace, Draft) {
     fs::create_dir(folder.path().join("dir")).unwrap();
     let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
     let path = workspace.resolve("dir/file").unwrap();
-    let mut draft = workspace.begin_draft(&path).unwrap();
+    let mut draft = workspace.begin_draft(&path, |_| Ok(())).unwrap();
     draft.append(b"some").unwrap();
     (folder, workspace, draft)
 }
@@ -250,7 +250,7 @@ fn a_directory_need_not_be_readable() {
     fs::set_permissions(&directory, fs::Permissions::from_mode(0o300)).unwrap();
     let put = as_nobody_special(|| {
         let target = target(&workspace);
-        let mut draft = workspace.begin_draft(&target.path)?;
+        let mut draft = workspace.begin_draft(&target.path, |_| Ok(()))?;
         workspace.put(&mut draft, &target, |_| Ok(()), &Stop::new())
     });
     assert!(put.unwrap());

@@ -11,7 +11,7 @@ fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
         size: u64::MAX,
         sha256: String::new(),
         draft_name: String::new(),
-        draft_identity: (0, 0),
+        draft_identity: None,
         replaces: None,
         complete: None,
         touched,
