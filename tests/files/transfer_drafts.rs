@@ -15,7 +15,7 @@ use jig::api::v1::{
 use rustix::process::Signal;
 
 use super::transfer::{chunk, comes_to, named, noise, offset, refused, slowly, start, upload};
-use crate::support::{Daemon, Refusal, Setup, promptly};
+use crate::support::{Daemon, Refusal, Setup, eventually, promptly};
 
 /// Names of the daemon's own files in a directory.
 fn drafts_in(directory: &Path) -> Vec<String> {
@@ -202,4 +202,32 @@ async fn what_cannot_be_reached_for_a_while_is_kept() {
     assert_eq!(answer.received_bytes, 990);
     assert!(fs::read(directory.join("file")).unwrap() == bytes);
     assert_eq!(drafts_in(&directory), [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn what_nobody_goes_on_with_is_deleted_when_its_time_is_over() {
+    let daemon = Daemon::start().await;
+    let bytes = noise(1000);
+    let begin = Part::Start(named("file", &bytes, "id"));
+    let (_sender, _call) = slowly(&daemon, vec![begin, chunk(0, &bytes[..10])]).await;
+    comes_to(&daemon, "id", 10).await;
+    let entries = fs::read_dir(daemon.state().join("uploads")).unwrap();
+    let [path] = entries
+        .map(|entry| entry.unwrap().path())
+        .collect::<Vec<_>>()
+        .try_into()
+        .unwrap();
+    // As if that had been almost a day ago.
+    let record = fs::read(&path).unwrap();
+    let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+    let touched = record["touched"].as_u64().unwrap();
+    record["touched"] = (touched - 24 * 3600 + 3).into();
+    fs::write(&path, record.to_string()).unwrap();
+    let daemon = daemon.restart().await;
+    eventually("the draft is deleted", async || {
+        drafts_in(&daemon.workspace()).is_empty()
+    })
+    .await;
+    assert_eq!(offset(&daemon, "id").await, None);
+    eventually("the record is deleted", async || !path.exists()).await;
 }

@@ -2,37 +2,38 @@
 //!
 //! ```text
 //!            begin            rest (the connection was lost)
-//!   (none) ───────▶ active ─────────────────────────────▶ resting ──▶ swept: too old, too many
-//!                    ▲ │ │ └▶ complete (for repeats) ─────────────────▲
+//!   (none) ───────▶ active ─────────────────────────────▶ resting ──▶ swept: its time is over,
+//!                    ▲ │ │ └▶ complete (for repeats) ─────────────────▲      or there are too many
 //!                    │ │ └▶ forgotten (nothing to resume)             │
 //!                    │ └── begin of another call: told to rest ───────│
 //!                    └────────── begin ◀── resting, or found on disk ─┘
 //! ```
+//!
+//! What an earlier daemon left is found on disk: a draft, or a file that is in its place already.
+
+mod upload;
 
 use std::{
     collections::HashMap,
     mem,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
 };
 
+use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
+pub(super) use self::upload::expiry;
+use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
 use crate::daemon::{
     error::{Error, Reason},
     store::uploads::{UploadRecord, UploadRecords},
+    task,
     workspace::{Draft, DraftPlace, Left, Workspace},
 };
 
 /// Uploads that are kept, those that go on included.
 const MOST_UPLOADS: usize = 64;
-/// Bytes that resting uploads may have together.
-const MOST_BYTES: u64 = 64 << 30;
-/// How long an upload is kept after something last came.
-const AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// All of them.
 #[derive(Debug)]
@@ -40,38 +41,8 @@ pub(super) struct Kept {
     records: UploadRecords,
     workspaces: Vec<Arc<Workspace>>,
     uploads: Mutex<HashMap<Key, Upload>>,
-}
-
-/// Workspace and id. One that cannot be resumed has an id that no caller can give.
-type Key = (String, String);
-
-#[derive(Debug)]
-struct Upload {
-    record: UploadRecord,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    /// A call receives it.
-    Active(Turn),
-    /// It can be resumed.
-    Resting(Box<Draft>),
-    /// It can be resumed; it came with an earlier daemon, and has so many bytes.
-    OnDisk(u64),
-    /// The file is in its place.
-    Complete,
-}
-
-/// One call's turn at an upload.
-#[derive(Debug, Clone)]
-pub(super) struct Turn {
-    /// Cancelled when the call is to end.
-    pub(super) stop: CancellationToken,
-    /// Bytes that are there.
-    pub(super) progress: Arc<AtomicU64>,
-    taken_over: Arc<AtomicBool>,
-    over: CancellationToken,
+    /// Told when a call leaves one, which expires from then on.
+    left: Notify,
 }
 
 /// A call's hold on an upload. Dropping it forgets the upload and deletes what has come of it.
@@ -79,8 +50,7 @@ pub(super) struct Turn {
 pub(super) struct Lease {
     kept: Arc<Kept>,
     key: Key,
-    /// The turn.
-    pub(super) turn: Turn,
+    turn: Turn,
     settled: bool,
 }
 
@@ -99,11 +69,6 @@ pub(super) enum Begun {
     Busy(CancellationToken),
 }
 
-/// When an upload is dropped, as time since 1970.
-pub(super) fn expiry(record: &UploadRecord) -> Duration {
-    Duration::from_secs(record.touched).saturating_add(AGE)
-}
-
 // === impl Kept ===
 
 impl Kept {
@@ -113,6 +78,7 @@ impl Kept {
             records,
             workspaces,
             uploads: Mutex::default(),
+            left: Notify::new(),
         };
         let mut records = kept.records.load();
         // Of several of one id, the last one counts.
@@ -168,13 +134,10 @@ impl Kept {
         let uploads = self.lock();
         let upload = uploads.get(&(workspace.to_owned(), id.to_owned()))?;
         upload.record.upload_id.as_ref()?;
-        let offset = match &upload.state {
-            State::Active(turn) => turn.progress.load(Ordering::Relaxed),
-            State::Resting(draft) => draft.length(),
-            State::OnDisk(length) => *length,
-            State::Complete => upload.record.size,
-        };
-        Some((upload.record.clone(), offset))
+        if upload.is_over() {
+            return None; // and is being swept
+        }
+        Some((upload.record.clone(), upload.offset()))
     }
 
     /// Begins a call's turn at the upload of `record`. `stop` ends the turn. Blocks.
@@ -183,13 +146,9 @@ impl Kept {
         mut record: UploadRecord,
         stop: &CancellationToken,
     ) -> Result<Begun, Error> {
+        self.sweep_expired();
         let key = key(&record);
-        let turn = Turn {
-            stop: stop.clone(),
-            progress: Arc::default(),
-            taken_over: Arc::default(),
-            over: CancellationToken::new(),
-        };
+        let turn = Turn::new(stop);
         let lease = |turn| Lease {
             kept: Arc::clone(self),
             key: key.clone(),
@@ -212,21 +171,15 @@ impl Kept {
                 return Ok(Begun::Complete(created));
             }
             if let State::Active(other) = &upload.state {
-                other.taken_over.store(true, Ordering::Relaxed);
-                other.stop.cancel();
+                other.take_over();
                 return Ok(Begun::Busy(other.over.clone()));
             }
             upload.record.touched = now();
+            turn.progress.store(upload.offset(), Ordering::Relaxed);
             return Ok(
                 match mem::replace(&mut upload.state, State::Active(turn.clone())) {
-                    State::Resting(draft) => {
-                        turn.progress.store(draft.length(), Ordering::Relaxed);
-                        Begun::Resting(lease(turn), draft)
-                    }
-                    State::OnDisk(length) => {
-                        turn.progress.store(length, Ordering::Relaxed);
-                        Begun::OnDisk(lease(turn), place(&upload.record))
-                    }
+                    State::Resting(draft) => Begun::Resting(lease(turn), draft),
+                    State::OnDisk(_) => Begun::OnDisk(lease(turn), place(&upload.record)),
                     State::Active(_) | State::Complete => Begun::New(lease(turn)),
                 },
             );
@@ -245,6 +198,39 @@ impl Kept {
         }
         let text = "too many uploads go on: try again after the time given";
         Err(Error::new(Reason::ResourceExhausted, text).retry_after(Duration::from_secs(1)))
+    }
+
+    /// Sweeps each upload when its time is over, until `end`.
+    pub(super) async fn sweep_in_time(self: Arc<Self>, end: CancellationToken) {
+        loop {
+            let next = {
+                let uploads = self.lock();
+                uploads.values().filter_map(Upload::time_left).min()
+            };
+            let time = async {
+                match next {
+                    Some(left) => sleep(left).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = end.cancelled() => return,
+                () = self.left.notified() => {}
+                () = time => {
+                    let kept = Arc::clone(&self);
+                    let swept = task::blocking(move || kept.sweep_expired()).await;
+                    if let Err(error) = swept {
+                        tracing::error!(%error, "sweeping uploads failed");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sweeps the uploads whose time is over. Blocks.
+    fn sweep_expired(&self) {
+        let expired = take_expired(&mut self.lock());
+        expired.into_iter().for_each(|upload| self.sweep(upload));
     }
 
     /// Deletes what has come of an upload, and its record; not the record of what cannot be deleted,
@@ -281,18 +267,19 @@ impl Kept {
     }
 }
 
-// === impl Turn ===
-
-impl Turn {
-    /// Whether another call goes on with the upload.
-    pub(super) fn was_taken_over(&self) -> bool {
-        self.taken_over.load(Ordering::Relaxed)
-    }
-}
-
 // === impl Lease ===
 
 impl Lease {
+    /// Tells how many bytes are there.
+    pub(super) fn came_to(&self, bytes: u64) {
+        self.turn.progress.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether another call goes on with the upload.
+    pub(super) fn was_taken_over(&self) -> bool {
+        self.turn.was_taken_over()
+    }
+
     /// Writes down where the draft lies, so that it is found again if the daemon dies. Blocks.
     pub(super) fn note(&self, place: &DraftPlace) -> Result<(), Error> {
         let noted = self.touch(|record| {
@@ -319,7 +306,7 @@ impl Lease {
         if let Some(upload) = self.kept.lock().get_mut(&self.key) {
             upload.state = State::OnDisk(self.turn.progress.load(Ordering::Relaxed));
         }
-        self.turn.over.cancel();
+        self.settle();
     }
 
     /// Keeps the upload for later, or drops it where it cannot be resumed. Blocks.
@@ -342,7 +329,7 @@ impl Lease {
             make_room(&mut uploads, MOST_UPLOADS)
         };
         swept.into_iter().for_each(|upload| self.kept.sweep(upload));
-        self.turn.over.cancel();
+        self.settle();
     }
 
     /// Remembers that the file is in its place. Blocks.
@@ -358,6 +345,12 @@ impl Lease {
         if let Some(upload) = self.kept.lock().get_mut(&self.key) {
             upload.state = State::Complete;
         }
+        self.settle();
+    }
+
+    /// Ends the turn and leaves the upload to others.
+    fn settle(&self) {
+        self.kept.left.notify_one();
         self.turn.over.cancel();
     }
 
@@ -381,56 +374,6 @@ impl Drop for Lease {
             self.turn.over.cancel();
         }
     }
-}
-
-/// Takes out what is too old and, oldest first, what is too much. What a call receives stays.
-fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
-    let mut idle: Vec<(u64, Key, u64)> = uploads
-        .iter()
-        .filter_map(|(key, upload)| {
-            let bytes = match &upload.state {
-                State::Active(_) => return None,
-                State::Resting(draft) => draft.length(),
-                State::OnDisk(length) => *length,
-                State::Complete => 0,
-            };
-            Some((upload.record.touched, key.clone(), bytes))
-        })
-        .collect();
-    idle.sort_unstable();
-    let oldest = now().saturating_sub(AGE.as_secs());
-    let mut bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
-    let mut taken = Vec::new();
-    for (touched, key, size) in idle {
-        if touched >= oldest && uploads.len() <= most && bytes <= MOST_BYTES {
-            break;
-        }
-        bytes -= size;
-        taken.extend(uploads.remove(&key));
-    }
-    taken
-}
-
-fn key(record: &UploadRecord) -> Key {
-    let id = match &record.upload_id {
-        Some(id) => id.clone(),
-        None => format!(".{}", record.name),
-    };
-    (record.workspace.clone(), id)
-}
-
-fn place(record: &UploadRecord) -> DraftPlace {
-    DraftPlace {
-        path: record.path.clone(),
-        name: record.draft_name.clone(),
-        identity: record.draft_identity,
-        replaces: record.replaces,
-    }
-}
-
-fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |time| time.as_secs())
 }
 
 #[cfg(test)]

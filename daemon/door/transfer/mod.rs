@@ -20,6 +20,7 @@ use crate::{
     daemon::{
         call::{Pipeline, admission::Admission},
         error::{Error, Reason},
+        task,
     },
 };
 
@@ -35,14 +36,17 @@ pub(crate) struct Transfers {
 }
 
 impl Transfers {
-    /// The service, with the uploads that another daemon left, as far as they are young enough.
-    /// Blocks for a moment.
+    /// The service, with the uploads that another daemon left, as far as they are young enough. To be
+    /// called in the runtime; blocks for a moment.
     pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
         let scenes = pipeline.scenes.iter();
         let workspaces = scenes.map(|scene| Arc::clone(&scene.workspace)).collect();
+        let kept = Arc::new(Kept::load(pipeline.store.uploads(), workspaces));
+        let end = pipeline.drain.begun_token();
+        task::spawn("expiry of uploads", Arc::clone(&kept).sweep_in_time(end));
         Self {
             places: Admission::new(TRANSFERS),
-            kept: Arc::new(Kept::load(pipeline.store.uploads(), workspaces)),
+            kept,
             pipeline,
         }
     }

@@ -1,10 +1,7 @@
 //! Receiving a file: chunk by chunk into a draft, which is put into its place when all has come and
 //! its checksum is right.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value, json};
 use tokio::time::timeout;
@@ -284,7 +281,7 @@ impl Receiving {
             if let Err(error) = result {
                 return Ok((draft, Err(error)));
             }
-            lease.turn.progress.store(draft.length(), Ordering::Relaxed);
+            lease.came_to(draft.length());
         }
     }
 
@@ -323,7 +320,7 @@ impl Receiving {
 
     /// Why the call was told to end.
     fn ended(&self, lease: Option<&Lease>) -> Error {
-        if lease.is_some_and(|lease| lease.turn.was_taken_over()) {
+        if lease.is_some_and(|lease| lease.was_taken_over()) {
             let text = "is being resumed by another call, which has taken over";
             return Error::invalid_field("start.upload_id", text);
         }

@@ -1,6 +1,9 @@
 //! Uploads in several calls: kept, resumed, taken over, forgotten.
 
-use super::*;
+use super::{
+    upload::{AGE, MOST_BYTES},
+    *,
+};
 
 fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
     let record = UploadRecord {
@@ -20,12 +23,7 @@ fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
 }
 
 fn active() -> State {
-    State::Active(Turn {
-        stop: CancellationToken::new(),
-        progress: Arc::default(),
-        taken_over: Arc::default(),
-        over: CancellationToken::new(),
-    })
+    State::Active(Turn::new(&CancellationToken::new()))
 }
 
 fn swept(uploads: Vec<(Key, Upload)>, most: usize) -> Vec<String> {
@@ -86,7 +84,7 @@ fn one_call_at_a_time_has_an_upload() {
     let Begun::Busy(over) = kept.begin(record.clone(), &second).unwrap() else {
         panic!("the first call has it");
     };
-    assert!(stop.is_cancelled() && lease.turn.was_taken_over());
+    assert!(stop.is_cancelled() && lease.was_taken_over());
     assert!(!over.is_cancelled());
     drop(lease);
     assert!(over.is_cancelled());
@@ -117,4 +115,25 @@ fn uploads_that_go_on_are_not_swept_for_others() {
     assert_eq!(error.reason, Reason::ResourceExhausted);
     leases.pop();
     assert!(kept.begin(record, &stop).is_ok());
+}
+
+#[test]
+fn what_is_too_old_is_told_to_nobody_and_begun_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = kept(folder.path());
+    let stop = CancellationToken::new();
+    for (age, is_kept) in [(AGE.as_secs() - 60, true), (AGE.as_secs(), false)] {
+        let (key, upload) = upload("a", now() - age, State::OnDisk(7));
+        let record = upload.record.clone();
+        kept.lock().insert(key, upload);
+        assert_eq!(kept.find("w", "a").is_some(), is_kept, "{age}");
+        let begun = kept.begin(record, &stop).unwrap();
+        assert_eq!(matches!(begun, Begun::OnDisk(..)), is_kept, "{begun:?}");
+        assert_eq!(matches!(begun, Begun::New(_)), !is_kept, "{begun:?}");
+        // However old, while a call receives it.
+        kept.lock()
+            .values_mut()
+            .for_each(|upload| upload.record.touched = 0);
+        assert!(kept.find("w", "a").is_some());
+    }
 }

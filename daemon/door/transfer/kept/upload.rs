@@ -1,0 +1,174 @@
+//! One upload that has begun, what of it is written down, and how many of them are kept.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use crate::daemon::{
+    store::uploads::UploadRecord,
+    workspace::{Draft, DraftPlace},
+};
+
+/// Bytes that resting uploads may have together.
+pub(super) const MOST_BYTES: u64 = 64 << 30;
+/// How long an upload is kept after something last came.
+pub(super) const AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// Workspace and id. One that cannot be resumed has an id that no caller can give.
+pub(super) type Key = (String, String);
+
+/// An upload.
+#[derive(Debug)]
+pub(super) struct Upload {
+    /// What is written down of it.
+    pub(super) record: UploadRecord,
+    /// What becomes of it now.
+    pub(super) state: State,
+}
+
+/// What becomes of an upload now.
+#[derive(Debug)]
+pub(super) enum State {
+    /// A call receives it.
+    Active(Turn),
+    /// It can be resumed.
+    Resting(Box<Draft>),
+    /// It can be resumed; it came with an earlier daemon, and has so many bytes.
+    OnDisk(u64),
+    /// The file is in its place.
+    Complete,
+}
+
+/// One call's turn at an upload.
+#[derive(Debug, Clone)]
+pub(super) struct Turn {
+    stop: CancellationToken,
+    /// Bytes that are there.
+    pub(super) progress: Arc<AtomicU64>,
+    taken_over: Arc<AtomicBool>,
+    /// Cancelled when it is over.
+    pub(super) over: CancellationToken,
+}
+
+// === impl Upload ===
+
+impl Upload {
+    /// Time until it is dropped; none while a call receives it.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        let is_idle = !matches!(self.state, State::Active(_));
+        is_idle.then(|| expiry(&self.record).saturating_sub(since_1970()))
+    }
+
+    /// Whether it is to be swept.
+    pub(super) fn is_over(&self) -> bool {
+        self.time_left() == Some(Duration::ZERO)
+    }
+
+    /// Bytes that have come.
+    pub(super) fn offset(&self) -> u64 {
+        match &self.state {
+            State::Active(turn) => turn.progress.load(Ordering::Relaxed),
+            State::Resting(draft) => draft.length(),
+            State::OnDisk(length) => *length,
+            State::Complete => self.record.size,
+        }
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// A turn, which `stop` ends.
+    pub(super) fn new(stop: &CancellationToken) -> Self {
+        Self {
+            stop: stop.clone(),
+            progress: Arc::default(),
+            taken_over: Arc::default(),
+            over: CancellationToken::new(),
+        }
+    }
+
+    /// Tells it to end, so that another call can go on.
+    pub(super) fn take_over(&self) {
+        self.taken_over.store(true, Ordering::Relaxed);
+        self.stop.cancel();
+    }
+
+    /// Whether another call goes on with the upload.
+    pub(super) fn was_taken_over(&self) -> bool {
+        self.taken_over.load(Ordering::Relaxed)
+    }
+}
+
+/// When an upload is dropped, as time since 1970.
+pub(in super::super) fn expiry(record: &UploadRecord) -> Duration {
+    Duration::from_secs(record.touched).saturating_add(AGE)
+}
+
+/// Takes out those whose time is over.
+pub(super) fn take_expired(uploads: &mut HashMap<Key, Upload>) -> Vec<Upload> {
+    let expired = uploads.extract_if(|_, upload| upload.is_over());
+    expired.map(|(_, upload)| upload).collect()
+}
+
+/// Takes out what is too old and, oldest first, what is too much. What a call receives stays.
+pub(super) fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
+    let mut taken = take_expired(uploads);
+    let mut idle: Vec<(u64, Key, u64)> = uploads
+        .iter()
+        .filter_map(|(key, upload)| {
+            let bytes = match &upload.state {
+                State::Active(_) => return None,
+                State::Resting(_) | State::OnDisk(_) => upload.offset(),
+                State::Complete => 0,
+            };
+            Some((upload.record.touched, key.clone(), bytes))
+        })
+        .collect();
+    idle.sort_unstable();
+    let mut bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
+    for (_, key, size) in idle {
+        if uploads.len() <= most && bytes <= MOST_BYTES {
+            break;
+        }
+        bytes -= size;
+        taken.extend(uploads.remove(&key));
+    }
+    taken
+}
+
+/// Under which an upload is kept.
+pub(super) fn key(record: &UploadRecord) -> Key {
+    let id = match &record.upload_id {
+        Some(id) => id.clone(),
+        None => format!(".{}", record.name),
+    };
+    (record.workspace.clone(), id)
+}
+
+/// Where what has come of an upload lies.
+pub(super) fn place(record: &UploadRecord) -> DraftPlace {
+    DraftPlace {
+        path: record.path.clone(),
+        name: record.draft_name.clone(),
+        identity: record.draft_identity,
+        replaces: record.replaces,
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    since_1970().as_secs()
+}
+
+fn since_1970() -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+}
