@@ -96,6 +96,7 @@ pub(crate) fn search(response: &SearchResponse) -> Value {
         "total_matches": response.total_matches,
         "files_left_out": response.files_left_out,
         "files_searched": response.files_searched,
+        "ignore_files_cut": response.ignore_files_cut,
         "timed_out": response.timed_out,
     })
 }

@@ -57,6 +57,7 @@ pub(crate) fn list_files(response: &ListFilesResponse) -> Value {
         "truncated": response.truncated,
         "next_page_token": response.next_page_token,
         "skipped_names": response.skipped_names,
+        "ignore_files_cut": response.ignore_files_cut,
     })
 }
 

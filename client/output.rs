@@ -47,3 +47,12 @@ mod tests {
         assert_eq!(noted("a\x1b[2J\njig: b"), "jig: a\\033[2J\n  jig: b\n");
     }
 }
+
+/// Says that ignore files were too large to count whole, if there were such.
+pub(crate) fn ignore_files_cut(count: u32) {
+    if count > 0 {
+        note(&format!(
+            "ignore files that are too large to count whole: {count}"
+        ));
+    }
+}

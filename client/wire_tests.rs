@@ -286,6 +286,7 @@ impl ToolService for Fake {
                 String::new()
             },
             skipped_names: 0,
+            ignore_files_cut: 0,
         }))
     }
 

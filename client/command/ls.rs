@@ -86,6 +86,7 @@ async fn all(client: Client, request: ListFilesRequest) -> Result<ListFilesRespo
     while let Some(page) = pages.next().await? {
         whole.files.extend(page.files);
         whole.skipped_names = whole.skipped_names.saturating_add(page.skipped_names);
+        whole.ignore_files_cut = whole.ignore_files_cut.max(page.ignore_files_cut);
     }
     Ok(whole)
 }
@@ -169,6 +170,7 @@ fn print(response: &ListFilesResponse, as_json: bool) -> Result<(), Failure> {
             response.skipped_names
         ));
     }
+    output::ignore_files_cut(response.ignore_files_cut);
     Ok(())
 }
 

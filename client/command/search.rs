@@ -102,6 +102,7 @@ fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {
             response.total_matches
         ));
     }
+    output::ignore_files_cut(response.ignore_files_cut);
     Ok(())
 }
 

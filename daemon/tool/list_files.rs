@@ -114,6 +114,7 @@ fn list_files(
         response.files.push(path.to_owned());
         response.skipped_names = walk.skipped();
     }
+    response.ignore_files_cut = walk.ignore_files_cut();
     match response.files.last() {
         Some(last) if response.truncated => response.next_page_token = write_token(&filters, last),
         _ => response.skipped_names = walk.skipped(),

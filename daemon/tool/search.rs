@@ -111,6 +111,7 @@ fn response(finds: Finds, complete: bool) -> v1::SearchResponse {
         files_searched: clamped(finds.searched),
         timed_out: !complete,
         files_left_out: clamped(finds.left_out),
+        ignore_files_cut: finds.ignore_files_cut,
     }
 }
 

@@ -190,6 +190,11 @@ impl<'a> Walk<'a> {
         self.skipped
     }
 
+    /// Ignore files so far of which a part did not count.
+    pub(crate) fn ignore_files_cut(&self) -> u32 {
+        self.ignore_files.cut()
+    }
+
     /// What to tell about trouble with the directory that `path` names.
     fn error(&self, trouble: Trouble) -> Error {
         let path = String::from_utf8_lossy(&self.path);

@@ -361,3 +361,52 @@ async fn list_files_lists_what_ripgrep_lists() {
     }
     assert!(all > 500, "only {all} files were compared");
 }
+
+#[tokio::test]
+async fn a_large_ignore_file_leaves_out_what_it_does_for_ripgrep() {
+    let daemon = Daemon::start().await;
+    let mut ignore = String::new();
+    for number in 0..100_000 {
+        ignore += &match number % 50 {
+            0 => format!("*.e{number}\n"),
+            1 => format!("!src/{number}\n"),
+            2 if number < 10_000 => format!("?{number}*\n"),
+            3 => format!("/top{number}\n"),
+            4 => format!("build{number}/\n"),
+            5..20 => format!("name{number}\n"),
+            _ => format!("src/generated/{number}.rs\n"),
+        };
+    }
+    assert!(ignore.len() > 3 << 19);
+    fs::write(daemon.file(".ignore"), ignore).unwrap();
+    for number in (0..100_000).step_by(7) {
+        let (folder, name) = match number % 9 {
+            0 => ("src", number.to_string()),
+            1 => ("src/generated", format!("{number}.rs")),
+            2 => ("", format!("top{number}")),
+            3 => ("top", format!("top{number}")),
+            4 => ("src", format!("name{number}")),
+            5 => ("a/b", format!("x.e{number}")),
+            6 => ("a", format!("x{number}x")),
+            7 => ("build4", number.to_string()),
+            _ => ("a", format!("build{number}")),
+        };
+        fs::create_dir_all(daemon.file(folder)).unwrap();
+        fs::write(daemon.file(folder).join(name), "").unwrap();
+    }
+    let output = ripgrep(&daemon.workspace(), &["--files".to_owned()]);
+    let output = String::from_utf8(output).unwrap();
+    let mut expected: Vec<&str> = output.lines().collect();
+    expected.sort_unstable();
+    assert!(expected.len() > 5000 && expected.len() < 14_000);
+    let request = ListFilesRequest {
+        max_results: Some(10_000),
+        respect_ignore: Some(true),
+        hidden: Some(false),
+        ..ListFilesRequest::default()
+    };
+    let response = daemon.tools().list_files(request).await.unwrap();
+    let response = response.into_inner();
+    assert_eq!(response.files, expected[..expected.len().min(10_000)]);
+    assert_eq!(response.ignore_files_cut, 0);
+}

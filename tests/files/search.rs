@@ -200,6 +200,32 @@ async fn an_expression_that_holds_a_thread_up_holds_no_answer_up() {
 }
 
 #[tokio::test]
+async fn an_ignore_file_of_any_size_holds_up_no_search() {
+    let daemon = Daemon::start().await;
+    for name in ["first", "last", "other"] {
+        fs::write(daemon.file(name), "needle\n").unwrap();
+    }
+    let names: String = (0..50_000).map(|name| format!("{name:0100}\n")).collect();
+    let wild = format!("{}*\n", "w".repeat(1000)).repeat(1000);
+    for (ignore, cut, expected) in [
+        (format!("{names}last\n"), 0, ["first", "other"].as_slice()),
+        (
+            format!("first\n{names}{names}last\n"),
+            1,
+            &["last", "other"],
+        ),
+        (format!("first\n{wild}last\n"), 1, &["other"]),
+    ] {
+        fs::write(daemon.file(".ignore"), ignore).unwrap();
+        let answer = daemon.tools().search(search("needle")).await;
+        let answer = answer.unwrap().into_inner();
+        let files: Vec<_> = answer.matches.iter().map(|found| &*found.file).collect();
+        assert_eq!((files.as_slice(), answer.ignore_files_cut), (expected, cut));
+        assert!(!answer.timed_out);
+    }
+}
+
+#[tokio::test]
 async fn a_search_ends_when_its_caller_has_gone() {
     let daemon = Daemon::start().await;
     let mut large = fs::File::create(daemon.file("large")).unwrap();

@@ -195,6 +195,10 @@ impl Search<'_> {
                 Err(error) => files.end = Some(Err(error)),
             }
         }
+        let cut = files.walk.ignore_files_cut();
+        if cut > 0 {
+            self.progress.lock().ignore_files_cut = cut;
+        }
     }
 
     fn search(

@@ -20,6 +20,8 @@ pub(crate) struct Finds {
     pub(crate) searched: u64,
     /// Files of these that could not be searched to their end, and files that could not be read.
     pub(crate) left_out: u64,
+    /// Ignore files of which a part did not count.
+    pub(crate) ignore_files_cut: u32,
 }
 
 /// What a search has found so far, for whoever cannot wait for its end.
@@ -37,6 +39,7 @@ pub(super) struct Ranking {
     total: u64,
     searched: u64,
     left_out: u64,
+    pub(super) ignore_files_cut: u32,
 }
 
 #[derive(Debug)]
@@ -76,6 +79,7 @@ impl Ranking {
             total: 0,
             searched: 0,
             left_out: 0,
+            ignore_files_cut: 0,
         }
     }
 
@@ -125,6 +129,7 @@ impl Ranking {
             total: self.total,
             searched: self.searched,
             left_out: self.left_out,
+            ignore_files_cut: self.ignore_files_cut,
             ..Finds::default()
         };
         let mut bytes = 0;

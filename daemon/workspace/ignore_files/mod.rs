@@ -6,42 +6,35 @@
 //! `.git/info/exclude` count within a repository only: in or below a directory with a `.git`, and
 //! not beyond the next one. Links are not followed, as git does not follow them.
 
-use std::{
-    ffi::OsStr,
-    os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
-    path::Path,
-};
+mod patterns;
 
-use ignore::{
-    Match,
-    gitignore::{Gitignore, GitignoreBuilder},
-};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+
 use rustix::io::{pread, retry_on_intr};
 
-use super::{beneath::open_name, directory::Found, file::reopen, stop::Stop};
-use crate::daemon::{
-    error::{Error, Reason},
-    sys::Errno,
+use self::patterns::Patterns;
+use super::{
+    beneath::open_name,
+    directory::Found,
+    failure::{Wanted, failure},
+    file::reopen,
+    stop::Stop,
 };
+use crate::daemon::{error::Error, sys::Errno};
 
-/// Most bytes of the files that count for one directory, together. Compiled, patterns can take up
-/// 250 times as much; large projects have some ten kilobytes.
-const BYTES: usize = 256 << 10;
-/// Lines that are compiled at once, and between two looks at the time. All lines of a large file
-/// together would be too large for the matcher.
-const LINES_TOGETHER: usize = 256;
+/// Most bytes of the files that count for one directory, together; with what is known of their
+/// lines, they take up to 100 MiB.
+const BYTES: usize = 8 << 20;
+/// Most bytes of the lines with wildcards among these. Compiled, they take up to 120 MiB and half a
+/// second; large projects have some ten kilobytes.
+const COMPILED_BYTES: usize = 256 << 10;
 
 /// The files on the way from the workspace to a directory.
 #[derive(Debug, Default)]
 pub(super) struct IgnoreFiles {
     layers: Vec<Layer>,
+    cut: u32,
 }
-
-/// Patterns of one file, in its order, [`LINES_TOGETHER`] compiled at once.
-type Patterns = Vec<Gitignore>;
 
 /// The files of one directory.
 #[derive(Debug)]
@@ -52,7 +45,15 @@ struct Layer {
     gitignore: Patterns,
     exclude: Patterns,
     is_repository: bool,
+    /// What of the files that count for the directories below may still be held.
+    room: Room,
+}
+
+/// Bytes that may still be held.
+#[derive(Debug, Clone, Copy)]
+struct Room {
     bytes: usize,
+    compiled_bytes: usize,
 }
 
 impl IgnoreFiles {
@@ -66,6 +67,11 @@ impl IgnoreFiles {
         self.layers.truncate(len);
     }
 
+    /// Files so far of which a part did not count, as there was no room for it.
+    pub(super) fn cut(&self) -> u32 {
+        self.cut
+    }
+
     /// Reads the files of `directory`, whose path is `path`, empty or with a final slash.
     pub(super) fn enter(
         &mut self,
@@ -77,32 +83,26 @@ impl IgnoreFiles {
         if found == Found::default() {
             return Ok(());
         }
-        let before: usize = self.layers.iter().map(|layer| layer.bytes).sum();
-        let mut bytes = before;
+        let mut room = self.layers.last().map_or(Room::WHOLE, |layer| layer.room);
         let mut read = |present: bool, names: &[&[u8]]| {
             if !present {
-                return Ok(Patterns::new());
+                return Ok(Patterns::default());
             }
-            let shown =
-                || String::from_utf8_lossy(&[path, &names.join(&b'/')].concat()).into_owned();
-            let content = match content(directory, names) {
+            let (content, is_cut) = match content(directory, names, room.bytes) {
                 Ok(content) => content,
                 Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::IO)) => {
-                    let wanted = super::failure::Wanted::File;
-                    return Err(super::failure::failure(errno, &shown(), wanted));
+                    let path = [path, &names.join(&b'/')].concat();
+                    let path = String::from_utf8_lossy(&path);
+                    return Err(failure(errno, &path, Wanted::File));
                 }
                 // What cannot be read says nothing.
-                Err(_) => return Ok(Patterns::new()),
+                Err(_) => return Ok(Patterns::default()),
             };
-            bytes += content.len();
-            if bytes > BYTES {
-                let message = format!(
-                    "{:?}, with the ignore files above it, is over 256 KiB: leave ignore files out of account",
-                    shown()
-                );
-                return Err(Error::new(Reason::ResourceExhausted, message).with("path", shown()));
-            }
-            compile(&content, stop)
+            room.bytes -= content.len();
+            let patterns = Patterns::parse(content, room.compiled_bytes, stop)?;
+            room.compiled_bytes -= patterns.compiled_bytes;
+            self.cut = self.cut.saturating_add((is_cut || patterns.is_cut).into());
+            Ok(patterns)
         };
         let layer = Layer {
             prefix: path.len(),
@@ -110,7 +110,7 @@ impl IgnoreFiles {
             gitignore: read(found.gitignore, &[b".gitignore"])?,
             exclude: read(found.git, &[b".git", b"info", b"exclude"])?,
             is_repository: found.git,
-            bytes: bytes - before,
+            room,
         };
         self.layers.push(layer);
         Ok(())
@@ -123,13 +123,13 @@ impl IgnoreFiles {
         let mut beyond = !in_repository;
         let (mut gitignore, mut exclude) = (None, None);
         for layer in self.layers.iter().rev() {
-            let below = Path::new(OsStr::from_bytes(&path[layer.prefix..]));
-            if let Some(decision) = decision(&layer.ignore, below, is_directory) {
+            let below = &path[layer.prefix..];
+            if let Some(decision) = layer.ignore.decide(below, is_directory) {
                 return Some(decision);
             }
             if !beyond {
-                gitignore = gitignore.or_else(|| decision(&layer.gitignore, below, is_directory));
-                exclude = exclude.or_else(|| decision(&layer.exclude, below, is_directory));
+                gitignore = gitignore.or_else(|| layer.gitignore.decide(below, is_directory));
+                exclude = exclude.or_else(|| layer.exclude.decide(below, is_directory));
             }
             beyond |= layer.is_repository;
         }
@@ -137,20 +137,20 @@ impl IgnoreFiles {
     }
 }
 
-/// What the last pattern that matches says.
-fn decision(patterns: &Patterns, path: &Path, is_directory: bool) -> Option<bool> {
-    patterns
-        .iter()
-        .rev()
-        .find_map(|together| match together.matched(path, is_directory) {
-            Match::None => None,
-            Match::Ignore(_) => Some(true),
-            Match::Whitelist(_) => Some(false),
-        })
+impl Room {
+    const WHOLE: Self = Self {
+        bytes: BYTES,
+        compiled_bytes: COMPILED_BYTES,
+    };
 }
 
-/// The start of a file, one byte more than it may have.
-fn content(directory: BorrowedFd<'_>, names: &[&[u8]]) -> Result<Vec<u8>, Errno> {
+/// The content of a file, or as many whole lines from its start as fit into `most` bytes; and
+/// whether that is not all.
+fn content(
+    directory: BorrowedFd<'_>,
+    names: &[&[u8]],
+    most: usize,
+) -> Result<(Vec<u8>, bool), Errno> {
     let mut place: Option<OwnedFd> = None;
     for name in names {
         let from = place.as_ref().map_or(directory, |place| place.as_fd());
@@ -159,7 +159,7 @@ fn content(directory: BorrowedFd<'_>, names: &[&[u8]]) -> Result<Vec<u8>, Errno>
     let place = place.ok_or(Errno::NOENT)?;
     let (file, stat) = reopen(place.as_fd())?.map_err(|_kind| Errno::NOENT)?;
     let size = usize::try_from(stat.st_size).unwrap_or(0);
-    let mut content = vec![0; size.min(BYTES) + 1];
+    let mut content = vec![0; size.min(most) + 1];
     let mut length = 0;
     while length < content.len() {
         let offset = length as u64;
@@ -169,35 +169,12 @@ fn content(directory: BorrowedFd<'_>, names: &[&[u8]]) -> Result<Vec<u8>, Errno>
         }
     }
     content.truncate(length);
-    Ok(content)
-}
-
-fn compile(content: &[u8], stop: &Stop) -> Result<Patterns, Error> {
-    let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
-    let mut lines = content.split(|byte| *byte == b'\n').peekable();
-    let mut patterns = Patterns::new();
-    while lines.peek().is_some() {
-        stop.check()?;
-        let mut builder = GitignoreBuilder::new("");
-        for line in lines.by_ref().take(LINES_TOGETHER) {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            // A line that is no pattern says nothing, as in git.
-            if let Ok(line) = str::from_utf8(line) {
-                let _understood = builder.add_line(None, line);
-            }
-        }
-        let together = builder.build().map_err(|error| {
-            Error::new(
-                Reason::ResourceExhausted,
-                "the patterns of an ignore file are too large: leave ignore files out of account",
-            )
-            .caused_by(error)
-        })?;
-        if !together.is_empty() {
-            patterns.push(together);
-        }
+    let is_cut = length > most;
+    if is_cut {
+        let end = memchr::memrchr(b'\n', &content).map_or(0, |end| end + 1);
+        content.truncate(end.min(most));
     }
-    Ok(patterns)
+    Ok((content, is_cut))
 }
 
 #[cfg(test)]
@@ -346,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_is_an_error_and_what_cannot_be_read_says_nothing() {
+    fn what_is_too_large_is_cut_and_what_cannot_be_read_says_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let found = Found {
             ignore: true,
@@ -359,22 +336,42 @@ mod tests {
             rules
                 .enter(open.as_fd(), b"", found, &Stop::new())
                 .map(|()| rules)
+                .unwrap()
         };
-        fs::create_dir(directory.path().join(".gitignore")).unwrap();
-        std::os::unix::fs::symlink("elsewhere", directory.path().join(".ignore")).unwrap();
-        fs::write(directory.path().join("elsewhere"), "*").unwrap();
-        let rules = enter().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::create_dir(at(".gitignore")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", at(".ignore")).unwrap();
+        fs::write(at("elsewhere"), "*").unwrap();
+        let rules = enter();
         assert_eq!(rules.len(), 1);
-        assert_eq!(rules.decide(b"x", false), None);
+        assert_eq!((rules.decide(b"x", false), rules.cut()), (None, 0));
 
-        fs::remove_file(directory.path().join(".ignore")).unwrap();
-        fs::write(directory.path().join(".ignore"), b"\xff\nx").unwrap();
-        assert_eq!(enter().unwrap().decide(b"x", false), Some(true));
+        fs::remove_file(at(".ignore")).unwrap();
+        fs::write(at(".ignore"), b"\xff\nx").unwrap();
+        assert_eq!(enter().decide(b"x", false), Some(true));
 
-        let large = "#".repeat(BYTES + 1);
-        fs::write(directory.path().join(".ignore"), &large).unwrap();
-        assert_eq!(enter().unwrap_err().reason, Reason::ResourceExhausted);
-        fs::write(directory.path().join(".ignore"), &large[1..]).unwrap();
-        assert!(enter().is_ok());
+        fs::remove_dir(at(".gitignore")).unwrap();
+        fs::create_dir_all(at(".git/info")).unwrap();
+        // Whole lines as far as there is room for them: what is left of a line is another pattern.
+        let comment = format!("#{}", "-".repeat(BYTES - 8));
+        for (tail, cut, expected) in [
+            ("\nx\nyyy\n", 0, [Some(true), None, Some(true)]),
+            ("\nx\nyyyy\n", 2, [Some(true), None, None]),
+            ("\nx\nyyy\nyy\n", 2, [Some(true), None, Some(true)]),
+        ] {
+            fs::write(at(".ignore"), format!("{comment}{tail}")).unwrap();
+            fs::write(at(".gitignore"), "z\n").unwrap();
+            let rules = enter();
+            // Then there is room for no other file.
+            assert_eq!(rules.cut(), cut.max(1), "{tail:?}");
+            let decisions = [b"x".as_slice(), b"yy", b"yyy"].map(|path| rules.decide(path, false));
+            assert_eq!(decisions, expected, "{tail:?}");
+            assert_eq!(rules.decide(b"z", false), None);
+        }
+        let wild = format!("*{}\n", "x".repeat(1 << 16)).repeat(5);
+        fs::write(at(".ignore"), wild + "x\n").unwrap();
+        let rules = enter();
+        assert_eq!((rules.cut(), rules.decide(b"x", false)), (1, Some(true)));
+        assert_eq!(rules.decide(b"z", false), Some(true));
     }
 }
