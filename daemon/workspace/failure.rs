@@ -52,9 +52,19 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::NotAFile,
             format!("{path:?} is a directory: give the path of a file"),
         ),
-        (Errno::FBIG, _) => (
+        (Errno::FBIG | Errno::OVERFLOW, _) => (
             Reason::FileTooLarge,
-            format!("the file system takes no file of the size of {path:?}"),
+            format!("no file of the size of {path:?} is taken by the file system or the daemon"),
+        ),
+        (Errno::NOTEMPTY, _) => (
+            Reason::DirectoryNotEmpty,
+            format!("the directory {path:?} holds entries: delete them first"),
+        ),
+        (Errno::BUSY | Errno::TXTBSY, _) => (
+            Reason::PermissionDenied,
+            format!(
+                "the system uses {path:?}, as a mount point or as a running program: leave it where and as it is"
+            ),
         ),
         (Errno::ROFS, _) => (
             Reason::PermissionDenied,
@@ -68,6 +78,10 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::NoSpace,
             format!("the disk or the quota that holds {path:?} is full: free some space"),
         ),
+        (Errno::MLINK, _) => (
+            Reason::NoSpace,
+            format!("the directory of {path:?} can hold no more directories: choose another one"),
+        ),
         (Errno::MFILE | Errno::NFILE, _) => (
             Reason::ResourceExhausted,
             format!("too many files are open to open {path:?}: try again"),
@@ -75,6 +89,23 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
         (Errno::AGAIN, _) => (
             Reason::ResourceExhausted,
             format!("directories are being renamed too quickly to find {path:?}: try again"),
+        ),
+        // No defect of the daemon, but nothing that the caller could mend either.
+        (
+            Errno::IO
+            | Errno::NXIO
+            | Errno::NODEV
+            | Errno::NOTCONN
+            | Errno::REMOTEIO
+            | Errno::STALE
+            | Errno::TIMEDOUT
+            | Errno::UCLEAN,
+            _,
+        ) => (
+            Reason::Internal,
+            format!(
+                "the disk or the file system that holds {path:?} has failed: its operator must look at it"
+            ),
         ),
         _ => return Error::internal(io::Error::from(errno)).with("path", path),
     };
@@ -127,7 +158,15 @@ mod tests {
             (Errno::ISDIR, File, R::NotAFile),
             (Errno::FBIG, File, R::FileTooLarge),
             (Errno::ROFS, File, R::PermissionDenied),
+            (Errno::OVERFLOW, File, R::FileTooLarge),
+            (Errno::NOTEMPTY, Directory, R::DirectoryNotEmpty),
+            (Errno::BUSY, File, R::PermissionDenied),
+            (Errno::TXTBSY, File, R::PermissionDenied),
+            (Errno::MLINK, Directory, R::NoSpace),
             (Errno::IO, File, R::Internal),
+            (Errno::NXIO, File, R::Internal),
+            (Errno::NODEV, File, R::Internal),
+            (Errno::INVAL, File, R::Internal),
         ] {
             let error = failure(errno, "a/b", wanted);
             assert_eq!(error.reason, reason, "{errno:?} {wanted:?}");
@@ -138,6 +177,8 @@ mod tests {
             );
             assert_eq!(error.metadata, [("path", "a/b".to_owned())]);
             assert!(error.cause.is_some());
+            let is_defect = error.message.contains("defect");
+            assert_eq!(is_defect, errno == Errno::INVAL, "{errno:?}: {error}");
         }
     }
 }

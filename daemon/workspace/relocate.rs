@@ -35,8 +35,7 @@ impl Workspace {
             .locks
             .hold(&[source.clone(), destination.clone()], stop)?;
         if destination != source && destination.is_at_or_below(source) {
-            let problem = format!("lies in {:?}, which is to be moved", source.as_str());
-            return Err(Error::invalid_field("destination", problem));
+            return Err(lies_in_source(source));
         }
         let (from, from_name) = self.place(source, "source", Wanted::File)?;
         let (to, to_name) = self.place(destination, "destination", Wanted::Directory)?;
@@ -45,34 +44,28 @@ impl Workspace {
         if source == destination {
             return Ok(false);
         }
-        let replaced = Stamp::at(to.as_fd(), &to_name).ok();
-        let renamed = match replaced {
-            Some(_) if !overwrite => return Err(exists(destination)),
-            // Two names of one file: rename(2) would leave both.
-            Some(found) if found.identity() == moved.identity() => {
-                unlinkat(&from, &from_name, AtFlags::empty())
-            }
-            Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
-            None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
-        };
-        match renamed {
-            Ok(()) => {
-                let places = [source.split(), destination.split()];
-                self.sync(places.into_iter().flatten().map(|(directory, _)| directory))?;
-                Ok(replaced.is_some())
-            }
-            Err(Errno::EXIST | Errno::ISDIR | Errno::NOTDIR) => Err(exists(destination)),
-            Err(Errno::NOTEMPTY) => {
-                let path = destination.as_str();
-                let text = format!("the directory {path:?} holds entries: delete it first");
-                Err(Error::new(Reason::DirectoryNotEmpty, text).with("path", path))
-            }
-            Err(Errno::XDEV) => {
-                let path = destination.as_str();
-                let text = format!("{path:?} lies on another file system: copy instead");
-                Err(Error::new(Reason::PermissionDenied, text).with("path", path))
-            }
-            Err(errno) => Err(failed(errno)),
+        loop {
+            stop.check()?;
+            let replaced = Stamp::at(to.as_fd(), &to_name).ok();
+            let renamed = match replaced {
+                Some(_) if !overwrite => return Err(exists(destination)),
+                // Two names of one file: rename(2) would leave both.
+                Some(found) if found.identity() == moved.identity() => {
+                    unlinkat(&from, &from_name, AtFlags::empty())
+                }
+                Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
+                None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
+            };
+            return match renamed {
+                Ok(()) => {
+                    let places = [source.split(), destination.split()];
+                    self.sync(places.into_iter().flatten().map(|(directory, _)| directory))?;
+                    Ok(replaced.is_some())
+                }
+                // Somebody has made something there a moment ago.
+                Err(Errno::EXIST) if replaced.is_none() => continue,
+                Err(errno) => Err(not_moved(errno, source, destination)),
+            };
         }
     }
 
@@ -98,6 +91,37 @@ impl Workspace {
         self.allow_change_in(opened.as_fd(), name)?;
         Ok((opened, name.to_owned()))
     }
+}
+
+/// Why what is at `source` could not be moved to `destination`.
+fn not_moved(errno: Errno, source: &RelativePath, destination: &RelativePath) -> Error {
+    let path = destination.as_str();
+    let (reason, text) = match errno {
+        Errno::ISDIR | Errno::NOTDIR => (
+            Reason::FileExists,
+            format!(
+                "one of {:?} and {path:?} is a directory and the other is not: delete {path:?} first",
+                source.as_str()
+            ),
+        ),
+        Errno::NOTEMPTY | Errno::EXIST => (
+            Reason::DirectoryNotEmpty,
+            format!("the directory {path:?} holds entries: delete it first"),
+        ),
+        Errno::XDEV => (
+            Reason::PermissionDenied,
+            format!("{path:?} lies on another file system: copy instead"),
+        ),
+        // Through a symbolic link: else it is seen before.
+        Errno::INVAL => return lies_in_source(source),
+        errno => return failure(errno, source.as_str(), Wanted::File),
+    };
+    Error::new(reason, text).with("path", path)
+}
+
+fn lies_in_source(source: &RelativePath) -> Error {
+    let problem = format!("lies in {:?}, which is to be moved", source.as_str());
+    Error::invalid_field("destination", problem)
 }
 
 fn rename_to_free_name(from: (&OwnedFd, &str), to: (&OwnedFd, &str)) -> Result<(), Errno> {
@@ -167,5 +191,34 @@ mod tests {
                 assert_eq!(after.ino(), before.unwrap().ino());
             }
         }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("dir/below")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        symlink("dir/below", at("link")).unwrap();
+        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        workspace.follow_links().unwrap();
+        let error = |source: &str, destination: &str, overwrite| {
+            let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
+            let moved = workspace.relocate(&from, &to, overwrite, &Stop::new());
+            moved.unwrap_err()
+        };
+        for (source, destination) in [("file", "dir"), ("dir", "file")] {
+            let replacing = error(source, destination, true);
+            assert_eq!(replacing.reason, Reason::FileExists);
+            assert!(!replacing.message.contains("replaced"), "{replacing}");
+            assert!(
+                error(source, destination, false)
+                    .message
+                    .contains("replaced")
+            );
+        }
+        let beneath = error("dir", "link/x", false);
+        assert_eq!(beneath.reason, Reason::InvalidParams, "{beneath}");
+        assert_eq!(beneath.violations.first().unwrap().field, "destination");
     }
 }

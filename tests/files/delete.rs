@@ -4,7 +4,10 @@ use std::{fs, os::unix::fs::symlink};
 
 use jig::api::v1::DeletePathRequest;
 
-use crate::support::{Daemon, argv, compile, describe, full_size, promptly};
+use crate::{
+    files::tools::Tool,
+    support::{Daemon, Refusal, Setup, argv, compile, describe, full_size, promptly},
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
@@ -37,4 +40,18 @@ async fn a_tree_is_deleted_whatever_a_command_does_in_it() {
     fs::write(daemon.file("stop"), "").unwrap();
     promptly("the command", meddling).await.unwrap().unwrap();
     assert_eq!(fs::read_to_string(outside.join("f")).unwrap(), "kept");
+}
+
+#[tokio::test]
+async fn a_mount_point_is_neither_deleted_nor_moved() {
+    let mounted = "at=$(echo \"$@\" | sed 's/.*--workspace \\([^ ]*\\).*/\\1/') && \
+                   mkdir \"$at/mounted\" && mount -t tmpfs none \"$at/mounted\" && exec \"$0\" \"$@\"";
+    let setup = Setup::new().under(["unshare", "--mount", "sh", "-c", mounted]);
+    let daemon = setup.start().await;
+    for tool in [Tool::Delete, Tool::MoveFrom] {
+        let refused = tool.call(&daemon, "mounted").await.unwrap_err();
+        let refusal = Refusal::of(&refused);
+        assert_eq!(refusal.reason, "PERMISSION_DENIED", "{refusal:?}");
+        assert!(refusal.message.contains("mount point"), "{refusal:?}");
+    }
 }
