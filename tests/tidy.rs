@@ -1,20 +1,21 @@
 //! The rules of this repository: what review would otherwise have to see each time.
 
+mod files;
 mod imports;
 mod tokens;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Path,
 };
 
 use self::{
+    files::{committed_files, package_files, read, rust_files},
     imports::{Arrow, Modules, Sources, circles},
     tokens::{Token, tokens_of, without_tests},
 };
 
-/// Lines that a source file may have, tests beside the code not counted.
+/// Lines that a source file may have, whatever is in it: long tests go to a file of their own.
 const MOST_LINES: usize = 500;
 
 /// The roots of the package's crates, the library first.
@@ -109,11 +110,29 @@ fn every_rust_file_opens_by_saying_what_it_is() {
 
 #[test]
 fn no_source_file_is_too_long() {
-    let long = package_files().into_iter().filter_map(|(file, text)| {
-        let lines = lines_of_code(&file, &text);
-        (lines > MOST_LINES).then(|| format!("{file}: {lines} lines"))
+    none(
+        "source files with more than 500 lines",
+        too_long(&rust_files()),
+    );
+    let lines = |count| ("tests/x.rs".to_owned(), "//! x\n".repeat(count));
+    assert_eq!(too_long(&Sources::from([lines(500)])), [""; 0]);
+    assert_eq!(
+        too_long(&Sources::from([lines(501)])),
+        ["tests/x.rs: 501 lines"]
+    );
+}
+
+#[test]
+fn tests_beside_the_code_stand_last() {
+    let sources = rust_files();
+    let found = sources.iter().filter_map(|(file, text)| {
+        let line = line_after_tests(text)?;
+        Some(format!("{file}:{line}"))
     });
-    none("source files with more than 500 lines", long);
+    none("code after its tests", found);
+    let tests = "//! x\n#[cfg(test)]\nmod tests {\n}\n";
+    assert_eq!(line_after_tests(tests), None);
+    assert_eq!(line_after_tests(&format!("{tests}fn f() {{}}\n")), Some(5));
 }
 
 #[test]
@@ -365,25 +384,27 @@ fn is_shebang_of_a_shell(line: &str) -> bool {
     })
 }
 
-/// Lines up to the tests beside the code, which stand last.
-fn lines_of_code(file: &str, text: &str) -> usize {
+fn too_long(sources: &Sources) -> Vec<String> {
+    let lines = sources
+        .iter()
+        .map(|(file, text)| (file, text.lines().count()));
+    lines
+        .filter(|(_, lines)| *lines > MOST_LINES)
+        .map(|(file, lines)| format!("{file}: {lines} lines"))
+        .collect()
+}
+
+/// The first line of code behind the tests beside it.
+fn line_after_tests(text: &str) -> Option<usize> {
     let lines: Vec<&str> = text.lines().collect();
     let tests = lines.windows(2).position(|pair| {
         let [attribute, item] = pair else {
             return false;
         };
         *attribute == "#[cfg(test)]" && item.starts_with("mod ") && item.ends_with('{')
-    });
-    let Some(tests) = tests else {
-        return lines.len();
-    };
+    })?;
     let after = without_tests(&lines[tests..].join("\n"));
-    assert!(
-        after.is_empty(),
-        "{file}: code after its tests, at line {}",
-        tests + after[0].0
-    );
-    tests
+    after.first().map(|(line, _)| tests + line)
 }
 
 /// The part of ORDER that a file belongs to. The library's root belongs to none: what is in it is
@@ -424,48 +445,6 @@ fn arrows() -> BTreeSet<Arrow> {
 
 fn describe(arrow: &Arrow) -> String {
     format!("{}:{} uses {}", arrow.from, arrow.line, arrow.module)
-}
-
-/// The sources of the package: everything but its tests.
-fn package_files() -> Sources {
-    rust_files()
-        .into_iter()
-        .filter(|(file, _)| {
-            let folder = file.split_once('/').map(|(folder, _)| folder);
-            matches!(folder, None | Some("client" | "daemon"))
-        })
-        .collect()
-}
-
-fn rust_files() -> Sources {
-    committed_files()
-        .into_iter()
-        .filter(|(file, _)| file.ends_with(".rs"))
-        .collect()
-}
-
-/// All text files of the repository that `.gitignore` does not name.
-fn committed_files() -> Sources {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    ignore::WalkBuilder::new(root)
-        .hidden(false)
-        .parents(false)
-        .require_git(false)
-        .git_global(false)
-        .filter_entry(|entry| entry.file_name() != ".git")
-        .build()
-        .map(|entry| entry.unwrap())
-        .filter(|entry| entry.file_type().is_some_and(|kind| kind.is_file()))
-        .filter_map(|entry| {
-            let file = entry.path().strip_prefix(root).unwrap();
-            let text = fs::read_to_string(entry.path()).ok()?;
-            Some((file.to_str().unwrap().to_owned(), text))
-        })
-        .collect()
-}
-
-fn read(file: &str) -> String {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
 /// Whether the user stands below or beside what it uses. Generated types have a rule of their own.

@@ -1,0 +1,10 @@
+//! The rules of the contract, checked on its descriptors.
+
+/// The descriptors.
+mod descriptors;
+/// The shape of names and comments.
+mod lint;
+/// Options of tools and fields.
+mod options;
+/// What clients were promised.
+mod promises;

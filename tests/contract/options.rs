@@ -1,0 +1,126 @@
+//! What the options of tools and fields must say.
+
+use std::collections::BTreeSet;
+
+use jig::api::v1::{FieldRules, Risk, field_rules::DefaultValue};
+use prost_reflect::{Cardinality, FieldDescriptor, Kind};
+
+use super::descriptors::{messages, methods, rules, tool};
+use crate::tidy::none;
+
+#[test]
+fn every_rpc_of_the_tool_service_is_a_tool() {
+    let mut found = Vec::new();
+    let mut names = BTreeSet::new();
+    for method in methods() {
+        let name = method.full_name().to_owned();
+        let Some(tool) = tool(&method) else {
+            if method.parent_service().name() == "ToolService" {
+                found.push(format!("{name} has no option (jig.v1.tool)"));
+            }
+            continue;
+        };
+        let mut characters = tool.name.chars();
+        let begins = characters.next().is_some_and(|c| c.is_ascii_lowercase());
+        let goes_on = characters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        if !begins || !goes_on || tool.name.len() > 64 {
+            found.push(format!("{name}: no name for a tool: {:?}", tool.name));
+        }
+        if !names.insert(tool.name.clone()) {
+            found.push(format!("{name}: another tool is called {}", tool.name));
+        }
+        if tool.title.is_empty() {
+            found.push(format!("{name} has no title"));
+        }
+        if tool.risk() == Risk::Unspecified {
+            found.push(format!("{name} has no risk"));
+        }
+        if tool.default_timeout_sec == 0 {
+            found.push(format!("{name} has no time limit"));
+        }
+        if tool.read_only != (tool.risk() == Risk::ReadOnly) || tool.read_only && tool.destructive {
+            found.push(format!("{name}: its risk and hints contradict one another"));
+        }
+        if method.is_client_streaming() || method.is_server_streaming() {
+            found.push(format!("{name} is not unary"));
+        }
+    }
+    none("tools", found);
+}
+
+#[test]
+fn defaults_lie_within_the_limits_of_their_field() {
+    let mut found = Vec::new();
+    for message in messages() {
+        for field in message.fields() {
+            if let Some(rules) = rules(&field) {
+                let wrong = contradictions(&field, &rules).into_iter();
+                found.extend(wrong.map(|what| format!("{}: {what}", field.full_name())));
+            }
+        }
+    }
+    none("rules of fields", found);
+}
+
+/// What is wrong with the rules of a field.
+fn contradictions(field: &FieldDescriptor, rules: &FieldRules) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    let (least, most) = match field.kind() {
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
+        Kind::Uint32 | Kind::Fixed32 => (0, u32::MAX.into()),
+        Kind::Uint64 | Kind::Fixed64 => (0, i64::MAX),
+        _ => (i64::MIN, i64::MAX),
+    };
+    let numeric = matches!(
+        field.kind(),
+        Kind::Int32
+            | Kind::Sint32
+            | Kind::Sfixed32
+            | Kind::Uint32
+            | Kind::Fixed32
+            | Kind::Int64
+            | Kind::Sint64
+            | Kind::Sfixed64
+            | Kind::Uint64
+            | Kind::Fixed64
+    );
+    let minimum = rules.minimum.unwrap_or(least);
+    let maximum = rules.maximum.unwrap_or(most);
+    if (rules.minimum.is_some() || rules.maximum.is_some()) && !numeric {
+        found.push("a range, but it is not a number");
+    }
+    if minimum > maximum || minimum < least || maximum > most {
+        found.push("a range that its type does not have");
+    }
+    let sized = matches!(field.kind(), Kind::String | Kind::Bytes) || field.is_map();
+    if rules.max_bytes.is_some() && !sized {
+        found.push("a limit of bytes, but it has none");
+    }
+    if rules.max_items.is_some() && field.cardinality() != Cardinality::Repeated {
+        found.push("a limit of items, but it is a single value");
+    }
+    let Some(default) = &rules.default_value else {
+        return found;
+    };
+    if rules.required {
+        found.push("required, but with a default");
+    }
+    if !field.supports_presence() {
+        found.push("a default, but whether it was given cannot be seen (`optional`)");
+    }
+    let fits = match (default, field.kind()) {
+        (DefaultValue::DefaultNumber(value), _) => numeric && (minimum..=maximum).contains(value),
+        (DefaultValue::DefaultBool(_), kind) => kind == Kind::Bool,
+        (DefaultValue::DefaultText(value), Kind::Enum(kind)) => kind
+            .get_value_by_name(value)
+            .is_some_and(|value| value.number() != 0),
+        (DefaultValue::DefaultText(value), kind) => {
+            let most = rules.max_bytes.unwrap_or(u32::MAX);
+            kind == Kind::String && u32::try_from(value.len()).is_ok_and(|size| size <= most)
+        }
+    };
+    if !fits {
+        found.push("a default outside its limits, or not of its type");
+    }
+    found
+}

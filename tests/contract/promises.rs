@@ -1,0 +1,286 @@
+//! What clients were promised: names, defaults, limits.
+
+use jig::api::v1::{Risk, field_rules::DefaultValue};
+use prost_reflect::{EnumDescriptor, Kind, MethodDescriptor};
+
+use super::descriptors::{fields_of, methods, pool, rules, tool, upper_snake};
+use crate::tidy::none;
+
+/// Default and range of a number.
+const fn number(default: i64, minimum: i64, maximum: i64) -> Promise {
+    Promise {
+        default: Some(Default::Number(default)),
+        range: Some((minimum, maximum)),
+    }
+}
+
+const fn range(minimum: i64, maximum: i64) -> Promise {
+    Promise {
+        default: None,
+        range: Some((minimum, maximum)),
+    }
+}
+
+const fn text(default: &'static str) -> Promise {
+    Promise {
+        default: Some(Default::Text(default)),
+        range: None,
+    }
+}
+
+const fn flag(default: bool) -> Promise {
+    Promise {
+        default: Some(Default::Flag(default)),
+        range: None,
+    }
+}
+
+/// What was promised of a request field.
+#[derive(Debug, Clone, Copy)]
+struct Promise {
+    default: Option<Default>,
+    range: Option<(i64, i64)>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Default {
+    Number(i64),
+    Text(&'static str),
+    Flag(bool),
+}
+
+/// RPC, name, risk and seconds of every tool that was promised. Those that are not built yet bind
+/// whoever builds them.
+const TOOLS: &[(&str, &str, Risk, u32)] = &[
+    ("ListFiles", "list_files", Risk::ReadOnly, 30),
+    ("ListDirectory", "list_dir", Risk::ReadOnly, 30),
+    ("ReadFile", "read_file", Risk::ReadOnly, 10),
+    ("StatPath", "stat", Risk::ReadOnly, 10),
+    ("WriteFile", "write_file", Risk::SafeWrite, 30),
+    ("EditFile", "edit_file", Risk::Dangerous, 30),
+    ("ApplyPatch", "apply_patch", Risk::Dangerous, 10),
+    ("Search", "search", Risk::ReadOnly, 60),
+    ("CreateDirectory", "create_directory", Risk::SafeWrite, 10),
+    ("MovePath", "move_path", Risk::Dangerous, 10),
+    ("DeletePath", "delete_path", Risk::Dangerous, 30),
+    ("ReadNotebook", "read_notebook", Risk::ReadOnly, 10),
+    ("EditNotebook", "edit_notebook", Risk::Dangerous, 30),
+    ("Run", "run", Risk::Dangerous, 120),
+    ("LastCommand", "last_command", Risk::ReadOnly, 5),
+    ("FetchUrl", "fetch_url", Risk::Dangerous, 10),
+];
+
+/// RPCs that exist, and whether they stream their answer.
+const RPCS: &[(&str, &str, bool)] = &[
+    ("ToolService", "ListFiles", false),
+    ("ToolService", "ReadFile", false),
+    ("ToolService", "Run", false),
+    ("ArtifactService", "ReadArtifact", true),
+    ("TransferService", "GetUpload", false),
+    ("TransferService", "Download", true),
+    ("DaemonService", "GetInfo", false),
+];
+
+/// Fields that messages have.
+const FIELDS: &[(&str, &[&str])] = &[
+    (
+        "ListFilesRequest",
+        &[
+            "root",
+            "glob",
+            "max_results",
+            "respect_ignore",
+            "hidden",
+            "max_depth",
+            "page_token",
+        ],
+    ),
+    (
+        "ListFilesResponse",
+        &["files", "truncated", "next_page_token", "skipped_names"],
+    ),
+    (
+        "ReadFileRequest",
+        &["path", "start_line", "end_line", "encoding", "max_bytes"],
+    ),
+    (
+        "ReadFileResponse",
+        &[
+            "content",
+            "encoding",
+            "truncated",
+            "omitted_lines",
+            "total_lines",
+            "start_line",
+            "end_line",
+            "size_bytes",
+            "sha256",
+        ],
+    ),
+    (
+        "RunRequest",
+        &[
+            "command",
+            "argv",
+            "cwd",
+            "env",
+            "stdin",
+            "timeout_sec",
+            "max_output_bytes",
+        ],
+    ),
+    (
+        "RunResponse",
+        &[
+            "outcome",
+            "exit_code",
+            "signal",
+            "stdout",
+            "stderr",
+            "stdout_bytes",
+            "stderr_bytes",
+            "stdout_truncated",
+            "stderr_truncated",
+            "stdout_path",
+            "stderr_path",
+            "limit",
+            "kill_pending",
+            "duration_ms",
+            "usage",
+            "isolation",
+        ],
+    ),
+    ("ResourceUsage", &["user_ms", "system_ms", "max_rss_bytes"]),
+    ("ReadArtifactRequest", &["path", "offset", "limit"]),
+    (
+        "UploadStart",
+        &[
+            "path",
+            "size_bytes",
+            "sha256",
+            "mode",
+            "create_directories",
+            "expected_sha256",
+            "file_mode",
+            "upload_id",
+        ],
+    ),
+    ("UploadChunk", &["offset", "data"]),
+    ("DownloadRequest", &["path", "offset", "limit"]),
+    (
+        "DownloadResponse",
+        &["data", "offset", "size_bytes", "sha256"],
+    ),
+];
+
+/// Defaults and limits of request fields.
+const LIMITS: &[(&str, &str, Promise)] = &[
+    ("ListFilesRequest", "root", text(".")),
+    ("ListFilesRequest", "max_results", number(1000, 1, 10_000)),
+    ("ListFilesRequest", "respect_ignore", flag(false)),
+    ("ListFilesRequest", "hidden", flag(true)),
+    ("ReadFileRequest", "encoding", text("ENCODING_UTF8")),
+    ("ReadFileRequest", "max_bytes", number(3 << 20, 1, 10 << 20)),
+    ("RunRequest", "cwd", text(".")),
+    ("RunRequest", "timeout_sec", range(1, 86_400)),
+    (
+        "RunRequest",
+        "max_output_bytes",
+        number(102_400, 0, 10 << 20),
+    ),
+];
+
+/// Values of enums, without prefix and `UNSPECIFIED`.
+const VALUES: &[(&str, &[&str])] = &[
+    ("Encoding", &["UTF8", "BASE64"]),
+    (
+        "Outcome",
+        &[
+            "EXITED",
+            "SIGNALED",
+            "TIMED_OUT",
+            "CANCELLED",
+            "OOM_KILLED",
+            "OUTPUT_LIMIT",
+            "DAEMON_LOST",
+        ],
+    ),
+    ("Risk", &["READ_ONLY", "SAFE_WRITE", "DANGEROUS"]),
+];
+
+#[test]
+fn the_promised_tools_are_as_promised() {
+    let mut found = Vec::new();
+    for method in methods() {
+        let Some(tool) = tool(&method) else { continue };
+        let is = (
+            method.name(),
+            tool.name.as_str(),
+            tool.risk(),
+            tool.default_timeout_sec,
+        );
+        if !TOOLS.contains(&is) {
+            found.push(format!("{is:?}"));
+        }
+    }
+    none("tools that differ from what was promised", found);
+}
+
+#[test]
+fn the_promised_names_are_there() {
+    let mut missing = Vec::new();
+    let methods = methods();
+    for (service, rpc, streams) in RPCS {
+        let is_it = |method: &&MethodDescriptor| {
+            method.full_name() == format!("jig.v1.{service}.{rpc}")
+                && method.is_server_streaming() == *streams
+                && !method.is_client_streaming()
+        };
+        if !methods.iter().any(|method| is_it(&method)) {
+            missing.push(format!("rpc {service}.{rpc}"));
+        }
+    }
+    for (message, fields) in FIELDS {
+        let has = fields_of(message);
+        let lost = fields.iter().filter(|field| !has.contains_key(**field));
+        missing.extend(lost.map(|field| format!("field {message}.{field}")));
+    }
+    for (kind, values) in VALUES {
+        let prefix = format!("{}_", upper_snake(kind));
+        let descriptor = pool().get_enum_by_name(&format!("jig.v1.{kind}"));
+        let has: Vec<String> = descriptor
+            .iter()
+            .flat_map(EnumDescriptor::values)
+            .filter_map(|value| Some(value.name().strip_prefix(&prefix)?.to_owned()))
+            .collect();
+        let lost = values
+            .iter()
+            .filter(|value| !has.iter().any(|name| name == *value));
+        missing.extend(lost.map(|value| format!("value {prefix}{value}")));
+    }
+    none("names that were promised and are missing", missing);
+}
+
+#[test]
+fn the_promised_defaults_and_limits_hold() {
+    let mut found = Vec::new();
+    for (message, name, promise) in LIMITS {
+        let rules = fields_of(message).get(*name).and_then(rules);
+        let rules = rules.unwrap_or_default();
+        let default = match (&rules.default_value, promise.default) {
+            (Some(DefaultValue::DefaultNumber(is)), Some(Default::Number(should))) => *is == should,
+            (Some(DefaultValue::DefaultText(is)), Some(Default::Text(should))) => is == should,
+            (Some(DefaultValue::DefaultBool(is)), Some(Default::Flag(should))) => *is == should,
+            (is, should) => is.is_none() && should.is_none(),
+        };
+        let limits = rules.minimum.zip(rules.maximum) == promise.range;
+        if !default || !limits {
+            found.push(format!("{message}.{name}: {rules:?}, promised {promise:?}"));
+        }
+    }
+    let exit_code = fields_of("RunResponse").remove("exit_code");
+    if !exit_code.is_some_and(|field| field.supports_presence() && field.kind() == Kind::Int32) {
+        found.push("RunResponse.exit_code is not an `optional int32`".to_owned());
+    }
+    none("defaults and limits", found);
+}
