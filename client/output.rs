@@ -37,6 +37,15 @@ fn noted(text: &str) -> String {
     format!("jig: {}\n", escape::text(text).replace('\n', "\n  "))
 }
 
+/// Says that ignore files were too large to count whole, if there were such.
+pub(crate) fn ignore_files_cut(count: u32) {
+    if count > 0 {
+        note(&format!(
+            "ignore files that are too large to count whole: {count}"
+        ));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,14 +54,5 @@ mod tests {
     fn notes_are_only_text() {
         assert_eq!(noted("a"), "jig: a\n");
         assert_eq!(noted("a\x1b[2J\njig: b"), "jig: a\\033[2J\n  jig: b\n");
-    }
-}
-
-/// Says that ignore files were too large to count whole, if there were such.
-pub(crate) fn ignore_files_cut(count: u32) {
-    if count > 0 {
-        note(&format!(
-            "ignore files that are too large to count whole: {count}"
-        ));
     }
 }
