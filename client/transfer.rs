@@ -364,10 +364,11 @@ impl Patience {
     }
 }
 
-/// Whether the same call may go well a moment later.
+/// Whether the same call may go well a moment later: when the connection was lost, the daemon had no
+/// room, or heard nothing of this side for a while, as when that was stopped.
 fn is_lost(error: &CallError) -> bool {
-    error.code == Code::Unavailable
-        || (error.code == Code::ResourceExhausted && error.retry_after.is_some())
+    let may_pass = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
+    error.code == Code::Unavailable || may_pass && error.retry_after.is_some()
 }
 
 /// Writes at the position of the file. Zeros become a hole.
@@ -389,4 +390,29 @@ fn is_zero(data: &[u8]) -> bool {
 fn hexadecimal(sum: Sha256) -> String {
     let bytes = sum.finalize();
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_go_well_a_moment_later_is_tried_again() {
+        let wait = Some(Duration::ZERO);
+        for (code, retry_after, again) in [
+            (Code::Unavailable, None, true),
+            (Code::ResourceExhausted, wait, true),
+            (Code::ResourceExhausted, None, false),
+            // Silence of this side, and a deadline.
+            (Code::DeadlineExceeded, wait, true),
+            (Code::DeadlineExceeded, None, false),
+            (Code::NotFound, wait, false),
+        ] {
+            let error = CallError {
+                retry_after,
+                ..CallError::local(code, "x")
+            };
+            assert_eq!(is_lost(&error), again, "{code:?} {retry_after:?}");
+        }
+    }
 }

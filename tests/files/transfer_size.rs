@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::Write as _,
     os::unix::fs::{FileExt as _, MetadataExt as _},
+    time::{Duration, Instant},
 };
 
 use jig::api::v1::{DownloadRequest, UploadStart};
@@ -101,4 +102,33 @@ async fn a_client_that_does_not_read_or_goes_away_holds_nothing_up() {
         raw(&daemon).await.download(request()).await.is_ok()
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_too_late_learns_that_there_was_more() {
+    let daemon = Setup::new().alone().start().await;
+    let large = File::create_new(daemon.file("large")).unwrap();
+    large.set_len(1 << 30).unwrap();
+    let time = Duration::from_secs(1);
+    let mut request = tonic::Request::new(DownloadRequest {
+        path: "large".into(),
+        ..DownloadRequest::default()
+    });
+    request.set_timeout(time);
+    let began = Instant::now();
+    let mut parts = raw(&daemon)
+        .await
+        .download(request)
+        .await
+        .unwrap()
+        .into_inner();
+    eventually("the deadline passes", async || began.elapsed() > time).await;
+    let status = loop {
+        match parts.message().await {
+            Ok(Some(part)) => assert_eq!(part.sha256, None),
+            Ok(None) => panic!("it ends as if that were all"),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(Refusal::of(&status).reason, "TIMEOUT");
 }

@@ -397,7 +397,7 @@ fn silent() -> Error {
         "nothing came for {} seconds: with an upload_id, the upload can be resumed",
         SILENCE.as_secs()
     );
-    Error::new(Reason::Timeout, text)
+    Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
 /// What a stream that breaks off means.
