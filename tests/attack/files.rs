@@ -149,6 +149,7 @@ async fn cases_44_and_45_what_is_no_file_is_not_touched() {
         for tool in READING.iter().filter(|tool| tool.takes_a_directory()) {
             refuses(&daemon, *tool, name, &["NOT_A_DIRECTORY", "NOT_A_FILE"]).await;
         }
+        refuses(&daemon, Tool::CreateDirectory, name, &["FILE_EXISTS"]).await;
     }
     // Those that go through the directory pass them by.
     for tool in [Tool::ListFiles, Tool::ListDirectory, Tool::Search] {
@@ -310,7 +311,7 @@ async fn case_62_attributes_lists_and_modes_neither_get_lost_nor_in_the_way() {
         rustix::fs::ioctl_setflags(&file, flags)
     };
     if set(rustix::fs::IFlags::IMMUTABLE).is_ok() {
-        for tool in [Tool::Write, Tool::Delete, Tool::MoveFrom] {
+        for tool in [Tool::Write, Tool::Upload, Tool::Delete, Tool::MoveFrom] {
             refuses(&daemon, tool, "fixed", &["PERMISSION_DENIED"]).await;
         }
         set(rustix::fs::IFlags::empty()).unwrap();

@@ -18,6 +18,9 @@ const TOOLS: &[Tool] = &[
     Tool::Patch,
     Tool::ReadNotebook,
     Tool::EditNotebook,
+    Tool::Download,
+    Tool::Upload,
+    Tool::CreateDirectory,
     Tool::Stat,
     Tool::Search,
     Tool::MoveTo,
@@ -101,7 +104,14 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
     fs::write(daemon.file("f"), "written").unwrap();
     let swapping = daemon.begin(swapping(&daemon, ["f", "fifo"]));
     for _ in 0..rounds {
-        for tool in [Tool::Read, Tool::Stat, Tool::Search, Tool::Edit] {
+        for tool in [
+            Tool::Read,
+            Tool::Stat,
+            Tool::Search,
+            Tool::Edit,
+            Tool::Upload,
+            Tool::Download,
+        ] {
             if let Err(status) = promptly("a tool", tool.call(&daemon, "f")).await {
                 let reason = Refusal::of(&status).reason;
                 let expected = [

@@ -1,12 +1,15 @@
 //! Every file tool as a call on one path.
 
 use jig::api::v1::{
-    ApplyPatchRequest, DeletePathRequest, Edit, EditFileRequest, EditNotebookRequest,
-    ListDirectoryRequest, ListFilesRequest, MovePathRequest, Occurrence, ReadFileRequest,
-    ReadNotebookRequest, SearchRequest, StatPathRequest, WriteFileRequest,
+    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
+    EditFileRequest, EditNotebookRequest, ListDirectoryRequest, ListFilesRequest, MovePathRequest,
+    Occurrence, ReadFileRequest, ReadNotebookRequest, SearchRequest, StatPathRequest,
+    UploadRequest, WriteFileRequest, transfer_service_client::TransferServiceClient,
+    upload_request::Part,
 };
-use tonic::Status;
+use tonic::{Status, transport::Channel};
 
+use super::transfer::{chunk, start};
 use crate::support::Daemon;
 
 /// A tool, and what of it is called.
@@ -18,10 +21,13 @@ pub(crate) enum Tool {
     Stat,
     Search,
     ReadNotebook,
+    Download,
     Write,
     Edit,
     Patch,
     EditNotebook,
+    Upload,
+    CreateDirectory,
     MoveFrom,
     MoveTo,
     Delete,
@@ -34,15 +40,26 @@ pub(crate) const READING: &[Tool] = &[
     Tool::ListDirectory,
     Tool::Search,
     Tool::ReadNotebook,
+    Tool::Download,
 ];
 
 /// Tools that change what is at a path, and refuse it where that is a link.
-pub(crate) const CHANGING: &[Tool] = &[Tool::Write, Tool::Edit, Tool::Patch, Tool::EditNotebook];
+pub(crate) const CHANGING: &[Tool] = &[
+    Tool::Write,
+    Tool::Edit,
+    Tool::Patch,
+    Tool::EditNotebook,
+    Tool::Upload,
+    Tool::CreateDirectory,
+];
 
 impl Tool {
     /// Whether it works on directories.
     pub(crate) fn takes_a_directory(self) -> bool {
-        matches!(self, Self::ListFiles | Self::ListDirectory)
+        matches!(
+            self,
+            Self::ListFiles | Self::ListDirectory | Self::CreateDirectory
+        )
     }
 
     /// Calls it; answers all that it answers, as text.
@@ -91,6 +108,31 @@ impl Tool {
                     ..Default::default()
                 };
                 format!("{:?}", tools.read_notebook(request).await?.into_inner())
+            }
+            Self::Download => {
+                let request = DownloadRequest {
+                    path,
+                    ..Default::default()
+                };
+                let mut parts = transfers(daemon).download(request).await?.into_inner();
+                let mut bytes = Vec::new();
+                while let Some(part) = parts.message().await? {
+                    bytes.extend_from_slice(&part.data);
+                }
+                String::from_utf8_lossy(&bytes).into_owned()
+            }
+            Self::Upload => {
+                let content = b"written\n";
+                let start = Part::Start(start(&path, content));
+                let parts = [start, chunk(0, content)];
+                let messages = parts.map(|part| UploadRequest { part: Some(part) });
+                let messages = tokio_stream::iter(messages);
+                let answer = transfers(daemon).upload(messages).await?;
+                format!("{:?}", answer.into_inner())
+            }
+            Self::CreateDirectory => {
+                let request = CreateDirectoryRequest { path };
+                format!("{:?}", tools.create_directory(request).await?.into_inner())
             }
             Self::Write => {
                 let content = "written\n".to_owned();
@@ -161,4 +203,8 @@ impl Tool {
             }
         })
     }
+}
+
+fn transfers(daemon: &Daemon) -> TransferServiceClient<Channel> {
+    TransferServiceClient::new(daemon.channel())
 }
