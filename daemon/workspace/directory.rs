@@ -46,6 +46,8 @@ pub(super) struct Found {
     pub(super) gitignore: bool,
     /// A file `.ignore`.
     pub(super) ignore: bool,
+    /// A file `.rgignore`.
+    pub(super) rgignore: bool,
 }
 
 /// How many entries may still be held.
@@ -179,6 +181,7 @@ impl Listing {
             b".git" => self.found.git = true,
             b".gitignore" => self.found.gitignore |= is_file,
             b".ignore" => self.found.ignore |= is_file,
+            b".rgignore" => self.found.rgignore |= is_file,
             _ => {}
         }
         if !is_directory && !is_file {

@@ -15,7 +15,7 @@
 //! | [`description`] | what is at a path |
 //! | [`scan`] | lines of a file, and what is known of the whole of it |
 //! | [`glob`] | which paths a request wants |
-//! | [`ignore_files`] | what `.gitignore`, `.ignore` and `.git/info/exclude` leave out |
+//! | [`ignore_files`] | what `.gitignore` and its like leave out |
 //! | [`draft`] | a file that comes in parts, as long as it is not whole |
 //! | [`upload`] | such a file begun, found again, and put into its place |
 //! | [`walk`] | the files below a directory, in order |

@@ -237,6 +237,7 @@ impl<'a> Walk<'a> {
                 git: kind(".git").is_some(),
                 gitignore: kind(".gitignore") == Some(FileType::RegularFile),
                 ignore: kind(".ignore") == Some(FileType::RegularFile),
+                rgignore: kind(".rgignore") == Some(FileType::RegularFile),
             };
             self.ignore_files
                 .enter(directory.as_fd(), path, found, self.stop)?;

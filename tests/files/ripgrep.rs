@@ -72,6 +72,8 @@ fn plant(root: &Path) {
         (b"other/y", b"needle\n"),
         (b"sub/.gitignore", b"!*.log\n/only-here\n*.bak\n!.env\n"),
         (b"sub/.ignore", b"secret\n!keep.bak\n"),
+        (b"sub/.rgignore", b"!secret\nfor-rg\n"),
+        (b"sub/for-rg", b"x\n"),
         (b"sub/.env", b"needle\n"),
         (b"sub/.other", b"needle\n"),
         (b"sub/back.log", b"needle\n"),

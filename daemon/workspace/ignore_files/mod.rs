@@ -1,8 +1,9 @@
-//! What `.gitignore`, `.ignore` and `.git/info/exclude` leave out.
+//! What `.gitignore`, `.ignore`, `.rgignore` and `.git/info/exclude` leave out.
 //!
 //! The patterns are those of gitignore(5), understood by ripgrep's matcher; the files are read
-//! here, through directory descriptors. As in ripgrep, a `.ignore` anywhere on the way has
-//! precedence over every `.gitignore`, a deeper file over one above it, and `.gitignore` and
+//! here, through directory descriptors. As in ripgrep, a `.rgignore` anywhere on the way has
+//! precedence over every `.ignore`, that over every `.gitignore`, a deeper file over one above it,
+//! and `.gitignore` and
 //! `.git/info/exclude` count within a repository only: in or below a directory with a `.git`, and
 //! not beyond the next one. Links are not followed, as git does not follow them.
 
@@ -41,6 +42,7 @@ pub(super) struct IgnoreFiles {
 struct Layer {
     /// Length of the directory's path with its final slash: patterns see what comes after it.
     prefix: usize,
+    rgignore: Patterns,
     ignore: Patterns,
     gitignore: Patterns,
     exclude: Patterns,
@@ -106,6 +108,7 @@ impl IgnoreFiles {
         };
         let layer = Layer {
             prefix: path.len(),
+            rgignore: read(found.rgignore, &[b".rgignore"])?,
             ignore: read(found.ignore, &[b".ignore"])?,
             gitignore: read(found.gitignore, &[b".gitignore"])?,
             exclude: read(found.git, &[b".git", b"info", b"exclude"])?,
@@ -121,19 +124,20 @@ impl IgnoreFiles {
     pub(super) fn decide(&self, path: &[u8], is_directory: bool) -> Option<bool> {
         let in_repository = self.layers.iter().any(|layer| layer.is_repository);
         let mut beyond = !in_repository;
-        let (mut gitignore, mut exclude) = (None, None);
+        let (mut ignore, mut gitignore, mut exclude) = (None, None, None);
         for layer in self.layers.iter().rev() {
             let below = &path[layer.prefix..];
-            if let Some(decision) = layer.ignore.decide(below, is_directory) {
+            if let Some(decision) = layer.rgignore.decide(below, is_directory) {
                 return Some(decision);
             }
+            ignore = ignore.or_else(|| layer.ignore.decide(below, is_directory));
             if !beyond {
                 gitignore = gitignore.or_else(|| layer.gitignore.decide(below, is_directory));
                 exclude = exclude.or_else(|| layer.exclude.decide(below, is_directory));
             }
             beyond |= layer.is_repository;
         }
-        gitignore.or(exclude)
+        ignore.or(gitignore).or(exclude)
     }
 }
 
@@ -211,6 +215,7 @@ mod tests {
                 git: here.join(".git").exists(),
                 gitignore: here.join(".gitignore").exists(),
                 ignore: here.join(".ignore").exists(),
+                rgignore: here.join(".rgignore").exists(),
             };
             let open = fs::File::open(&here).unwrap();
             rules
@@ -227,6 +232,8 @@ mod tests {
             // Without a repository, .gitignore says nothing and .ignore does.
             (&[(".gitignore", "x")][..], "x", false),
             (&[(".ignore", "x")], "x", true),
+            (&[(".rgignore", "x"), (".ignore", "!x")], "a/x", true),
+            (&[(".rgignore", "!x"), ("a/.ignore", "x")], "a/x", false),
             (&[REPOSITORY, (".gitignore", "x")], "x", true),
             (&[REPOSITORY, (".gitignore", "x")], "a/b/x", true),
             (&[REPOSITORY, (".gitignore", "/x")], "a/x", false),
@@ -329,6 +336,7 @@ mod tests {
             ignore: true,
             gitignore: true,
             git: true,
+            ..Found::default()
         };
         let enter = || {
             let open = fs::File::open(directory.path()).unwrap();

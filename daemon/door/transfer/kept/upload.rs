@@ -115,7 +115,9 @@ pub(in super::super) fn expiry(record: &UploadRecord) -> Duration {
 /// Takes out those whose time is over.
 pub(super) fn take_expired(uploads: &mut HashMap<Key, Upload>) -> Vec<Upload> {
     let expired = uploads.extract_if(|_, upload| upload.is_over());
-    expired.map(|(_, upload)| upload).collect()
+    let mut expired: Vec<Upload> = expired.map(|(_, upload)| upload).collect();
+    expired.sort_by(|one, other| one.record.name.cmp(&other.record.name));
+    expired
 }
 
 /// Takes out what is too old and, oldest first, what is too much. What a call receives stays.
