@@ -19,6 +19,7 @@ use super::{
     path::RelativePath,
     step::{Kind, Old, Staged, apply, exchange, finish, old_link},
     stop::Stop,
+    temporary::is_temporary,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -212,6 +213,10 @@ impl Workspace {
 
     /// The directory in which a draft must lie, and the name there of what it is to become.
     fn place_of(&self, place: &DraftPlace) -> Result<(OwnedFd, String), DraftError> {
+        // One that was not begun has no name; and whatever a record says, other files stay.
+        if !is_temporary(place.name.as_bytes()) {
+            return Err(tampered(&place.path));
+        }
         let path = self.resolve(&place.path)?;
         let (parent, name) = path.split_file()?;
         let directory = self.root.open_place(parent.as_bytes());

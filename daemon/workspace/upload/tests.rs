@@ -323,3 +323,21 @@ fn what_was_done_by_half_is_taken_back() {
         assert_eq!(names.map(holds), [beside_after, place_after, ""], "{case}");
     }
 }
+
+#[test]
+fn no_record_makes_another_file_a_draft() {
+    let (folder, workspace, draft) = with_draft();
+    let at = |name: &str| folder.path().join("dir").join(name);
+    for name in ["", "~", "file", "../file"] {
+        fs::write(at("~"), "").unwrap();
+        fs::write(at("file"), "").unwrap();
+        let place = DraftPlace {
+            name: name.to_owned(),
+            identity: None,
+            ..draft.place().clone()
+        };
+        assert_eq!(workspace.mend_draft(&place).unwrap(), Left::Nothing);
+        assert!(workspace.delete_draft(&place));
+        assert!(at("~").exists() && at("file").exists(), "{name:?}");
+    }
+}
