@@ -13,6 +13,10 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const RUN_FAILED: u8 = 125;
 /// The command was ended because its time was up, as `timeout` puts it.
 pub(crate) const TIMED_OUT: u8 = 124;
+/// `jig search`: nothing was found. This and the one below are those of grep and ripgrep.
+pub(crate) const NO_MATCH: u8 = 1;
+/// `jig search`: it failed, or its time was up before anything was found.
+pub(crate) const SEARCH_FAILED: u8 = 2;
 /// As if SIGINT had ended it.
 pub(crate) const CANCELLED: u8 = 130;
 /// The reader of our output is gone: as if SIGPIPE had ended us.

@@ -22,12 +22,17 @@ use crate::{exit, failure::Failure};
 
 /// The exit code of a subcommand that has no special ones, after telling what went wrong.
 fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
-    let Err(failure) = result else {
-        return ExitCode::SUCCESS;
-    };
+    ExitCode::from(match result {
+        Ok(()) => exit::SUCCESS,
+        Err(failure) => failed(&failure, as_json),
+    })
+}
+
+/// Tells what went wrong; answers with the exit code that says so.
+fn failed(failure: &Failure, as_json: bool) -> u8 {
     failure.report(as_json);
-    ExitCode::from(match failure {
-        Failure::Interrupted(code) => code,
+    match failure {
+        Failure::Interrupted(code) => *code,
         Failure::Usage(_) => exit::USAGE,
         Failure::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             exit::BROKEN_PIPE
@@ -39,5 +44,5 @@ fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
         | Failure::System(_)
         | Failure::Daemon(_)
         | Failure::Output(_) => exit::FAILURE,
-    })
+    }
 }

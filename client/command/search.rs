@@ -8,9 +8,9 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
+use super::failed;
 use crate::{
-    connection,
+    connection, exit,
     failure::Failure,
     file_json,
     global::Global,
@@ -21,6 +21,8 @@ use crate::{
 /// Search the text files below a directory, or one file, line by line.
 ///
 /// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it.
+///
+/// Exits with 0 when something was found, 1 when nothing was, 2 when the search failed.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
     /// What to look for: the text itself, in upper or lower case.
@@ -65,8 +67,24 @@ pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
     let result = connection::call(global, async move |client: Client| {
         Ok(client.search(request).await?)
     })
-    .and_then(|response| print(&response, global.json));
-    finish(result, global.json)
+    .and_then(|response| {
+        print(&response, global.json)?;
+        Ok(exit_code(&response))
+    });
+    ExitCode::from(
+        result.unwrap_or_else(|failure| match failed(&failure, global.json) {
+            exit::FAILURE => exit::SEARCH_FAILED,
+            code => code,
+        }),
+    )
+}
+
+fn exit_code(response: &SearchResponse) -> u8 {
+    match (response.matches.is_empty(), response.timed_out) {
+        (false, _) => exit::SUCCESS,
+        (true, false) => exit::NO_MATCH,
+        (true, true) => exit::SEARCH_FAILED,
+    }
 }
 
 fn request(args: SearchArgs) -> SearchRequest {
@@ -208,6 +226,18 @@ mod tests {
             shown(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
             "a:1:2:x\nb:9:2:y\nb:10:1:z\n"
         );
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_grep() {
+        let response = |count, timed_out| SearchResponse {
+            matches: vec![found("a", 1, "x", (&[], &[])); count],
+            timed_out,
+            ..SearchResponse::default()
+        };
+        for (count, timed_out, code) in [(1, false, 0), (1, true, 0), (0, false, 1), (0, true, 2)] {
+            assert_eq!(exit_code(&response(count, timed_out)), code);
+        }
     }
 
     #[test]

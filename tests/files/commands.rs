@@ -140,7 +140,10 @@ async fn text_is_found_and_cells_are_edited() {
         shop.jig(&["search", "n.*e h", ".", "-e", "-C", "1"], "", 0),
         "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
     );
-    assert_eq!(shop.jig(&["search", "-s", "needle"], "", 0), "");
+    assert_eq!(shop.jig(&["search", "-s", "needle"], "", 1), "");
+    assert_eq!(shop.json(&["search", "nothing"], 1)["total_matches"], 0);
+    let refused = shop.jig(&["search", "-e", "("], "", 2);
+    assert!(refused.contains("INVALID_REGEX"), "{refused}");
 
     let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
     fs::write(shop.daemon.file("n.ipynb"), notebook).unwrap();
