@@ -18,6 +18,7 @@ mod output;
 mod progress;
 mod style;
 mod told;
+mod writer;
 
 use std::{ffi::OsString, process::ExitCode};
 

@@ -18,6 +18,7 @@
 mod address;
 mod call;
 mod connect;
+mod content;
 mod deadline;
 mod error;
 mod health;
@@ -31,6 +32,7 @@ mod wire_tests;
 pub use address::{Address, InvalidAddress};
 pub use call::Client;
 pub use connect::{ConnectError, Options};
+pub use content::{BytePages, LinePages};
 pub use error::{CallError, FieldViolation};
 pub use health::ServingStatus;
 pub use pages::FilePages;

@@ -1,14 +1,25 @@
 //! `jig read`: a file of the workspace.
 
-use std::process::ExitCode;
+use std::{
+    io::{self, IsTerminal as _},
+    process::ExitCode,
+};
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use clap::Args;
-use jig::api::v1::{Encoding, ReadFileRequest, ReadFileResponse};
+use jig::{
+    api::v1::{Encoding, ReadFileRequest, ReadFileResponse},
+    client::Client,
+};
 
 use super::finish;
-use crate::{connection, failure::Failure, global::Global, json, output};
+use crate::{connection, failure::Failure, global::Global, json, output, writer::Writer};
 
 /// Print a file of the workspace.
+///
+/// Into a file or a pipe goes all that is asked for, byte for byte, however much it is; a file that
+/// changes meanwhile is an error. On a terminal, and with --max or --json, it is what one answer
+/// holds: text, of over 10,000 lines the first and the last 5,000.
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
     /// File to read, relative to the workspace.
@@ -33,6 +44,7 @@ struct Lines {
 
 pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
     let is_base64 = args.base64;
+    let is_whole = args.max.is_none() && !global.json && !io::stdout().is_terminal();
     let range = args.lines.unwrap_or_default();
     let request = ReadFileRequest {
         path: args.path,
@@ -41,11 +53,60 @@ pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
         encoding: is_base64.then(|| Encoding::Base64.into()),
         max_bytes: args.max,
     };
-    let result = connection::call(global, async move |client: jig::client::Client| {
+    if is_whole {
+        let copied = connection::call(global, move |client| copy(client, request, is_base64));
+        return finish(copied, false);
+    }
+    let result = connection::call(global, async move |client: Client| {
         Ok(client.read_file(request).await?)
     })
     .and_then(|response| print(&response, is_base64, global.json));
     finish(result, global.json)
+}
+
+/// Writes all that is asked for while it comes.
+async fn copy(client: Client, request: ReadFileRequest, is_base64: bool) -> Result<(), Failure> {
+    let mut encoder = is_base64.then(Base64::default);
+    let mut encoded = |page: Vec<u8>| match &mut encoder {
+        Some(encoder) => encoder.encode(page),
+        None => page,
+    };
+    let mut writer = Writer::start();
+    if request.start_line.or(request.end_line).is_none() {
+        let mut pages = client.bytes_by_page(request.path);
+        while let Some(page) = pages.next().await? {
+            writer = writer.write(encoded(page)).await?;
+        }
+    } else {
+        let mut pages = client.lines_by_page(request);
+        while let Some(page) = pages.next().await? {
+            writer = writer.write(encoded(page)).await?;
+        }
+    }
+    if let Some(encoder) = encoder {
+        writer = writer.write(encoder.finish()).await?;
+    }
+    writer.finish().await
+}
+
+/// Bytes that come in pages, as one text in base64.
+#[derive(Debug, Default)]
+struct Base64 {
+    /// Fewer than three bytes, which need those that follow.
+    left: Vec<u8>,
+}
+
+impl Base64 {
+    fn encode(&mut self, page: Vec<u8>) -> Vec<u8> {
+        let mut bytes = std::mem::take(&mut self.left);
+        bytes.extend(page);
+        self.left = bytes.split_off(bytes.len() - bytes.len() % 3);
+        BASE64_STANDARD.encode(bytes).into_bytes()
+    }
+
+    fn finish(self) -> Vec<u8> {
+        (BASE64_STANDARD.encode(self.left) + "\n").into_bytes()
+    }
 }
 
 fn print(response: &ReadFileResponse, is_base64: bool, as_json: bool) -> Result<(), Failure> {
@@ -143,6 +204,18 @@ mod tests {
             "4294967296",
         ] {
             assert!(lines(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn base64_does_not_depend_on_pages() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        for size in 1..7 {
+            let mut encoder = Base64::default();
+            let pages = bytes.chunks(size).map(<[u8]>::to_vec);
+            let mut text: Vec<u8> = pages.flat_map(|page| encoder.encode(page)).collect();
+            text.extend(encoder.finish());
+            assert_eq!(text, (BASE64_STANDARD.encode(&bytes) + "\n").into_bytes());
         }
     }
 

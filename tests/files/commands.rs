@@ -2,11 +2,12 @@
 
 use std::{
     fs,
-    io::Write as _,
+    io::{Read as _, Write as _},
     path::Path,
     process::{Command, Stdio},
 };
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::Value;
 
 use crate::support::Daemon;
@@ -25,9 +26,9 @@ impl Shop {
         }
     }
 
-    /// Runs `jig`, which must exit with `code`; answers what it wrote to both streams.
-    fn jig(&self, arguments: &[&str], input: &str, code: i32) -> String {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+        command
             .args(arguments)
             .current_dir(self.here.path())
             .env_clear()
@@ -37,9 +38,13 @@ impl Shop {
             )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `jig`, which must exit with `code`; answers what it wrote to both streams.
+    fn jig(&self, arguments: &[&str], input: &str, code: i32) -> String {
+        let mut child = self.command(arguments).spawn().unwrap();
         // A command that does not read its input may have ended already.
         let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
         let output = child.wait_with_output().unwrap();
@@ -204,5 +209,76 @@ async fn what_is_wrong_on_this_side_is_no_defect_of_the_daemon() {
     ] {
         let error = &shop.json(arguments, code)["error"];
         assert_eq!(error["code"], "INVALID_ARGUMENT", "{arguments:?}: {error}");
+    }
+}
+
+/// Runs `jig`, and answers what it wrote to its standard output and how it ended.
+fn output(shop: &Shop, arguments: &[&str]) -> (Vec<u8>, Option<i32>) {
+    let output = shop.command(arguments).output().unwrap();
+    (output.stdout, output.status.code())
+}
+
+#[tokio::test]
+async fn into_a_pipe_a_file_goes_byte_for_byte() {
+    let shop = Shop::open().await;
+    let lines: String = (0..1_000_000)
+        .map(|line| format!("line {line}\n"))
+        .collect();
+    assert!(lines.len() > 10 << 20);
+    fs::write(shop.daemon.file("lines"), &lines).unwrap();
+    let bytes: Vec<u8> = lines.bytes().map(|byte| byte.wrapping_mul(7)).collect();
+    fs::write(shop.daemon.file("bytes"), &bytes).unwrap();
+    fs::write(shop.daemon.file("empty"), "").unwrap();
+    let read = |arguments: &[&str]| output(&shop, &[&["read"], arguments].concat());
+    assert!(read(&["lines"]) == (lines.clone().into_bytes(), Some(0)));
+    assert!(read(&["bytes"]) == (bytes.clone(), Some(0)));
+    assert_eq!(read(&["empty"]), (Vec::new(), Some(0)));
+    assert_eq!(read(&["empty", "--base64"]), (b"\n".to_vec(), Some(0)));
+    let base64 = BASE64_STANDARD.encode(&bytes) + "\n";
+    assert!(read(&["bytes", "--base64"]) == (base64.into_bytes(), Some(0)));
+    // Ranges that no single answer holds.
+    let rest = lines.strip_prefix("line 0\n").unwrap();
+    assert!(read(&["lines", "--lines", "2:"]) == (rest.into(), Some(0)));
+    let base64 = BASE64_STANDARD.encode(rest) + "\n";
+    assert!(read(&["lines", "--lines", "2:", "--base64"]) == (base64.into_bytes(), Some(0)));
+    assert_eq!(
+        read(&["lines", "--lines", "2"]),
+        (b"line 1\n".to_vec(), Some(0))
+    );
+    // What is asked for is no more than that.
+    assert_eq!(read(&["lines", "--max", "4"]), (b"line".to_vec(), Some(0)));
+    let json = shop.json(&["read", "lines"], 0);
+    assert_eq!(json["omitted_lines"], 990_000, "{json}");
+    // A line that fits into no answer.
+    fs::write(shop.daemon.file("long"), "x".repeat(11 << 20)).unwrap();
+    let refused = shop.jig(&["read", "long", "--lines", "1"], "", 1);
+    assert!(
+        refused.starts_with("jig: FILE_TOO_LARGE: line 1 of \"long\""),
+        "{refused}"
+    );
+    assert!(
+        shop.jig(&["read", "none"], "", 1)
+            .contains("FILE_NOT_FOUND")
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_changes_while_it_is_read_is_noticed() {
+    let shop = Shop::open().await;
+    for arguments in [&["read", "f"][..], &["read", "f", "--lines", "1:"]] {
+        let lines = "0123456789abcde\n".repeat(6 << 20);
+        fs::write(shop.daemon.file("f"), &lines).unwrap();
+        let mut child = shop.command(arguments).spawn().unwrap();
+        let mut stdout = child.stdout.take().unwrap();
+        // It has begun; most of it is not asked for before more is taken.
+        stdout.read_exact(&mut [0]).unwrap();
+        fs::write(shop.daemon.file("f"), "changed").unwrap();
+        let mut rest = Vec::new();
+        stdout.read_to_end(&mut rest).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+        let told = String::from_utf8(output.stderr).unwrap();
+        assert!(told.contains("STALE_FILE"), "{arguments:?}: {told}");
+        assert!(rest.len() < lines.len());
     }
 }
