@@ -46,7 +46,11 @@ impl Workspace {
         }
         loop {
             stop.check()?;
-            let replaced = Stamp::at(to.as_fd(), &to_name).ok();
+            let replaced = match Stamp::at(to.as_fd(), &to_name) {
+                Ok(found) => Some(found),
+                Err(Errno::NOENT) => None,
+                Err(errno) => return Err(failure(errno, destination.as_str(), Wanted::File)),
+            };
             let renamed = match replaced {
                 Some(_) if !overwrite => return Err(exists(destination)),
                 // Two names of one file: rename(2) would leave both.
@@ -155,6 +159,7 @@ mod tests {
             ("file", "dir", true, Err(R::FileExists)),
             ("file", "none/new", false, Err(R::DirectoryNotFound)),
             ("file", "link/new", false, Err(R::SymlinkBlocked)),
+            ("file", "other/new", false, Err(R::NotADirectory)),
             ("none", "new", false, Err(R::FileNotFound)),
             ("link/x", "new", false, Err(R::SymlinkBlocked)),
             ("link", "new", false, Ok(false)),
@@ -220,5 +225,8 @@ mod tests {
         let beneath = error("dir", "link/x", false);
         assert_eq!(beneath.reason, Reason::InvalidParams, "{beneath}");
         assert_eq!(beneath.violations.first().unwrap().field, "destination");
+        // It is the name of the destination that is told.
+        let too_long = error("file", &"n".repeat(256), false);
+        assert!(too_long.message.contains("nnn"), "{too_long}");
     }
 }

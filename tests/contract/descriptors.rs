@@ -1,6 +1,6 @@
 //! The descriptors of the contract, and what is asked of them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jig::api::{
     FILE_DESCRIPTOR_SET,
@@ -159,4 +159,22 @@ pub(super) fn upper_snake(pascal: &str) -> String {
         name.push(character.to_ascii_uppercase());
     }
     name
+}
+
+/// The reasons of errors that the comments of a tool's RPC and of its service name.
+pub(super) fn errors_of(rpc: &str) -> BTreeSet<String> {
+    let names = [
+        "jig.v1.ToolService".to_owned(),
+        format!("jig.v1.ToolService.{rpc}"),
+    ];
+    let comments = elements()
+        .into_iter()
+        .filter(|element| names.contains(&element.name));
+    let comments: Vec<String> = comments.map(|element| element.comment).collect();
+    assert_eq!(comments.len(), 2, "there is no RPC {rpc}");
+    let lines = comments.iter().flat_map(|comment| comment.lines());
+    lines
+        .filter_map(|line| line.trim().strip_prefix("* `")?.split_once('`'))
+        .map(|(reason, _)| reason.to_owned())
+        .collect()
 }

@@ -1,5 +1,7 @@
 //! The rules of the contract, checked on its descriptors.
 
+/// What the tools answer, against what their comments name.
+mod answers;
 /// The descriptors.
 mod descriptors;
 /// The shape of names and comments.
