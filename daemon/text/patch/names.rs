@@ -9,6 +9,9 @@ const NOTHING: &str = "/dev/null";
 /// Most bytes of a name: the kernel takes no longer path.
 const LONGEST_NAME: usize = 4096;
 
+/// What marks a file as it was before, or is to be after a change.
+const MARKS: &[&str] = &[".bak", ".new", ".old", ".orig"];
+
 /// Two names as they stand in a header, unquoted; none for `/dev/null`.
 pub(super) type Pair = (Option<String>, Option<String>);
 
@@ -104,6 +107,31 @@ pub(super) fn without_components(name: &str, count: usize, at: usize) -> Result<
     }
     check(rest, at)?;
     Ok(rest.to_owned())
+}
+
+/// The file that two names mean. They may differ in their first components, of which `strip` says
+/// nothing else, and in what marks the copy that somebody has kept or is about to put in place.
+pub(super) fn of_one_file<'n>(old: &'n str, new: &'n str) -> Option<&'n str> {
+    if is_same(old, new) || without_mark(old) == new {
+        Some(new)
+    } else if without_mark(new) == old {
+        Some(old)
+    } else {
+        None
+    }
+}
+
+/// Takes off `.orig` and the like, `~` and `.~1~`.
+fn without_mark(name: &str) -> &str {
+    let marked = MARKS.iter().find_map(|mark| name.strip_suffix(mark));
+    let numbered = || {
+        let (name, number) = name.strip_suffix('~')?.rsplit_once(".~")?;
+        let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then_some(name)
+    };
+    let kept = numbered().or(marked).or_else(|| name.strip_suffix('~'));
+    kept.filter(|name| !name.is_empty() && !name.ends_with('/'))
+        .unwrap_or(name)
 }
 
 /// Whether two names are the same but for their first components.

@@ -227,9 +227,17 @@ fn plain_file<'p>(
         (None, None) => return Err(misunderstood(begin, "the file has no name")),
         (None, Some(new)) => (new, Kind::Create),
         (Some(old), None) => (old, Kind::Delete),
-        // `FILE.orig` and `FILE~` are what an editor has kept.
-        (Some(old), Some(new)) if new.starts_with(&old) => (old, Kind::Modify),
-        (Some(_), Some(new)) => (new, Kind::Modify),
+        (Some(old), Some(new)) => match names::of_one_file(&old, &new) {
+            Some(name) => (name.to_owned(), Kind::Modify),
+            None => {
+                let problem = format!(
+                    "the file is {} before and {} after the change: give both lines the same name; to rename it, put `diff --git`, `rename from` and `rename to` above them",
+                    shown(&old),
+                    shown(&new)
+                );
+                return Err(misunderstood(begin, problem));
+            }
+        },
     };
     let (hunks, at) = read_hunks(lines, begin + 2, is_windows(lines, begin))?;
     if hunks.is_empty() {

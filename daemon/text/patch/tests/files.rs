@@ -20,6 +20,15 @@ fn names_are_found_however_they_are_written() {
         ("--- i/f\n+++ w/f\n", 1, "f"),
         ("--- f.orig\n+++ f\n", 1, "f"),
         ("--- f\n+++ f.new\n", 1, "f"),
+        ("--- f~\n+++ f\n", 1, "f"),
+        ("--- d/f.c.~12~\n+++ d/f.c\n", 1, "d/f.c"),
+        (
+            "--- f.old\t2026-01-31 12:34:56\n+++ f 2026-01-31 12:34:57\n",
+            1,
+            "f",
+        ),
+        ("--- a/f.bak\n+++ b/f\n", 1, "f"),
+        ("--- f\n+++ f.orig\n", 1, "f"),
         (
             "--- a/f\t2026-01-31 12:34:56.000 +0100\n+++ b/f\t2026-01-31 12:34:56\n",
             1,
@@ -78,6 +87,12 @@ fn patches_that_mean_nothing_or_harm_are_refused_with_their_line() {
             3,
         ),
         ("@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- foo.c\n+++ foo.cpp\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- f\n+++ f2\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- f\n+++ f.\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- f.orig\n+++ g\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- d/~\n+++ d\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
+        ("--- one\n+++ two\n@@ -1 +1 @@\n-1\n+2\n", Parse, 1),
         ("--- a/f\n+++ b/f\n", Parse, 1),
         ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n", Parse, 3),
         ("--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\nb\n+c\n", Parse, 5),
@@ -342,4 +357,13 @@ fn modes_change_in_the_bits_that_git_knows() {
     assert_eq!(mode(0o604, rename), [Some(0), Some(0o604)]);
     let changed = "--- a/a\n+++ b/a\n@@ -1 +1 @@\n-1\n+2\n";
     assert_eq!(mode(0o604, changed), [None]);
+}
+
+#[test]
+fn a_refusal_of_two_names_names_both() {
+    let patch = "--- a/foo.c\n+++ b/foo.cpp\n@@ -1 +1 @@\n-1\n+2\n";
+    let error = parse(patch, 1).unwrap_err();
+    for part in ["\"foo.c\"", "\"foo.cpp\"", "rename from"] {
+        assert!(error.message.contains(part), "{error}");
+    }
 }
