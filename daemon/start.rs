@@ -271,7 +271,7 @@ fn prepare_sandboxes(
         if workspace.follow_links {
             opened.follow_links().map_err(failed)?;
         }
-        opened.protect(&workspace.protected);
+        opened.protect(&workspace.protected).map_err(failed)?;
         opened.sync_changes(config.sync_files);
         workspaces.push(opened);
     }

@@ -246,7 +246,7 @@ mod tests {
         let fifo = rustix::fs::FileType::Fifo;
         rustix::fs::mknodat(rustix::fs::CWD, at("fifo"), fifo, 0o600.into(), 0).unwrap();
         let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
-        workspace.protect(&["safe/in".to_owned()]);
+        workspace.protect(&["safe/in".to_owned()]).unwrap();
         for (path, create_directories, reason) in [
             ("out/f", true, R::SymlinkBlocked),
             ("dangling", true, R::SymlinkBlocked),

@@ -146,10 +146,13 @@ impl Workspace {
         self.root.follow_links()
     }
 
-    /// Forbids changing these paths, relative ones, and what is below them by the file tools.
-    pub(crate) fn protect(&mut self, paths: &[String]) {
-        let paths = paths.iter().filter_map(|path| self.resolve(path).ok());
-        self.protected = paths.collect();
+    /// Forbids changing these paths, relative ones, and what is below them by the file tools. Fails
+    /// when one of them does not lie in the workspace: none may be left unprotected by mistake.
+    pub(crate) fn protect(&mut self, paths: &[String]) -> io::Result<()> {
+        let paths = paths.iter().map(|path| self.resolve(path));
+        let paths = paths.collect::<Result<_, _>>();
+        self.protected = paths.map_err(io::Error::other)?;
+        Ok(())
     }
 
     /// Has changes wait for the disk.
@@ -351,6 +354,24 @@ mod tests {
         assert_eq!(straight.name(), "w");
         assert_eq!(straight.path(), directory.path());
         assert_eq!(straight.mount_path(), Path::new("/workspace"));
+    }
+
+    #[test]
+    fn what_is_to_be_protected_must_lie_in_the_workspace() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut workspace = Workspace::open("w", directory.path(), "/workspace").unwrap();
+        let change = |workspace: &Workspace| {
+            let path = workspace.resolve("safe/x").unwrap();
+            workspace.allow_change(&path).is_ok()
+        };
+        assert!(change(&workspace));
+        for bad in ["../x", "/etc", "a\0"] {
+            let paths = ["safe".to_owned(), bad.to_owned()];
+            let error = workspace.protect(&paths).unwrap_err();
+            assert!(error.to_string().contains(&format!("{bad:?}")), "{error}");
+        }
+        workspace.protect(&["safe".to_owned()]).unwrap();
+        assert!(!change(&workspace));
     }
 
     #[test]

@@ -183,7 +183,7 @@ mod tests {
             fs::create_dir(at("empty")).unwrap();
             symlink("dir", at("link")).unwrap();
             let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
-            workspace.protect(&["safe".to_owned()]);
+            workspace.protect(&["safe".to_owned()]).unwrap();
             let [from, to] = [source, destination].map(|path| workspace.resolve(path).unwrap());
             let before = fs::symlink_metadata(at(source)).ok();
             let moved = workspace.relocate(&from, &to, overwrite, &Stop::new());
