@@ -3,27 +3,22 @@
 //! | file | holds |
 //! |---|---|
 //! | [`copies`] | what was copied and what was left out |
+//! | [`manner`] | how it is copied, and the names that copies have |
 //! | [`receive`] | out of the workspace |
 //! | [`send`] | into the workspace |
 
 mod copies;
+mod manner;
 mod receive;
 mod send;
 
-use std::{
-    path::Path,
-    process::{self, ExitCode},
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::process::ExitCode;
 
 use clap::Args;
 
-use self::copies::Copies;
+use self::{copies::Copies, manner::Manner};
 use super::finish;
-use crate::{connection, exit, failure::Failure, global::Global, local::Local};
-
-/// Longest path that either side takes, in bytes.
-const LONGEST_PATH: usize = 4095;
+use crate::{connection, exit, failure::Failure, global::Global};
 
 /// Copy files into the workspace or out of it, of any size.
 ///
@@ -58,15 +53,6 @@ pub(crate) struct CpArgs {
 enum Side {
     Here(String),
     Workspace(String),
-}
-
-/// How files are copied.
-#[derive(Debug, Clone)]
-struct Manner {
-    recursive: bool,
-    no_clobber: bool,
-    expect: Option<String>,
-    quiet: bool,
 }
 
 pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
@@ -106,36 +92,6 @@ fn side(text: &str) -> Side {
     }
 }
 
-/// The name that the copy of a path keeps. None for `.` and `..`, however they are written, and for
-/// the root: what is in those is meant.
-fn name_of(path: &str) -> Option<&str> {
-    let name = path.trim_end_matches('/').rsplit('/').next()?;
-    (!matches!(name, "" | "." | "..")).then_some(name)
-}
-
-/// The path of `name` in the directory at `path` of the workspace.
-fn join(path: &str, name: &str) -> String {
-    match path {
-        "" => name.to_owned(),
-        path => format!("{}/{name}", path.trim_end_matches('/')),
-    }
-}
-
-fn nameless() -> Failure {
-    Failure::Usage("SRC has no name to keep: name the file in DST".to_owned())
-}
-
-fn local(path: &Path, error: &std::io::Error) -> Failure {
-    Local::file(path, error).into()
-}
-
-/// Something that no other copy has for a name.
-fn unique() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_nanos());
-    format!("{}-{now}", process::id())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,26 +108,5 @@ mod tests {
         ] {
             assert_eq!(side(text), expected, "{text}");
         }
-    }
-
-    #[test]
-    fn names_that_copies_keep() {
-        for (path, name) in [
-            ("a", Some("a")),
-            ("a/b/", Some("b")),
-            ("./:a", Some(":a")),
-            ("..a", Some("..a")),
-            ("", None),
-            ("/", None),
-            (".", None),
-            ("./", None),
-            ("a/.", None),
-            ("a/../", None),
-        ] {
-            assert_eq!(name_of(path), name, "{path}");
-        }
-        assert_eq!(join("", "a"), "a");
-        assert_eq!(join("a/", "b"), "a/b");
-        assert_eq!(join("/", "a"), "/a");
     }
 }

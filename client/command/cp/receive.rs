@@ -16,9 +16,8 @@ use jig::{
 };
 
 use super::{
-    LONGEST_PATH, Manner,
     copies::{Copied, Copies, Why},
-    join, local, name_of, nameless, unique,
+    manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
 
@@ -63,12 +62,12 @@ async fn tree(
     };
     let mode = client.stat_path(request).await?.mode;
     if let Some(above) = to.parent().filter(|above| !above.as_os_str().is_empty()) {
-        fs::create_dir_all(above).map_err(|error| local(above, &error))?;
+        fs::create_dir_all(above).map_err(|error| Local::file(above, &error))?;
     }
     let mut listed = Some(listed);
     let mut open = vec![(from, to, mode)];
     while let Some((from, to, mode)) = open.pop() {
-        make_directory(&to, mode).map_err(|error| local(&to, &error))?;
+        make_directory(&to, mode).map_err(|error| Local::file(&to, &error))?;
         let listed = match listed.take() {
             Some(listed) => listed,
             None => entries(client, &from).await?,
@@ -143,7 +142,7 @@ async fn file(
     to: &Path,
     manner: &Manner,
 ) -> Result<Copied, Failure> {
-    let fails = |error| local(to, &error);
+    let fails = |error| Local::file(to, &error);
     if manner.no_clobber && to.symlink_metadata().is_ok() {
         return Err(Local::file_exists(to).into());
     }

@@ -14,9 +14,8 @@ use jig::{
 };
 
 use super::{
-    LONGEST_PATH, Manner,
     copies::{Copied, Copies, Why},
-    join, local, name_of, nameless, unique,
+    manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
 
@@ -55,7 +54,7 @@ async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Resul
     let mut copies = Copies::default();
     let mut open = vec![(Path::new(from).to_owned(), to)];
     while let Some((directory, to)) = open.pop() {
-        let fails = |error| local(&directory, &error);
+        let fails = |error| Local::file(&directory, &error);
         let mut entries = Vec::new();
         for entry in fs::read_dir(&directory).map_err(fails)? {
             let entry = entry.map_err(fails)?;
@@ -101,7 +100,7 @@ async fn file(
     to: String,
     manner: &Manner,
 ) -> Result<Copied, Failure> {
-    let fails = |error| local(from, &error);
+    let fails = |error| Local::file(from, &error);
     // Opening a FIFO could wait for ever.
     if !fs::metadata(from).map_err(fails)?.is_file() {
         return Err(Local::no_file(from).into());

@@ -1,0 +1,73 @@
+//! How files are copied, and the names that copies have.
+
+use std::{
+    process,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use crate::failure::Failure;
+
+/// Longest path that either side takes, in bytes.
+pub(super) const LONGEST_PATH: usize = 4095;
+
+/// How files are copied.
+#[derive(Debug, Clone)]
+pub(super) struct Manner {
+    pub(super) recursive: bool,
+    pub(super) no_clobber: bool,
+    pub(super) expect: Option<String>,
+    pub(super) quiet: bool,
+}
+
+/// The name that the copy of a path keeps. None for `.` and `..`, however they are written, and for
+/// the root: what is in those is meant.
+pub(super) fn name_of(path: &str) -> Option<&str> {
+    let name = path.trim_end_matches('/').rsplit('/').next()?;
+    (!matches!(name, "" | "." | "..")).then_some(name)
+}
+
+/// There is no name for the copy of a file.
+pub(super) fn nameless() -> Failure {
+    Failure::Usage("SRC has no name to keep: name the file in DST".to_owned())
+}
+
+/// The path of `name` in the directory at `path` of the workspace.
+pub(super) fn join(path: &str, name: &str) -> String {
+    match path {
+        "" => name.to_owned(),
+        path => format!("{}/{name}", path.trim_end_matches('/')),
+    }
+}
+
+/// Something that no other copy has in its name.
+pub(super) fn unique() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_nanos());
+    format!("{}-{now}", process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_copies_keep() {
+        for (path, name) in [
+            ("a", Some("a")),
+            ("a/b/", Some("b")),
+            ("./:a", Some(":a")),
+            ("..a", Some("..a")),
+            ("", None),
+            ("/", None),
+            (".", None),
+            ("./", None),
+            ("a/.", None),
+            ("a/../", None),
+        ] {
+            assert_eq!(name_of(path), name, "{path}");
+        }
+        assert_eq!(join("", "a"), "a");
+        assert_eq!(join("a/", "b"), "a/b");
+        assert_eq!(join("/", "a"), "/a");
+    }
+}
