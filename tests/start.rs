@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead as _, BufReader},
     os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
     path::Path,
     process::{Command, Stdio},
@@ -148,7 +149,11 @@ async fn ctrl_c_reaches_the_daemon_and_not_what_makes_its_sandboxes() {
         .stderr(Stdio::piped())
         .process_group(0);
     let mut child = command.spawn().unwrap();
-    eventually("its socket is there", async || path("sock").exists()).await;
+    // From then on it knows what to do about a signal.
+    let mut said = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut said).unwrap();
+    assert!(said.starts_with("listening on"), "{said}");
     let group = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process_group(group, Signal::INT).unwrap();
     eventually("it ends", async || child.try_wait().unwrap().is_some()).await;

@@ -180,7 +180,8 @@ impl Change<'_> {
         original: Option<&Original>,
         content: Content<'_>,
     ) -> Result<(), Error> {
-        if let Some(original) = original {
+        // Whoever says what its mode is to be has thought of that.
+        if let Some(original) = original.filter(|_| content.mode.is_none()) {
             original.check_writable(path)?;
         }
         let old = original.map_or(Old::Nothing, |original| Old::File(original.stamp));

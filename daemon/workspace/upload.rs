@@ -112,7 +112,8 @@ impl Workspace {
         let existing = find_existing(directory.as_fd(), &name, target)?
             .map(|file| Original::look(&file, &target.path))
             .transpose()?;
-        if let Some(existing) = &existing {
+        // As for a change: whoever says what its mode is to be has thought of that.
+        if let Some(existing) = existing.as_ref().filter(|_| target.mode.is_none()) {
             existing.check_writable(&target.path)?;
         }
         let old = existing.as_ref().map(|existing| existing.stamp);
