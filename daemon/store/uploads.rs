@@ -77,9 +77,9 @@ impl UploadRecords {
         records
     }
 
-    /// Writes a record, in one step. It is on the disk when its name is: a draft whose record a
-    /// machine forgets would stay in the workspace for ever. Blocks.
-    pub(crate) fn save(&self, record: &UploadRecord) -> io::Result<()> {
+    /// Writes a record, in one step; with `sync`, the disk has written it down then. Without, it is
+    /// for a daemon that dies and not for a machine that does. Blocks.
+    pub(crate) fn save(&self, record: &UploadRecord, sync: bool) -> io::Result<()> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -88,8 +88,15 @@ impl UploadRecords {
         let temporary = path.with_extension("new");
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(record)?)?;
-        file.sync_all()?;
-        fs::rename(temporary, path)
+        if sync {
+            // Before it has its name: a record that was cut off is worse than the one before it.
+            file.sync_all()?;
+        }
+        fs::rename(temporary, path)?;
+        if sync {
+            File::open(&self.folder)?.sync_all()?;
+        }
+        Ok(())
     }
 
     /// Deletes a record, if it is there. Blocks.
@@ -140,7 +147,7 @@ mod tests {
             complete: None,
             touched: 5,
         };
-        records.save(&record).unwrap();
+        records.save(&record, true).unwrap();
         let at = |name: &str| folder.path().join("uploads").join(name);
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();
         File::create(at("large.json"))

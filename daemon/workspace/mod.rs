@@ -160,6 +160,11 @@ impl Workspace {
         self.sync = sync;
     }
 
+    /// Whether changes wait for the disk.
+    pub(crate) fn syncs_changes(&self) -> bool {
+        self.sync
+    }
+
     /// Checks that the operator protects neither a path nor what is above or below it.
     fn allow_change(&self, path: &RelativePath) -> Result<(), Error> {
         let overlaps = |protected: &&RelativePath| protected.overlaps(path);

@@ -15,7 +15,7 @@ mod upload;
 
 use std::{
     collections::HashMap,
-    mem,
+    io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
@@ -248,9 +248,15 @@ impl Kept {
         }
     }
 
+    fn try_save(&self, record: &UploadRecord) -> io::Result<()> {
+        let workspace = self.workspace(&record.workspace);
+        let sync = workspace.is_some_and(Workspace::syncs_changes);
+        self.records.save(record, sync)
+    }
+
     fn save(&self, record: &UploadRecord) {
         // Without it, a repeat after a restart finds less than there is, and starts again.
-        if let Err(error) = self.records.save(record) {
+        if let Err(error) = self.try_save(record) {
             tracing::warn!(%error, "the record of an upload cannot be written");
         }
     }
@@ -290,8 +296,7 @@ impl Lease {
         let Some(record) = noted else {
             return Ok(());
         };
-        let saved = self.kept.records.save(&record);
-        saved.map_err(|error| match error.raw_os_error() {
+        self.kept.try_save(&record).map_err(|error| match error.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => {
                 let text = "the disk that holds the daemon's state directory is full: make room there, and try again";
                 Error::new(Reason::NoSpace, text).caused_by(error)
