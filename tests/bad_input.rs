@@ -2,8 +2,10 @@
 
 use std::fs;
 
-use jig::api::v1::RunRequest;
-use tonic::Request;
+use jig::api::v1::{
+    Edit, EditFileRequest, EditNotebookRequest, ReadFileRequest, RunRequest, WriteFileRequest,
+};
+use tonic::{Request, Status};
 
 use crate::support::{Daemon, Refusal, argv, shell};
 
@@ -278,4 +280,75 @@ async fn a_refused_request_costs_no_sandbox() {
     assert_eq!((counts.runs_active, counts.sandboxes_quarantined), (0, 0));
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
     assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn values_that_an_enum_does_not_have_are_refused_and_the_others_named() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("f"), "old").unwrap();
+    let path = || "f".to_owned();
+    let refused = |answer: Result<(), Status>, field: &str, value: &str| {
+        let refusal = Refusal::of(&answer.unwrap_err());
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+        assert_eq!(refusal.fields(), [field]);
+        assert!(refusal.message.contains(value), "{refusal:?}");
+    };
+    let mut tools = daemon.tools();
+    let request = ReadFileRequest {
+        path: path(),
+        encoding: Some(9),
+        ..Default::default()
+    };
+    refused(
+        tools.read_file(request).await.map(drop),
+        "encoding",
+        "ENCODING_BASE64",
+    );
+    let request = WriteFileRequest {
+        path: path(),
+        mode: Some(-1),
+        ..Default::default()
+    };
+    refused(
+        tools.write_file(request).await.map(drop),
+        "mode",
+        "WRITE_MODE_APPEND",
+    );
+    let edit = |occurrence| Edit {
+        old_string: "old".to_owned(),
+        new_string: "new".to_owned(),
+        occurrence,
+    };
+    let request = EditFileRequest {
+        path: path(),
+        edits: vec![edit(None), edit(Some(9))],
+        ..Default::default()
+    };
+    let answer = tools.edit_file(request).await.map(drop);
+    refused(answer, "edits[1].occurrence", "OCCURRENCE_FIRST");
+    let notebook = || EditNotebookRequest {
+        path: path(),
+        cell_index: Some(0),
+        source: Some(String::new()),
+        ..Default::default()
+    };
+    let request = EditNotebookRequest {
+        mode: Some(77),
+        ..notebook()
+    };
+    refused(
+        tools.edit_notebook(request).await.map(drop),
+        "mode",
+        "CELL_EDIT_INSERT",
+    );
+    let request = EditNotebookRequest {
+        cell_type: Some(77),
+        ..notebook()
+    };
+    refused(
+        tools.edit_notebook(request).await.map(drop),
+        "cell_type",
+        "CELL_TYPE_RAW",
+    );
+    assert_eq!(fs::read_to_string(daemon.file("f")).unwrap(), "old");
 }

@@ -306,6 +306,19 @@ fn every_reason_of_an_error_is_in_the_contract_and_the_other_way_round() {
 }
 
 #[test]
+fn paths_in_messages_are_escaped() {
+    let found = package_files().into_iter().flat_map(|(file, text)| {
+        let bare = |line: &str| line.contains("\\\"{path}") || line.contains("\\\"{name}");
+        text.lines()
+            .enumerate()
+            .filter(|(_, line)| bare(line))
+            .map(|(number, _)| format!("{file}:{}", number + 1))
+            .collect::<Vec<_>>()
+    });
+    none("paths between quotation marks without `{:?}`", found);
+}
+
+#[test]
 fn nothing_is_left_open() {
     let words = committed_files().into_iter().flat_map(|(file, text)| {
         text.lines()

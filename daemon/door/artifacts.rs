@@ -156,14 +156,14 @@ fn missing(path: &str) -> Error {
         (
             Reason::PathEscape,
             format!(
-                "{path} leads out of the session: give the path as the response of the call had it"
+                "{path:?} leads out of the session: give the path as the response of the call had it"
             ),
         )
     } else {
         (
             Reason::ArtifactNotFound,
             format!(
-                "this session has no artifact {path}: give the path as the response of the call had it"
+                "this session has no artifact {path:?}: give the path as the response of the call had it"
             ),
         )
     };

@@ -13,7 +13,7 @@ use crate::{
             diff,
             edit::{self, Edit, Which},
         },
-        workspace::{Content, RelativePath, Stop, Workspace},
+        workspace::{Content, RelativePath, Stop, Workspace, no_file_at},
     },
 };
 
@@ -62,21 +62,10 @@ fn params(
 ) -> Result<Option<Params>, Error> {
     let mut edits = Vec::with_capacity(request.edits.len());
     for (index, wanted) in request.edits.into_iter().enumerate() {
-        let which = match wanted
-            .occurrence
-            .map_or(Ok(v1::Occurrence::Unspecified), v1::Occurrence::try_from)
-        {
-            Ok(v1::Occurrence::Unspecified | v1::Occurrence::Unique) => Which::Unique,
-            Ok(v1::Occurrence::First) => Which::First,
-            Ok(v1::Occurrence::All) => Which::All,
-            Err(_unknown) => {
-                violations.push(Violation {
-                    field: format!("edits[{index}].occurrence"),
-                    description: "must be OCCURRENCE_UNIQUE, OCCURRENCE_FIRST or OCCURRENCE_ALL"
-                        .to_owned(),
-                });
-                continue;
-            }
+        let which = match wanted.occurrence() {
+            v1::Occurrence::Unspecified | v1::Occurrence::Unique => Which::Unique,
+            v1::Occurrence::First => Which::First,
+            v1::Occurrence::All => Which::All,
         };
         match Edit::new(index, wanted.old_string, wanted.new_string, which) {
             Ok(edit) => edits.push(edit),
@@ -105,14 +94,13 @@ fn edit_file(
     let path = &params.path;
     let mut change = workspace.change(std::slice::from_ref(path), stop)?;
     let most = u64::try_from(edit::LARGEST).unwrap_or(u64::MAX);
-    let original = change
-        .read(path, most)?
-        .ok_or_else(|| super::no_file_at(path))?;
+    let original = change.read(path, most)?.ok_or_else(|| no_file_at(path))?;
     original.expect(path, params.expected_sha256.as_deref())?;
     let text = str::from_utf8(&original.content).map_err(|problem| {
-        let message = format!("\"{path}\" holds bytes that are not UTF-8: only text can be edited");
+        let path = path.as_str();
+        let message = format!("{path:?} holds bytes that are not UTF-8: only text can be edited");
         Error::new(Reason::BinaryFile, message)
-            .with("path", path.as_str())
+            .with("path", path)
             .caused_by(problem)
     })?;
     let edited = edit::apply(text, &params.edits, &|| stop.check())
@@ -217,10 +205,6 @@ mod tests {
             path: path.to_owned(),
             ..request(vec![replace("a", "b")])
         };
-        let unknown = v1::Edit {
-            occurrence: Some(9),
-            ..replace("a", "b")
-        };
         for (content, request, reason) in [
             (
                 &b"x"[..],
@@ -242,7 +226,6 @@ mod tests {
                 request(vec![replace("a", "a")]),
                 Reason::InvalidParams,
             ),
-            (b"a", request(vec![unknown]), Reason::InvalidParams),
             (b"a", with_hash(&"0".repeat(64)), Reason::StaleFile),
             (b"a", with_hash("0"), Reason::InvalidParams),
             (b"a", at("none"), Reason::FileNotFound),

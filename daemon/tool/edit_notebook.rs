@@ -12,7 +12,7 @@ use crate::{
     daemon::{
         error::{Error, Violation},
         text::notebook::{Cell, Edit, Kind, Notebook},
-        workspace::{Content, RelativePath, Stop, Workspace},
+        workspace::{Content, RelativePath, Stop, Workspace, no_file_at},
     },
 };
 
@@ -65,8 +65,8 @@ fn params(
 
 /// The change that is asked for; none when there are violations.
 fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Option<Edit> {
+    let (mode, kind) = (request.mode(), kind(request.cell_type()));
     let wanted = wanted(request.cell_id, request.cell_index, violations);
-    let kind = kind(request.cell_type, violations);
     let mut need = |field: &str, description: &str| {
         violations.push(Violation {
             field: field.to_owned(),
@@ -74,44 +74,29 @@ fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Op
         });
         None
     };
-    let mode = request
-        .mode
-        .map_or(Ok(v1::CellEdit::Unspecified), v1::CellEdit::try_from);
     let without_source = "must be given, empty or not, unless a cell is deleted";
     let without_cell = "either it or cell_index must be given, unless a cell is inserted";
     match (mode, wanted, kind, request.source) {
-        (Ok(v1::CellEdit::Delete), Some(wanted), _, _) => Some(Edit::Delete(wanted)),
-        (Ok(v1::CellEdit::Delete), None, _, _) => need("cell_id", without_cell),
-        (Ok(v1::CellEdit::Insert), wanted, Some(kind), Some(source)) => {
+        (v1::CellEdit::Delete, Some(wanted), _, _) => Some(Edit::Delete(wanted)),
+        (v1::CellEdit::Delete, None, _, _) => need("cell_id", without_cell),
+        (v1::CellEdit::Insert, wanted, Some(kind), Some(source)) => {
             Some(Edit::Insert(wanted, Cell { kind, source }))
         }
-        (Ok(v1::CellEdit::Insert), _, None, _) => {
+        (v1::CellEdit::Insert, _, None, _) => {
             need("cell_type", "must be given for a cell that is inserted")
         }
-        (Ok(_), _, _, None) => need("source", without_source),
-        (Ok(_), Some(wanted), kind, Some(source)) => Some(Edit::Replace(wanted, kind, source)),
-        (Ok(_), None, _, _) => need("cell_id", without_cell),
-        (Err(_unknown), ..) => need(
-            "mode",
-            "must be CELL_EDIT_REPLACE, CELL_EDIT_INSERT or CELL_EDIT_DELETE",
-        ),
+        (_, _, _, None) => need("source", without_source),
+        (_, Some(wanted), kind, Some(source)) => Some(Edit::Replace(wanted, kind, source)),
+        (_, None, _, _) => need("cell_id", without_cell),
     }
 }
 
-fn kind(kind: Option<i32>, violations: &mut Vec<Violation>) -> Option<Kind> {
-    match kind.map_or(Ok(v1::CellType::Unspecified), v1::CellType::try_from) {
-        Ok(v1::CellType::Unspecified) => None,
-        Ok(v1::CellType::Code) => Some(Kind::Code),
-        Ok(v1::CellType::Markdown) => Some(Kind::Markdown),
-        Ok(v1::CellType::Raw) => Some(Kind::Raw),
-        Err(_unknown) => {
-            violations.push(Violation {
-                field: "cell_type".to_owned(),
-                description: "must be CELL_TYPE_CODE, CELL_TYPE_MARKDOWN or CELL_TYPE_RAW"
-                    .to_owned(),
-            });
-            None
-        }
+fn kind(kind: v1::CellType) -> Option<Kind> {
+    match kind {
+        v1::CellType::Unspecified => None,
+        v1::CellType::Code => Some(Kind::Code),
+        v1::CellType::Markdown => Some(Kind::Markdown),
+        v1::CellType::Raw => Some(Kind::Raw),
     }
 }
 
@@ -125,7 +110,7 @@ fn edit_notebook(
     let mut change = workspace.change(std::slice::from_ref(path), stop)?;
     let original = change
         .read(path, LARGEST)?
-        .ok_or_else(|| super::no_file_at(path))?;
+        .ok_or_else(|| no_file_at(path))?;
     let text = text(&original.content)?;
     stop.check()?;
     let changed = Notebook::parse(text)?
@@ -228,21 +213,6 @@ mod tests {
                     ..request(Delete)
                 },
                 "cell_index",
-            ),
-            (
-                v1::EditNotebookRequest {
-                    cell_index: Some(0),
-                    cell_type: Some(77),
-                    ..request(Delete)
-                },
-                "cell_type",
-            ),
-            (
-                v1::EditNotebookRequest {
-                    mode: Some(77),
-                    ..request(Delete)
-                },
-                "mode",
             ),
         ] {
             let (result, text) = run(request.clone());

@@ -32,7 +32,7 @@ use crate::daemon::{
     sandbox::{level::Isolation, pool::Pool},
     store::session::{Session, Step},
     telemetry::{Telemetry, spans::Span},
-    workspace::{RelativePath, Stop as FileStop, Workspace},
+    workspace::{Stop as FileStop, Workspace},
 };
 
 /// Most time that is left before the caller's deadline for an answer to reach it.
@@ -151,15 +151,6 @@ impl<R> Done<R> {
         done.error_type = Some(Reason::Timeout.name());
         done
     }
-}
-
-/// Nothing is at the path of a file.
-fn no_file_at(path: &RelativePath) -> Error {
-    Error::new(
-        Reason::FileNotFound,
-        format!("no file is at \"{path}\": list its directory to see what is there"),
-    )
-    .with("path", path.as_str())
 }
 
 /// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any

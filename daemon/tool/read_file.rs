@@ -64,17 +64,7 @@ fn excerpt(
     request: &v1::ReadFileRequest,
     stop: &Stop,
 ) -> Result<v1::ReadFileResponse, Error> {
-    let as_text = match request
-        .encoding
-        .map_or(Ok(v1::Encoding::Unspecified), v1::Encoding::try_from)
-    {
-        Ok(v1::Encoding::Unspecified | v1::Encoding::Utf8) => true,
-        Ok(v1::Encoding::Base64) => false,
-        Err(_unknown) => {
-            let problem = "must be ENCODING_UTF8 or ENCODING_BASE64";
-            return Err(Error::invalid_field("encoding", problem));
-        }
-    };
+    let as_text = request.encoding() != v1::Encoding::Base64;
     let most = request.max_bytes.unwrap_or(DEFAULT_BYTES).max(1);
     let wish = Wish {
         lines: lines(request)?,

@@ -127,7 +127,10 @@ fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<Vec<u
         Some(excerpt) if !excerpt.truncated => Ok(excerpt.content),
         _ => Err(Error::new(
             Reason::FileTooLarge,
-            format!("\"{path}\" is over 256 MiB: no notebook of that size is read"),
+            format!(
+                "{:?} is over 256 MiB: no notebook of that size is read",
+                path.as_str()
+            ),
         )
         .with("path", path.as_str())),
     }

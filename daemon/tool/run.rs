@@ -451,26 +451,26 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
     };
     match (failure.stage, failure.errno) {
         (Stage::ChangeDirectory, libc::ENOENT) => {
-            Error::new(Reason::DirectoryNotFound, format!("cwd {cwd} does not exist")).with("cwd", cwd)
+            Error::new(Reason::DirectoryNotFound, format!("cwd {cwd:?} does not exist")).with("cwd", cwd)
         }
-        (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd} is not a directory")).with("cwd", cwd),
+        (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd:?} is not a directory")).with("cwd", cwd),
         (Stage::ChangeDirectory, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("cwd {cwd} cannot be entered by the sandbox's user")).with("cwd", cwd)
+            Error::new(Reason::PermissionDenied, format!("cwd {cwd:?} cannot be entered by the sandbox's user")).with("cwd", cwd)
         }
-        (Stage::ChangeDirectory, libc::ELOOP) => Error::new(Reason::SymlinkBlocked, format!("cwd {cwd} is a loop of links")).with("cwd", cwd),
+        (Stage::ChangeDirectory, libc::ELOOP) => Error::new(Reason::SymlinkBlocked, format!("cwd {cwd:?} is a loop of links")).with("cwd", cwd),
         (Stage::ChangeDirectory, libc::ENAMETOOLONG) => Error::invalid_field("cwd", "is longer than the kernel takes"),
         (Stage::Execute, libc::ENOENT | libc::ENOTDIR) => Error::new(
             Reason::CommandNotFound,
-            format!("{program} was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds"),
+            format!("{program:?} was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds"),
         )
         .with("program", program),
         (Stage::Execute, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("{program} may not be executed: it has no execute permission, or is a directory"))
+            Error::new(Reason::PermissionDenied, format!("{program:?} may not be executed: it has no execute permission, or is a directory"))
                 .with("program", program)
         }
         (Stage::Execute, libc::ENOEXEC) => Error::new(
             Reason::CommandNotExecutable,
-            format!("{program} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
+            format!("{program:?} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
         )
         .with("program", program),
         (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),

@@ -122,6 +122,11 @@ fn too_long(path: &str) -> String {
     format!("a name in {path:?} is longer than the file system takes")
 }
 
+/// The error for a file that must be there and is not.
+pub(crate) fn no_file_at(path: &RelativePath) -> Error {
+    failure(Errno::NOENT, path.as_str(), Wanted::File)
+}
+
 /// The error for something that is there and must not be.
 pub(super) fn exists(path: &RelativePath) -> Error {
     let text = format!(

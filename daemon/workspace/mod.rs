@@ -79,6 +79,7 @@ use beneath::Root;
 pub(crate) use contents::Contents;
 pub(crate) use description::{Description, Kind};
 pub(crate) use draft::{Draft, DraftError, DraftPlace, Left, Target};
+pub(crate) use failure::no_file_at;
 use failure::{Wanted, failure};
 pub(crate) use file::RegularFile;
 pub(crate) use glob::globs;

@@ -135,8 +135,7 @@ fn escape(text: &str, mount_path: &Path) -> Error {
     Error::new(
         Reason::PathEscape,
         format!(
-            "{text:?} leads out of the workspace: give a path relative to it, or an absolute one below {}",
-            mount_path.display()
+            "{text:?} leads out of the workspace: give a path relative to it, or an absolute one below {mount_path:?}"
         ),
     )
     .with("path", text)

@@ -14,6 +14,8 @@ const MOST_OF_ALL: usize = 3 << 20;
 const MOST_OF_ONE: usize = 10 << 20;
 /// Bytes that a cell costs beside its source and its id.
 const CELL: usize = 64;
+/// Most bytes of the language that are answered.
+const MOST_LANGUAGE: usize = 64;
 
 /// A cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,7 +75,7 @@ impl Notebook<'_> {
         };
         let language = named("kernelspec", "language").or_else(|| named("language_info", "name"));
         let mut language = language.unwrap_or_default();
-        language.truncate(language.floor_char_boundary(CELL));
+        language.truncate(language.floor_char_boundary(MOST_LANGUAGE));
         language
     }
 

@@ -414,12 +414,6 @@ fn only_regular_files_are_opened() {
         let result = read_file(&workspace, request(path), &Stop::new());
         assert_eq!(result.err().map(|error| error.reason), reason, "{path}");
     }
-    let unknown = v1::ReadFileRequest {
-        encoding: Some(9),
-        ..request("directory/file")
-    };
-    let error = read_file(&workspace, unknown, &Stop::new()).unwrap_err();
-    assert_eq!(error.violations[0].field, "encoding");
 }
 
 #[test]
