@@ -36,6 +36,9 @@ pub(crate) struct UploadRecord {
     pub(crate) size: u64,
     /// Hash of the whole file.
     pub(crate) sha256: String,
+    /// What else its caller wants of it; none in records of earlier versions.
+    #[serde(default)]
+    pub(crate) wishes: UploadWishes,
     /// Name of what has come.
     pub(crate) draft_name: String,
     /// Its device and inode; none before it is made.
@@ -46,6 +49,17 @@ pub(crate) struct UploadRecord {
     pub(crate) complete: Option<bool>,
     /// Seconds since 1970 when something last came.
     pub(crate) touched: u64,
+}
+
+/// What a caller wants of an upload beside the bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UploadWishes {
+    /// Whether nothing may be there.
+    pub(crate) create_new: bool,
+    /// Hash that the file there must have.
+    pub(crate) expected_sha256: Option<String>,
+    /// Permission bits.
+    pub(crate) file_mode: Option<u32>,
 }
 
 impl UploadRecords {
@@ -141,6 +155,7 @@ mod tests {
             path: "p".into(),
             size: 7,
             sha256: "00".into(),
+            wishes: Default::default(),
             draft_name: ".jig-01ABC.tmp".into(),
             draft_identity: Some((1, u64::MAX)),
             replaces: Some(true),

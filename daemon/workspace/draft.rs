@@ -1,10 +1,9 @@
 //! A file that comes in parts, as long as it is not whole: a file of its own beside its place.
 //!
-//! While it comes it belongs to the daemon's user and nobody else may open it. That keeps it from
-//! commands where they have another user: those of a root daemon, in a workspace that is not root's.
-//! Others can write into it as they can into the file that it becomes, before and after: what was
-//! checked is what came, not what they made of it. Any command can take its name away, which is
-//! noticed.
+//! While it comes nobody else may open it. A daemon of root's gives it to a user that there is not,
+//! so that commands have no permission for it, to whomever the workspace belongs. Commands of an
+//! ordinary user's daemon are that user too: that they have written into it, or taken its name away,
+//! is noticed before it is put in its place.
 
 use std::{
     fs::File,
@@ -16,7 +15,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, chmod, fstat, open, openat, unlinkat},
+    fs::{AtFlags, FileType, Mode, OFlags, chmod, fchmod, fstat, open, openat, unlinkat},
     io::retry_on_intr,
     process::{getegid, geteuid},
 };
@@ -26,7 +25,7 @@ use super::{
     failure::{Wanted, failure},
     fault,
     file::hash,
-    original::{Fresh, Stamp},
+    original::{Stamp, give},
     path::RelativePath,
     step::temporary_name,
     stop::Stop,
@@ -39,6 +38,8 @@ use crate::daemon::{
 
 /// Mode of a draft.
 const PRIVATE: u32 = 0o600;
+/// User and group that nobody is: not the one that means no change, chown(2).
+const NOBODY: (u32, u32) = (u32::MAX - 1, u32::MAX - 1);
 
 /// A file that is not whole yet. It holds the hash of what it has.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct Draft {
     file: File,
     length: u64,
     sum: Checksum,
+    /// When the daemon changed it last (ctime), which nobody can forge.
+    changed: Option<(i64, u64)>,
 }
 
 /// Where a draft lies, to find it again.
@@ -124,13 +127,19 @@ impl Draft {
         fault::step();
         let stat = fstat(&file).map_err(fails)?;
         place.identity = Some((stat.st_dev, stat.st_ino));
-        let draft = Self {
+        let mut draft = Self {
             place,
             directory,
             file: file.into(),
             length: 0,
             sum: Checksum::default(),
+            changed: None,
         };
+        if let Err(errno) = undress(draft.as_fd()) {
+            draft.discard();
+            return Err(fails(errno));
+        }
+        draft.changed = changed(&draft.file);
         match say(&draft.place) {
             Ok(()) => Ok(draft),
             Err(error) => {
@@ -162,6 +171,7 @@ impl Draft {
         undress(file.as_fd()).map_err(fails)?;
         let (sum, length) = hash(&file, &place.path, u64::MAX, stop)?;
         Ok(Self {
+            changed: changed(&file),
             file: file.into(),
             place,
             directory,
@@ -188,6 +198,8 @@ impl Draft {
     /// Adds bytes at its end. Zeros take no room on the disk.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<(), Error> {
         fault::step();
+        // A change by somebody else is not covered by one of ours.
+        let is_ours = self.changed == changed(&self.file);
         let end = self.length + data.len() as u64;
         let written = if is_zero(data) {
             self.file.set_len(end)
@@ -203,6 +215,7 @@ impl Draft {
         }
         self.sum.update(data);
         self.length = end;
+        self.changed = is_ours.then(|| changed(&self.file)).flatten();
         Ok(())
     }
 
@@ -211,7 +224,10 @@ impl Draft {
         let lost = |errno| lost(errno, &self.place.path);
         let named = Stamp::at(directory, &self.place.name).map_err(lost)?;
         let size = fstat(&self.file).map_err(lost)?.st_size;
-        if Some(named.identity()) != self.place.identity || u64::try_from(size) != Ok(self.length) {
+        let is_it = Some(named.identity()) == self.place.identity;
+        let is_whole = u64::try_from(size) == Ok(self.length);
+        let is_ours = self.changed.is_some() && self.changed == changed(&self.file);
+        if !(is_it && is_whole && is_ours) {
             return Err(tampered(&self.place.path));
         }
         Ok(())
@@ -223,8 +239,10 @@ impl Draft {
     }
 
     /// Makes it the daemon's alone again, after it was dressed as the file that it is to become.
-    pub(super) fn undress(&self) {
-        if let Err(errno) = undress(self.as_fd()) {
+    pub(super) fn undress(&mut self) {
+        let undressed = undress(self.as_fd());
+        self.changed = changed(&self.file);
+        if let Err(errno) = undressed {
             tracing::warn!(path = self.place.path, %errno, "what has come of an upload cannot be closed to others");
         }
     }
@@ -288,11 +306,18 @@ pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) -> bool {
 }
 
 fn undress(file: BorrowedFd<'_>) -> Result<(), Errno> {
-    let fresh = Fresh {
-        owner: (geteuid().as_raw(), getegid().as_raw()),
-        mode: PRIVATE,
-    };
-    fresh.dress(file)
+    // Before it changes hands, so that at no time more may open it.
+    fchmod(file, Mode::from_raw_mode(PRIVATE))?;
+    match give(file, NOBODY) {
+        // A namespace that does not have it; then commands have fewer users than the daemon, too.
+        Err(Errno::INVAL) => give(file, (geteuid().as_raw(), getegid().as_raw())),
+        given => given,
+    }
+}
+
+fn changed(file: &impl AsFd) -> Option<(i64, u64)> {
+    let stat = fstat(file).ok()?;
+    Some((stat.st_ctime, stat.st_ctime_nsec))
 }
 
 fn is_zero(data: &[u8]) -> bool {

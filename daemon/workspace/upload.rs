@@ -209,6 +209,7 @@ impl Workspace {
         let directory = self.root.open_place(parent.as_bytes());
         let directory =
             directory.map_err(|errno| failure(errno, parent.as_str(), Wanted::Directory))?;
+        self.allow_change_in(directory.as_fd(), name)?;
         Ok((directory, name.to_owned()))
     }
 

@@ -30,5 +30,7 @@ pub(crate) mod tools;
 mod transfer;
 /// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
 mod transfer_drafts;
+/// Uploads that somebody meddles with.
+mod transfer_guards;
 /// What transfers take of the machine.
 mod transfer_size;

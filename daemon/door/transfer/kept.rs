@@ -168,6 +168,10 @@ impl Kept {
                 ));
             }
             if let (State::Complete, Some(created)) = (&upload.state, is.complete) {
+                if is.wishes != record.wishes {
+                    let text = "was used for the same file with another mode, expected_sha256 or file_mode, and that is done: choose another id";
+                    return Err(Error::invalid_field("start.upload_id", text));
+                }
                 return Ok(Begun::Complete(created));
             }
             if let State::Active(other) = &upload.state {
@@ -175,6 +179,8 @@ impl Kept {
                 return Ok(Begun::Busy(other.over.clone()));
             }
             upload.record.touched = now();
+            // What a call wants of it may change until it is done.
+            upload.record.wishes = record.wishes;
             turn.progress.store(upload.offset(), Ordering::Relaxed);
             return Ok(
                 match mem::replace(&mut upload.state, State::Active(turn.clone())) {

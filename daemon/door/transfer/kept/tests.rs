@@ -13,6 +13,7 @@ fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
         path: "p".into(),
         size: u64::MAX,
         sha256: String::new(),
+        wishes: Default::default(),
         draft_name: String::new(),
         draft_identity: None,
         replaces: None,

@@ -1,0 +1,87 @@
+//! Uploads that commands, links and repeated ids would like to make something else of.
+
+use std::fs;
+
+use jig::api::v1::{UploadRequest, UploadStart, WriteMode, upload_request::Part};
+
+use super::transfer::{chunk, comes_to, named, offset, refused, slowly, upload};
+use crate::support::{Refusal, Setup, shell};
+
+#[tokio::test]
+async fn commands_do_not_change_what_comes() {
+    for (setup, is_private) in [
+        (Setup::new(), true),
+        (Setup::new().workspace_owner(12345), true),
+        // Its commands are the same user.
+        (Setup::new().user(12345), false),
+    ] {
+        let daemon = setup.start().await;
+        let parts = vec![Part::Start(named("file", b"evil", "id")), chunk(0, b"ev")];
+        let (sender, call) = slowly(&daemon, parts).await;
+        comes_to(&daemon, "id", 2).await;
+        let script =
+            "for f in .jig-*.tmp; do cat $f; printf XX | dd of=$f conv=notrunc; done 2>&1; true";
+        let output = daemon.output(shell(script)).await;
+        assert_eq!(output.contains("denied"), is_private, "{output}");
+        let rest = Some(chunk(2, b"il"));
+        sender.send(UploadRequest { part: rest }).await.unwrap();
+        drop(sender);
+        let answer = call.await.unwrap();
+        if is_private {
+            answer.unwrap();
+            assert_eq!(fs::read(daemon.file("file")).unwrap(), b"evil");
+        } else {
+            assert_eq!(Refusal::of(&answer.unwrap_err()).reason, "STALE_FILE");
+            assert!(!daemon.file("file").exists());
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_comes_into_a_protected_directory_through_a_link() {
+    let lines = "symlinks = \"beneath\"\nprotected = [\"hooks\"]";
+    let daemon = Setup::new().workspace_table(lines).start().await;
+    fs::create_dir_all(daemon.file("hooks")).unwrap();
+    std::os::unix::fs::symlink("hooks", daemon.file("link")).unwrap();
+    for create_directories in [true, false] {
+        let start = UploadStart {
+            create_directories: Some(create_directories),
+            ..named("link/x", b"evil", "id")
+        };
+        refused(
+            &daemon,
+            vec![Part::Start(start), chunk(0, b"evil")],
+            "POLICY_DENIED",
+        )
+        .await;
+        assert_eq!(offset(&daemon, "id").await.unwrap_or_default(), 0);
+        assert_eq!(fs::read_dir(daemon.file("hooks")).unwrap().count(), 0);
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_is_done_is_not_repeated_with_another_wish() {
+    let daemon = Setup::new().start().await;
+    let start = || named("file", b"text", "id");
+    let whole = |start| vec![Part::Start(start), chunk(0, b"text")];
+    upload(&daemon, whole(start())).await.unwrap();
+    let again = upload(&daemon, whole(start())).await.unwrap();
+    assert_eq!(again.received_bytes, 0);
+    for other in [
+        UploadStart {
+            mode: Some(WriteMode::CreateNew.into()),
+            ..start()
+        },
+        UploadStart {
+            file_mode: Some(0o600),
+            ..start()
+        },
+        UploadStart {
+            expected_sha256: Some("0".repeat(64)),
+            ..start()
+        },
+    ] {
+        let refusal = refused(&daemon, whole(other), "INVALID_PARAMS").await;
+        assert!(refusal.message.contains("another id"), "{refusal:?}");
+    }
+}
