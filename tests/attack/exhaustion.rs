@@ -28,11 +28,9 @@ async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
     assert_eq!(space.trim(), "0");
     for tool in [Tool::Write, Tool::Edit, Tool::Patch, Tool::Upload] {
         let status = tool.call(&daemon, "f").await.unwrap_err();
-        assert_eq!(
-            Refusal::of(&status).reason,
-            "NO_SPACE",
-            "{tool:?}: {status:?}"
-        );
+        let refusal = Refusal::of(&status);
+        assert_eq!(refusal.reason, "NO_SPACE", "{tool:?}: {refusal:?}");
+        assert_eq!(refusal.metadata["path"], "f", "{tool:?}: {refusal:?}");
     }
     assert_eq!(daemon.read_file("f").await.unwrap(), "written\n");
     let left = daemon.output(shell("ls -A")).await;
