@@ -199,7 +199,7 @@ mod tests {
             assert_eq!(error.reason, Reason::PathEscape, "{text:?}");
             assert_eq!(error.metadata, [("path", text.to_owned())]);
             assert!(error.message.contains(&format!("{text:?}")), "{error}");
-            assert!(error.message.contains("below /work/space"), "{error}");
+            assert!(error.message.contains("below \"/work/space\""), "{error}");
         }
         let error = RelativePath::parse("a\0b", Path::new("/work/space")).unwrap_err();
         assert_eq!(error.reason, Reason::InvalidParams);

@@ -6,9 +6,12 @@
 
 /// What a killed process of the daemon's own takes along: 12 to 14.
 mod death;
+/// What others need, used up: 30 to 32, 34 to 36.
 mod exhaustion;
-/// Files that are not the command's: 37, 50 to 55, 63.
+/// Names by which the file tools would leave the workspace, or wait for ever: 38, 40 to 45, 47, 48,
+/// 62.
 mod files;
+/// Files that are not the command's: 37, 50 to 55, 63.
 mod filesystem;
 /// Descriptors that commands send.
 mod in_flight;
@@ -20,4 +23,5 @@ mod lifetime;
 mod network;
 /// What is written, or not read: 18 to 25.
 mod output;
+/// Paths whose meaning changes while a tool is on its way along them: 39, 46.
 mod race;

@@ -1,6 +1,14 @@
 //! Commands that change what a path means while a tool is on its way along it.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::symlink, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::symlink,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use jig::api::v1::RunRequest;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -11,28 +19,33 @@ use crate::{
     support::{Daemon, Refusal, argv, compile, full_size, promptly},
 };
 
-const TOOLS: &[Tool] = &[
-    Tool::Read,
-    Tool::Write,
-    Tool::Edit,
-    Tool::Patch,
-    Tool::ReadNotebook,
-    Tool::EditNotebook,
-    Tool::Download,
-    Tool::Upload,
-    Tool::CreateDirectory,
-    Tool::Stat,
-    Tool::Search,
-    Tool::MoveTo,
-    Tool::MoveFrom,
-    Tool::Delete,
-];
-/// Tools that work on the directory itself.
-const ON_DIRECTORIES: &[Tool] = &[
-    Tool::ListFiles,
-    Tool::ListDirectory,
-    Tool::Search,
-    Tool::Stat,
+/// How often each call must be answered with OK for the race to have been one.
+const ENOUGH: u32 = 5;
+/// Times as many rounds as are asked for, while not each call was answered with OK often enough.
+const PATIENCE: usize = 100;
+const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
+/// What is called while the path changes its meaning, on paths that lead through the directory or
+/// are it. What one takes away another brings back.
+const CALLS: &[(Tool, &str)] = &[
+    (Tool::Read, "d/f"),
+    (Tool::Write, "d/f"),
+    (Tool::Edit, "d/f"),
+    (Tool::Patch, "d/f"),
+    (Tool::Stat, "d/f"),
+    (Tool::Search, "d/f"),
+    (Tool::MoveTo, "d/f"),
+    (Tool::MoveFrom, "d/f"),
+    (Tool::Delete, "d/f"),
+    (Tool::ReadNotebook, "d/n"),
+    (Tool::EditNotebook, "d/n"),
+    (Tool::Download, "d/n"),
+    (Tool::Upload, "d/up"),
+    (Tool::CreateDirectory, "d/new/deep"),
+    (Tool::Delete, "d/new"),
+    (Tool::ListFiles, "d"),
+    (Tool::ListDirectory, "d"),
+    (Tool::Search, "d"),
+    (Tool::Stat, "d"),
 ];
 
 /// Has a command swap two names until it is stopped.
@@ -49,49 +62,64 @@ async fn case_39_a_directory_that_becomes_a_link_and_back_leads_nowhere() {
     let rounds = full_size(100_000, 200);
     let daemon = Arc::new(Daemon::start().await);
     let outside = daemon.beside("outside");
-    for folder in [&outside, &daemon.file("d")] {
+    for (folder, text) in [(&outside, "secret written"), (&daemon.file("d"), "written")] {
         fs::create_dir(folder).unwrap();
         rustix::fs::chmod(folder, Mode::from_raw_mode(0o777)).unwrap();
+        fs::write(folder.join("f"), text).unwrap();
+        fs::write(folder.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
     }
-    fs::write(outside.join("f"), "secret written").unwrap();
-    fs::write(daemon.file("d/f"), "written").unwrap();
     symlink(&outside, daemon.file("l")).unwrap();
     let swapping = daemon.begin(swapping(&daemon, ["d", "l"]));
 
     let mut tasks = JoinSet::new();
-    let in_directory = TOOLS.iter().map(|tool| (*tool, "d/f"));
-    let directory = ON_DIRECTORIES.iter().map(|tool| (*tool, "d"));
-    for (tool, path) in in_directory.chain(directory) {
-        let daemon = Arc::clone(&daemon);
+    // None stops before each was answered often enough: what it does may be what others wait for.
+    let waiting = Arc::new(AtomicUsize::new(CALLS.len()));
+    for (tool, path) in CALLS {
+        let (daemon, waiting) = (Arc::clone(&daemon), Arc::clone(&waiting));
         tasks.spawn(async move {
             let mut ends: BTreeMap<String, u32> = BTreeMap::new();
-            for _ in 0..rounds {
+            let mut is_done = false;
+            for round in 1..=rounds * PATIENCE {
                 let end = match tool.call(&daemon, path).await {
                     Ok(answer) => {
-                        assert!(!answer.contains("secret"), "{tool:?}: {answer}");
+                        assert!(!answer.contains("secret"), "{tool:?} {path}: {answer}");
                         "OK".to_owned()
                     }
                     Err(status) => {
-                        assert!(!status.message().contains("secret"), "{status:?}");
+                        assert!(!status.message().contains("secret"), "{tool:?}: {status:?}");
                         Refusal::of(&status).reason
                     }
                 };
                 *ends.entry(end).or_default() += 1;
+                let is_enough = ends.get("OK").is_some_and(|count| *count >= ENOUGH);
+                if !is_done && round >= rounds && is_enough {
+                    is_done = true;
+                    waiting.fetch_sub(1, Ordering::Relaxed);
+                }
+                if waiting.load(Ordering::Relaxed) == 0 {
+                    break;
+                }
             }
-            (tool, ends)
+            (tool, path, ends)
         });
     }
     while let Some(ended) = tasks.join_next().await {
-        let (tool, ends) = ended.unwrap();
-        assert!(!ends.contains_key("INTERNAL"), "{tool:?}: {ends:?}");
+        let (tool, path, ends) = ended.unwrap();
+        assert!(!ends.contains_key("INTERNAL"), "{tool:?} {path}: {ends:?}");
+        let is_enough = ends.get("OK").is_some_and(|count| *count >= ENOUGH);
+        assert!(is_enough, "{tool:?} {path} came never through: {ends:?}");
+        let describes_the_link = (*tool, *path) == (Tool::Stat, "d");
+        assert!(
+            describes_the_link || ends.contains_key("SYMLINK_BLOCKED"),
+            "{tool:?} {path} never met the link: {ends:?}"
+        );
     }
     fs::write(daemon.file("stop"), "").unwrap();
     promptly("the command", swapping).await.unwrap().unwrap();
-    assert_eq!(
-        fs::read_to_string(outside.join("f")).unwrap(),
-        "secret written"
-    );
-    assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    let content = |name: &str| fs::read_to_string(outside.join(name)).unwrap();
+    assert_eq!(content("f"), "secret written");
+    assert_eq!(content("n"), NOTEBOOK.replace("TEXT", "secret written"));
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 2);
     assert!(!daemon.log().contains("panic"), "{}", daemon.log());
 }
 
