@@ -23,5 +23,7 @@ mod lifetime;
 mod network;
 /// What is written, or not read: 18 to 25.
 mod output;
+/// What the operator protects: 49.
+mod protected;
 /// Paths whose meaning changes while a tool is on its way along them: 39, 46.
 mod race;

@@ -123,61 +123,6 @@ async fn requests_that_contradict_themselves_are_refused() {
 }
 
 #[tokio::test]
-async fn case_49_protected_paths_are_changed_by_nobody() {
-    for setup in [
-        Setup::new(),
-        Setup::new().workspace_owner(12345),
-        Setup::new().user(12345),
-    ] {
-        let table = "protected = [\".git/hooks\", \"missing/deep\"]";
-        are_protected(&setup.workspace_table(table).start().await).await;
-    }
-}
-
-async fn are_protected(daemon: &Daemon) {
-    let at = |name: &str| daemon.file(name);
-    assert!(
-        at(".git/hooks").is_dir(),
-        "it is there so that nobody makes it"
-    );
-    let tools = [
-        reason(write(daemon, ".git/hooks/pre-commit", "x").await),
-        reason(write(daemon, ".git/hooks", "x").await),
-        reason(rename(daemon, ".git", "git").await),
-        reason(rename(daemon, ".git/hooks", "hooks").await),
-        reason(remove(daemon, ".git").await),
-        reason(remove(daemon, ".git/hooks/pre-commit").await),
-        reason(make(daemon, "missing/deep/er").await),
-    ];
-    assert_eq!(tools, ["POLICY_DENIED"; 7].map(str::to_owned));
-    for command in [
-        "echo x > .git/hooks/pre-commit",
-        "mkdir .git/hooks/x",
-        "mv .git git",
-        "mv .git/hooks hooks",
-        "rmdir .git/hooks",
-        "rm -rf .git",
-        "ln -s /tmp missing/deep",
-        "rm -r missing && mkdir -p missing/deep",
-        "mv missing other && mkdir missing && ln -s /tmp missing/deep",
-        "chmod 777 .git/hooks",
-    ] {
-        let response = daemon.run(shell(command)).await;
-        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
-    }
-    for (path, is_there) in [(".git/hooks", true), ("missing/deep", true), ("git", false)] {
-        assert_eq!(at(path).is_dir(), is_there, "{path}");
-    }
-    assert_eq!(fs::read_dir(at(".git/hooks")).unwrap().count(), 0);
-    // What lies beside them may be changed.
-    write(daemon, ".git/config", "x").await.unwrap();
-    daemon
-        .output(shell("echo y >> .git/config; touch missing/x"))
-        .await;
-    assert_eq!(fs::read_to_string(at(".git/config")).unwrap(), "xy\n");
-}
-
-#[tokio::test]
 async fn links_that_stay_in_the_workspace_are_followed_where_the_operator_says_so() {
     let lines = "symlinks = \"beneath\"\nprotected = [\"safe\"]";
     let daemon = Setup::new().workspace_table(lines).start().await;

@@ -13,7 +13,7 @@ use super::transfer::{chunk, start};
 use crate::support::Daemon;
 
 /// A tool, and what of it is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Tool {
     Read,
     ListFiles,

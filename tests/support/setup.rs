@@ -40,6 +40,7 @@ pub(crate) struct Setup {
     tcp: bool,
     alone: bool,
     table: Option<String>,
+    files: Vec<(String, String)>,
 }
 
 /// Where a daemon lives: its directory, and its test's right to the machine.
@@ -118,6 +119,12 @@ impl Setup {
         self
     }
 
+    /// Has a file be in the workspace before the daemon is, in a directory of its own.
+    pub(crate) fn workspace_file(mut self, path: &str, content: &str) -> Self {
+        self.files.push((path.to_owned(), content.to_owned()));
+        self
+    }
+
     /// Runs the test while no other runs: it loads the machine.
     pub(crate) fn alone(mut self) -> Self {
         self.alone = true;
@@ -141,6 +148,15 @@ impl Setup {
         fs::create_dir(place.workspace()).unwrap();
         let owner = Some(self.owner());
         chown(place.workspace(), owner, owner).unwrap();
+        for (path, content) in &self.files {
+            let path = place.workspace().join(path);
+            let folder = path.parent().unwrap();
+            fs::create_dir(folder).unwrap();
+            fs::write(&path, content).unwrap();
+            for made in [folder, &path] {
+                chown(made, owner, owner).unwrap();
+            }
+        }
         chown(place.folder.path(), self.user, self.user).unwrap();
         if self.user.is_some() {
             // The directory of the build may be closed to others.
