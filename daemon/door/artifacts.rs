@@ -63,11 +63,13 @@ impl ArtifactService for Artifacts {
         let (file, request) = opened
             .await
             .map_err(|error: Error| status::answer(&error, &incoming.call_id))?;
-        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD);
+        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD + 1);
+        let last = sender.clone().try_reserve_owned();
+        let last = last.map_err(|error| to_status(&Error::internal(error)))?;
         let end = self.0.drain.end_token();
         task::spawn_tracked(
             "artifact",
-            send(file, request, sender, incoming.deadline, end),
+            send(file, request, sender, last, incoming.deadline, end),
         );
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -79,6 +81,7 @@ async fn send(
     file: Option<File>,
     request: ReadArtifactRequest,
     sender: mpsc::Sender<Result<ReadArtifactResponse, Status>>,
+    last: mpsc::OwnedPermit<Result<ReadArtifactResponse, Status>>,
     deadline: Option<Instant>,
     end: CancellationToken,
 ) {
@@ -105,14 +108,18 @@ async fn send(
             }
             Err(error) => (true, Err(to_status(&Error::internal(error)))),
         };
+        // Of its end it is told also where nobody reads and there is room for nothing else.
         let sent = tokio::select! {
             biased;
             () = passed(deadline) => {
-                // Where nobody reads there is no room for it, and nobody to be told.
-                let _unheard = sender.try_send(Err(to_status(&call::timed_out("ReadArtifact"))));
-                false
+                last.send(Err(to_status(&call::timed_out("ReadArtifact"))));
+                return;
             }
-            () = end.cancelled() => false,
+            () = end.cancelled() => {
+                let text = "the daemon is shutting down: read the rest when it is back";
+                last.send(Err(to_status(&Error::new(Reason::Draining, text))));
+                return;
+            }
             sent = sender.send(message) => sent.is_ok(),
         };
         if ended || !sent {
