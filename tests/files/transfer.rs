@@ -278,6 +278,14 @@ async fn what_is_refused_changes_nothing() {
             "FILE_NOT_FOUND",
             "",
         ),
+        (
+            with(|s| {
+                s.mode = Some(WriteMode::CreateNew.into());
+                s.expected_sha256 = Some(sha256(b"x"));
+            }),
+            "INVALID_PARAMS",
+            "start.expected_sha256",
+        ),
         (with(|s| s.path = "link".into()), "SYMLINK_BLOCKED", ""),
         (with(|s| s.path = "directory".into()), "NOT_A_FILE", ""),
         (with(|s| s.path = ".".into()), "NOT_A_FILE", ""),
@@ -422,34 +430,6 @@ async fn what_was_broken_off_goes_on_also_with_another_daemon() {
         daemon = daemon.restart().await;
     }
     assert_eq!(drafts(&daemon.workspace()), 0);
-}
-
-#[tokio::test]
-async fn a_second_call_takes_over_and_what_was_tampered_with_is_dropped() {
-    let daemon = Daemon::start().await;
-    let bytes = noise(1000);
-    let begin = || Part::Start(named("file", &bytes, "id"));
-    let (_sender, first) = slowly(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
-    comes_to(&daemon, "id", 10).await;
-    let (sender, _second) = slowly(&daemon, vec![begin(), chunk(10, &bytes[10..20])]).await;
-    let status = first.await.unwrap().unwrap_err();
-    assert_eq!(Refusal::of(&status).fields(), ["start.upload_id"]);
-    comes_to(&daemon, "id", 20).await;
-    drop(sender);
-
-    let draft = fs::read_dir(daemon.workspace())
-        .unwrap()
-        .next()
-        .unwrap()
-        .unwrap()
-        .path();
-    assert_eq!(draft.metadata().unwrap().mode(), 0o100_600);
-    fs::rename(&draft, daemon.file("stolen")).unwrap();
-    symlink("stolen", &draft).unwrap();
-    let rest = vec![begin(), chunk(20, &bytes[20..])];
-    refused(&daemon, rest, "STALE_FILE").await;
-    assert!(!daemon.file("file").exists());
-    assert!(draft.is_symlink(), "what somebody else made is not touched");
 }
 
 #[tokio::test]

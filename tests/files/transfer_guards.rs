@@ -1,11 +1,14 @@
 //! Uploads that commands, links and repeated ids would like to make something else of.
 
-use std::fs;
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, symlink},
+};
 
 use jig::api::v1::{UploadRequest, UploadStart, WriteMode, upload_request::Part};
 
-use super::transfer::{chunk, comes_to, named, offset, refused, slowly, upload};
-use crate::support::{Refusal, Setup, shell};
+use super::transfer::{chunk, comes_to, named, noise, offset, refused, slowly, upload};
+use crate::support::{Daemon, Refusal, Setup, shell};
 
 #[tokio::test]
 async fn commands_do_not_change_what_comes() {
@@ -42,7 +45,7 @@ async fn nothing_comes_into_a_protected_directory_through_a_link() {
     let lines = "symlinks = \"beneath\"\nprotected = [\"hooks\"]";
     let daemon = Setup::new().workspace_table(lines).start().await;
     fs::create_dir_all(daemon.file("hooks")).unwrap();
-    std::os::unix::fs::symlink("hooks", daemon.file("link")).unwrap();
+    symlink("hooks", daemon.file("link")).unwrap();
     for create_directories in [true, false] {
         let start = UploadStart {
             create_directories: Some(create_directories),
@@ -84,4 +87,32 @@ async fn an_upload_that_is_done_is_not_repeated_with_another_wish() {
         let refusal = refused(&daemon, whole(other), "INVALID_PARAMS").await;
         assert!(refusal.message.contains("another id"), "{refusal:?}");
     }
+}
+
+#[tokio::test]
+async fn a_second_call_takes_over_and_what_was_tampered_with_is_dropped() {
+    let daemon = Daemon::start().await;
+    let bytes = noise(1000);
+    let begin = || Part::Start(named("file", &bytes, "id"));
+    let (_sender, first) = slowly(&daemon, vec![begin(), chunk(0, &bytes[..10])]).await;
+    comes_to(&daemon, "id", 10).await;
+    let (sender, _second) = slowly(&daemon, vec![begin(), chunk(10, &bytes[10..20])]).await;
+    let status = first.await.unwrap().unwrap_err();
+    assert_eq!(Refusal::of(&status).fields(), ["start.upload_id"]);
+    comes_to(&daemon, "id", 20).await;
+    drop(sender);
+
+    let draft = fs::read_dir(daemon.workspace())
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    assert_eq!(draft.metadata().unwrap().mode(), 0o100_600);
+    fs::rename(&draft, daemon.file("stolen")).unwrap();
+    symlink("stolen", &draft).unwrap();
+    let rest = vec![begin(), chunk(20, &bytes[20..])];
+    refused(&daemon, rest, "STALE_FILE").await;
+    assert!(!daemon.file("file").exists());
+    assert!(draft.is_symlink(), "what somebody else made is not touched");
 }

@@ -104,6 +104,12 @@ impl Plan {
         if mode == WriteMode::Append {
             report("mode", "an upload is a whole file and cannot append");
         }
+        if mode == WriteMode::CreateNew && start.expected_sha256.is_some() {
+            report(
+                "expected_sha256",
+                "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)",
+            );
+        }
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
         if let Some(id) = &start.upload_id
             && (id.is_empty() || !id.bytes().all(allowed))
