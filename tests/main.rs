@@ -44,6 +44,8 @@ mod start;
 mod support;
 /// What a collector is told.
 mod telemetry;
+/// The command `jig` on a terminal.
+mod terminal;
 /// The rules of this repository.
 mod tidy;
 /// A host that cannot isolate commands: none is run.

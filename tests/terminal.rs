@@ -1,0 +1,155 @@
+//! The command `jig` on a terminal, and where there is none: colours and progress are for people.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    os::fd::OwnedFd,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    io::Errno,
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+};
+
+use crate::support::Daemon;
+
+/// Which of its streams a command has on a terminal; the others go into a pipe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Terminal {
+    Output,
+    Errors,
+    None,
+}
+
+/// Runs `jig`, which must succeed; answers what it wrote to both streams, that on the terminal with
+/// what the terminal makes of line endings.
+fn jig(
+    daemon: &Daemon,
+    directory: &Path,
+    arguments: &[&str],
+    terminal: Terminal,
+    environment: &[(&str, &str)],
+) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+    command
+        .args(arguments)
+        .current_dir(directory)
+        .env_clear()
+        .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+        .env("TERM", "xterm")
+        .envs(environment.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let screen = (terminal != Terminal::None).then(|| {
+        let (screen, behind) = open_terminal();
+        match terminal {
+            Terminal::Output => command.stdout(behind),
+            Terminal::Errors | Terminal::None => command.stderr(behind),
+        };
+        thread::spawn(move || read_all(screen))
+    });
+    let child = command.spawn().unwrap();
+    // It holds the terminal too, and what is on it ends when nobody does.
+    drop(command);
+    let output = child.wait_with_output().unwrap();
+    let mut written = [output.stdout, output.stderr].concat();
+    if let Some(screen) = screen {
+        written.extend(screen.join().unwrap());
+    }
+    let written = String::from_utf8(written).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {written}");
+    written
+}
+
+/// A terminal: what is seen on it, and what programs have for it.
+fn open_terminal() -> (OwnedFd, OwnedFd) {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let screen = openpt(flags).unwrap();
+    grantpt(&screen).unwrap();
+    unlockpt(&screen).unwrap();
+    let name = ptsname(&screen, Vec::new()).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let behind = openat(CWD, name, flags, Mode::empty()).unwrap();
+    (screen, behind)
+}
+
+fn read_all(screen: OwnedFd) -> Vec<u8> {
+    let mut seen = Vec::new();
+    let ended = File::from(screen).read_to_end(&mut seen).unwrap_err();
+    // What Linux says when nobody has the terminal open any more.
+    assert_eq!(Errno::from_io_error(&ended), Some(Errno::IO));
+    seen
+}
+
+#[tokio::test]
+async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    fs::write(daemon.file("f"), "one\ntwo\n").unwrap();
+    let edit = ["edit", "f", "--old", "two", "--new", "2", "--dry-run"];
+    for (terminal, environment, coloured) in [
+        (Terminal::Output, &[][..], true),
+        (Terminal::Output, &[("NO_COLOR", "")], true),
+        (Terminal::Output, &[("NO_COLOR", "1")], false),
+        (Terminal::Output, &[("TERM", "dumb")], false),
+        (Terminal::Errors, &[], false),
+        (Terminal::None, &[], false),
+    ] {
+        let jig = |arguments: &[&str]| jig(&daemon, here.path(), arguments, terminal, environment);
+        let diff = jig(&edit);
+        assert!(diff.contains("-two") && diff.contains("+2"), "{diff:?}");
+        assert_eq!(diff.contains("\x1b[31m-two\x1b[0m"), coloured, "{diff:?}");
+        let found = jig(&["search", "two"]);
+        assert_eq!(found.contains("\x1b[35mf\x1b[0m"), coloured, "{found:?}");
+        for written in [diff, found] {
+            assert_eq!(written.contains('\x1b'), coloured, "{written:?}");
+        }
+        let json = jig(&["--json", "search", "two"]);
+        assert!(!json.contains('\x1b'), "programs read it: {json:?}");
+    }
+}
+
+#[tokio::test]
+async fn progress_is_for_a_terminal() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let jig = |arguments: &[&str], terminal| jig(&daemon, here.path(), arguments, terminal, &[]);
+    for arguments in [["cp", "large", ":large"], ["cp", ":large", "back"]] {
+        // It is drawn where a transfer takes longer than a moment.
+        let mut mebibytes = 32;
+        let seen = loop {
+            for path in [here.path().join("large"), daemon.file("large")] {
+                File::create(path)
+                    .unwrap()
+                    .set_len(mebibytes << 20)
+                    .unwrap();
+            }
+            let seen = jig(&arguments, Terminal::Errors);
+            if seen.contains('%') || mebibytes >= 2048 {
+                break seen;
+            }
+            mebibytes *= 2;
+        };
+        assert!(
+            seen.contains("\rlarge [") && seen.contains("MiB/s)"),
+            "{seen:?}"
+        );
+        assert!(
+            seen.trim_end().ends_with("\r\x1b[K"),
+            "it is removed: {seen:?}"
+        );
+    }
+    for (arguments, terminal) in [
+        (["cp", "large", ":large"].as_slice(), Terminal::None),
+        (&["cp", "large", ":large"], Terminal::Output),
+        (&["--json", "cp", "large", ":large"], Terminal::Errors),
+    ] {
+        let seen = jig(arguments, terminal);
+        assert!(!seen.contains(['\x1b', '%']), "{arguments:?}: {seen:?}");
+    }
+}
