@@ -57,7 +57,9 @@
 //! * **The daemon never forks.** Sandboxes are made by processes that were started before it had
 //!   threads; it talks to each sandbox through a socket and a pidfd.
 //! * **A caller's path is never opened by name.** The kernel resolves it beneath the workspace's
-//!   descriptor; behind that, Landlock confines the daemon to its workspaces, state and sockets.
+//!   descriptor. Behind that, where the kernel has Landlock, the daemon can change nothing but its
+//!   workspaces and its state, and make and remove sockets where it listens; and beside them it can
+//!   read `/etc`, `/lib`, `/proc`, `/run`, `/usr` and devices, nothing else.
 //! * **A change of files is made whole or not at all**, also when the daemon dies in the middle:
 //!   what it will do is in a journal first, and the next start undoes what was half done.
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's

@@ -63,7 +63,7 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
 /// Which files the process may touch once it serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Confinement {
-    /// Its workspaces, its state, its sockets.
+    /// Its workspaces and its state, its sockets, and what it must read.
     OwnFiles,
     /// Any: it is a client too, who may be told to send any file.
     None,
@@ -73,35 +73,37 @@ pub(super) enum Confinement {
 /// paths it is given. To be called while the process has one thread.
 pub(super) fn confine(config: &Config) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
-    let workspaces = workspaces.map(|workspace| workspace.path.as_path());
+    let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), Access::Write));
+    let state = (config.state_dir.as_path(), Access::Write);
     let sockets = config.listen.iter().filter_map(|address| match address {
         Address::Unix(path) => path.parent(),
         Address::Tcp(_) => None,
     });
     let sockets = sockets.map(|folder| match folder.as_os_str().is_empty() {
-        true => Path::new("."),
-        false => folder,
+        true => (Path::new("."), Access::Sockets),
+        false => (folder, Access::Sockets),
     });
-    let state = std::iter::once(config.state_dir.as_path());
-    let writable: Vec<&Path> = workspaces.chain(sockets).chain(state).collect();
-    if !confine_to(&writable)? {
-        tracing::info!("this kernel's Landlock cannot confine the daemon to its files");
+    let own: Vec<_> = workspaces.chain(sockets).chain([state]).collect();
+    if !confine_to(&own)? {
+        tracing::warn!(
+            remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",
+            "this kernel has no Landlock that could confine the daemon to its files: only its care keeps it from others"
+        );
     }
     Ok(())
 }
 
-/// Confines this thread to what is below `writable` and what the daemon must read. Answers whether
-/// this kernel can. Signals stay possible: sandboxes, which the daemon ends, are under other rules.
-fn confine_to(writable: &[&Path]) -> io::Result<bool> {
+/// Confines this thread to `own` and what the daemon must read. Answers whether this kernel can.
+/// Signals stay possible: sandboxes, which the daemon ends, are under other rules.
+fn confine_to(own: &[(&Path, Access)]) -> io::Result<bool> {
     let abi = landlock::abi();
     if abi < RENAMES {
         return Ok(false);
     }
     let read = READ.iter().map(|path| (Path::new(path), Access::Read));
     let devices = [(Path::new("/dev"), Access::Devices)];
-    let writable = writable.iter().map(|path| (*path, Access::Write));
     let mut rules = Vec::new();
-    for (path, access) in read.chain(devices).chain(writable) {
+    for (path, access) in read.chain(devices).chain(own.iter().copied()) {
         if path.exists() {
             rules.push((CString::new(path.as_os_str().as_bytes())?, access));
         }
@@ -112,19 +114,25 @@ fn confine_to(writable: &[&Path]) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::ErrorKind, thread};
+    use std::{fs, io::ErrorKind, os::unix::net::UnixListener, thread};
 
     use super::*;
 
     #[test]
     fn other_files_are_out_of_reach() {
-        let [own, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        let [own, sockets, other] = [0, 1, 2].map(|_| tempfile::tempdir().unwrap());
         fs::write(other.path().join("f"), "").unwrap();
-        let (own_path, other_path) = (own.path().to_owned(), other.path().to_owned());
+        fs::write(sockets.path().join("f"), "").unwrap();
+        let [own_path, sockets_path, other_path] =
+            [&own, &sockets, &other].map(|folder| folder.path().to_owned());
         // Rules are a thread's own.
         let confined = thread::spawn(move || {
+            let rules = [
+                (own_path.as_path(), Access::Write),
+                (sockets_path.as_path(), Access::Sockets),
+            ];
             assert!(
-                confine_to(&[&own_path]).unwrap(),
+                confine_to(&rules).unwrap(),
                 "this kernel should have Landlock"
             );
             fs::create_dir(own_path.join("d")).unwrap();
@@ -132,16 +140,24 @@ mod tests {
             fs::rename(own_path.join("f"), own_path.join("d/f")).unwrap();
             fs::remove_dir_all(own_path.join("d")).unwrap();
             fs::read("/etc/hosts").unwrap();
+            let listener = UnixListener::bind(sockets_path.join("s")).unwrap();
+            drop(listener);
+            fs::remove_file(sockets_path.join("s")).unwrap();
             let refused = [
                 fs::read(other_path.join("f")).map(drop),
                 fs::write(other_path.join("f"), ""),
                 fs::remove_file(other_path.join("f")),
+                UnixListener::bind(other_path.join("s")).map(drop),
                 fs::write("/etc/jig-test", ""),
                 fs::read_dir("/root").map(drop),
+                fs::read(sockets_path.join("f")).map(drop),
+                fs::write(sockets_path.join("f"), ""),
+                fs::write(sockets_path.join("new"), ""),
+                fs::create_dir(sockets_path.join("d")),
             ];
             refused.map(|result| result.map_err(|error| error.kind()))
         });
         let denied = Err(ErrorKind::PermissionDenied);
-        assert_eq!(confined.join().unwrap(), [denied; 5]);
+        assert_eq!(confined.join().unwrap(), [denied; 10]);
     }
 }

@@ -22,6 +22,8 @@ mod attack;
 mod bad_input;
 /// The command `jig`.
 mod client;
+/// What the daemon itself may touch.
+mod confinement;
 /// The rules that the contract keeps, and its compatibility.
 mod contract;
 /// The tools that read and change files.

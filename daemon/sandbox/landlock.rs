@@ -16,6 +16,8 @@ const EXECUTE: u64 = 1;
 const WRITE_FILE: u64 = 1 << 1;
 const READ_FILE: u64 = 1 << 2;
 const READ_DIR: u64 = 1 << 3;
+const REMOVE_FILE: u64 = 1 << 5;
+const MAKE_SOCK: u64 = 1 << 9;
 const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
@@ -26,13 +28,15 @@ const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
 const SCOPE_SIGNAL: u64 = 1 << 1;
 
-/// What a run may do below a path.
+/// What a run, or the daemon, may do below a path.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Access {
     /// Read and execute.
     Read,
     /// Read and write what is there.
     Devices,
+    /// Make Unix sockets, and remove files: what was there before, and what is there at the end.
+    Sockets,
     /// Everything.
     Write,
 }
@@ -76,6 +80,7 @@ impl Rules {
         let rights = |access| match access {
             Access::Read => EXECUTE | READ_FILE | READ_DIR,
             Access::Devices => EXECUTE | READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
+            Access::Sockets => MAKE_SOCK | REMOVE_FILE,
             Access::Write => u64::MAX,
         };
         Self {
