@@ -7,6 +7,9 @@ use super::{
 };
 use crate::daemon::error::Error;
 
+/// Most bytes that end a line.
+const ENDING: usize = 2;
+
 /// A text with all hunks on it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Applied {
@@ -50,10 +53,13 @@ pub(super) fn apply(
     check: Check<'_>,
 ) -> Result<Applied, Error> {
     let text = Text::split(content, path)?;
-    let search = Search::new(&text, hunks, check)?;
+    let search = Search::new(&text, hunks, check);
+    let added = hunks.iter().flat_map(|hunk| &hunk.lines);
+    let added = added.filter(|line| line.role == Role::Added);
+    let added: usize = added.map(|line| line.text.len() + ENDING).sum();
     let mut output = Output {
         text: &text,
-        content: Vec::with_capacity(content.len()),
+        content: Vec::with_capacity(content.len() + added),
         is_windows: text.is_windows(),
         done: 0,
         line_end: 0,
@@ -129,9 +135,10 @@ fn find(
             Found::Nowhere => {}
         }
     }
-    let near = near
-        .or_else(|| search.first_of(&wanted, floor))
-        .unwrap_or(0);
+    let near = match near {
+        Some(near) => near,
+        None => search.first_of(&wanted, floor)?.unwrap_or(0),
+    };
     let at = near.min(text.len());
     Err(name.nowhere(hunk, text, at, search.first_difference(&wanted, at)))
 }

@@ -25,12 +25,20 @@ pub(super) struct Text<'t> {
 
 /// Where the lines of hunks stand in a text.
 pub(super) struct Search<'t, 'p> {
+    text: &'t Text<'t>,
+    /// The number of each line of the hunks.
     numbers: HashMap<&'p [u8], u32>,
+    /// What hunks that stand where they say need not.
+    index: OnceCell<Index>,
+    check: Check<'t>,
+}
+
+/// A text whose lines are numbered as those of the hunks are.
+struct Index {
     /// The number of each line of the text; lines that differ in their ending only have the same.
     text: Vec<u32>,
-    /// The lines that have a number, in order. Hunks that stand where they say need it not.
-    places: OnceCell<Vec<Vec<usize>>>,
-    check: Check<'t>,
+    /// The lines that have a number, in order.
+    places: Vec<Vec<usize>>,
 }
 
 /// A place, or why there is none.
@@ -98,11 +106,7 @@ impl<'t> Text<'t> {
 
 impl<'t, 'p> Search<'t, 'p> {
     /// Prepares for looking for the hunks in the text.
-    pub(super) fn new(
-        text: &Text<'_>,
-        hunks: &'p [Hunk<'_>],
-        check: Check<'t>,
-    ) -> Result<Self, Error> {
+    pub(super) fn new(text: &'t Text<'t>, hunks: &'p [Hunk<'_>], check: Check<'t>) -> Self {
         let mut numbers: HashMap<&[u8], u32> = HashMap::new();
         let mut next = 0;
         for line in hunks.iter().flat_map(Hunk::old_lines) {
@@ -111,21 +115,12 @@ impl<'t, 'p> Search<'t, 'p> {
                 next - 1
             });
         }
-        check()?;
-        let mut found = Vec::with_capacity(text.len());
-        for at in 0..text.len() {
-            if at.is_multiple_of(LINES_PER_CHECK) {
-                check()?;
-            }
-            let known = text.line(at).and_then(|(line, _)| numbers.get(line));
-            found.push(known.copied().unwrap_or(UNKNOWN));
-        }
-        Ok(Self {
+        Self {
+            text,
             numbers,
-            text: found,
-            places: OnceCell::new(),
+            index: OnceCell::new(),
             check,
-        })
+        }
     }
 
     /// The numbers of the old lines of a hunk.
@@ -144,46 +139,51 @@ impl<'t, 'p> Search<'t, 'p> {
     ) -> Result<Found, Error> {
         if let Some(near) = near
             && near >= floor
-            && self.stands(wanted, near)
+            && self.first_difference(wanted, near).is_none()
         {
             return Ok(Found::At(near));
         }
-        let Some((index, places)) = self.rarest(wanted) else {
+        let index = self.index()?;
+        let Some((offset, places)) = index.rarest(wanted) else {
             return Ok(Found::Nowhere);
         };
         // Places of the rarest line, and from them those of the first.
-        let first = places.partition_point(|place| *place < floor + index);
+        let first = places.partition_point(|place| *place < floor + offset);
         let places = places.get(first..).unwrap_or_default();
-        let start = |place: &usize| place - index;
+        let start = |place: &usize| place - offset;
         match near {
-            Some(near) => self.nearest(wanted, near, places, start),
-            None => self.only(wanted, places, start),
+            Some(near) => self.nearest(index, wanted, near, places, start),
+            None => self.only(index, wanted, places.iter().map(start)),
         }
     }
 
     /// First place at which one of the lines stands, not before `floor`.
-    pub(super) fn first_of(&self, wanted: &[u32], floor: usize) -> Option<usize> {
-        let (index, places) = wanted
-            .iter()
-            .enumerate()
-            .map(|(index, number)| (index, self.places_of(*number)))
-            .find(|(_, places)| !places.is_empty())?;
-        let place = places
-            .iter()
-            .find(|place| **place >= floor)
-            .or(places.first())?;
-        Some(place.saturating_sub(index))
+    pub(super) fn first_of(&self, wanted: &[u32], floor: usize) -> Result<Option<usize>, Error> {
+        let index = self.index()?;
+        let found = wanted.iter().enumerate();
+        let found = found
+            .map(|(offset, number)| (offset, index.places_of(*number)))
+            .find(|(_, places)| !places.is_empty());
+        Ok(found.and_then(|(offset, places)| {
+            let behind = places.iter().find(|place| **place >= floor);
+            Some(behind.or(places.first())?.saturating_sub(offset))
+        }))
     }
 
     /// The first line that is not there, if the lines should stand here.
     pub(super) fn first_difference(&self, wanted: &[u32], at: usize) -> Option<usize> {
-        let there = self.text.get(at..).unwrap_or_default();
-        let same = wanted.iter().zip(there).take_while(|(a, b)| a == b).count();
+        let is_there = |(offset, number): (usize, &u32)| {
+            let line = self.text.line(at.saturating_add(offset));
+            line.is_some_and(|(line, _)| self.number(line) == *number)
+        };
+        let same = wanted.iter().enumerate().take_while(|line| is_there(*line));
+        let same = same.count();
         (same < wanted.len()).then_some(same)
     }
 
     fn nearest(
         &self,
+        index: &Index,
         wanted: &[u32],
         near: usize,
         places: &[usize],
@@ -203,10 +203,10 @@ impl<'t, 'p> Search<'t, 'p> {
             };
             let back = before
                 .next_if(|place| near - place == distance)
-                .filter(|place| self.stands(wanted, *place));
+                .filter(|place| index.stands(wanted, *place));
             let forth = behind
                 .next_if(|place| place - near == distance)
-                .filter(|place| self.stands(wanted, *place));
+                .filter(|place| index.stands(wanted, *place));
             match (back, forth) {
                 (Some(one), Some(other)) => return Ok(Found::Several(one, other)),
                 (Some(place), None) | (None, Some(place)) => return Ok(Found::At(place)),
@@ -218,14 +218,14 @@ impl<'t, 'p> Search<'t, 'p> {
 
     fn only(
         &self,
+        index: &Index,
         wanted: &[u32],
-        places: &[usize],
-        start: impl Fn(&usize) -> usize,
+        starts: impl Iterator<Item = usize>,
     ) -> Result<Found, Error> {
         let mut found = None;
-        for (looked, place) in places.iter().map(start).enumerate() {
+        for (looked, place) in starts.enumerate() {
             self.check_every(looked, wanted.len())?;
-            if !self.stands(wanted, place) {
+            if !index.stands(wanted, place) {
                 continue;
             }
             match found {
@@ -236,41 +236,28 @@ impl<'t, 'p> Search<'t, 'p> {
         Ok(found.map_or(Found::Nowhere, Found::At))
     }
 
-    fn stands(&self, wanted: &[u32], at: usize) -> bool {
-        let end = at.saturating_add(wanted.len());
-        self.text.get(at..end) == Some(wanted)
-    }
-
-    /// The line of those wanted that stands in the fewest places, and these. None when one stands
-    /// nowhere.
-    fn rarest(&self, wanted: &[u32]) -> Option<(usize, &[usize])> {
-        let (index, places) = wanted
-            .iter()
-            .enumerate()
-            .map(|(index, number)| (index, self.places_of(*number)))
-            .min_by_key(|(_, places)| places.len())?;
-        (!places.is_empty()).then_some((index, places))
-    }
-
-    fn places_of(&self, number: u32) -> &[usize] {
-        let places = self.places.get_or_init(|| {
-            let mut places = vec![Vec::new(); self.numbers.len()];
-            for (at, number) in self.text.iter().enumerate() {
-                let place = usize::try_from(*number).ok();
-                if let Some(places) = place.and_then(|number| places.get_mut(number)) {
-                    places.push(at);
-                }
-            }
-            places
-        });
-        let place = usize::try_from(number).ok();
-        place
-            .and_then(|number| places.get(number))
-            .map_or(&[], Vec::as_slice)
-    }
-
     fn number(&self, line: &[u8]) -> u32 {
         self.numbers.get(line).copied().unwrap_or(UNKNOWN)
+    }
+
+    fn index(&self) -> Result<&Index, Error> {
+        if let Some(index) = self.index.get() {
+            return Ok(index);
+        }
+        let mut text = Vec::with_capacity(self.text.len());
+        let mut places = vec![Vec::new(); self.numbers.len()];
+        for at in 0..self.text.len() {
+            if at.is_multiple_of(LINES_PER_CHECK) {
+                (self.check)()?;
+            }
+            let line = self.text.line(at);
+            let number = line.map_or(UNKNOWN, |(line, _)| self.number(line));
+            text.push(number);
+            if let Some(places) = slot(number).and_then(|slot| places.get_mut(slot)) {
+                places.push(at);
+            }
+        }
+        Ok(self.index.get_or_init(|| Index { text, places }))
     }
 
     fn check_every(&self, looked: usize, lines: usize) -> Result<(), Error> {
@@ -279,4 +266,31 @@ impl<'t, 'p> Search<'t, 'p> {
         }
         Ok(())
     }
+}
+
+impl Index {
+    fn stands(&self, wanted: &[u32], at: usize) -> bool {
+        let end = at.saturating_add(wanted.len());
+        self.text.get(at..end) == Some(wanted)
+    }
+
+    /// The line of those wanted that stands in the fewest places, and these. None when one stands
+    /// nowhere.
+    fn rarest(&self, wanted: &[u32]) -> Option<(usize, &[usize])> {
+        let (offset, places) = wanted
+            .iter()
+            .enumerate()
+            .map(|(offset, number)| (offset, self.places_of(*number)))
+            .min_by_key(|(_, places)| places.len())?;
+        (!places.is_empty()).then_some((offset, places))
+    }
+
+    fn places_of(&self, number: u32) -> &[usize] {
+        let places = slot(number).and_then(|slot| self.places.get(slot));
+        places.map_or(&[], Vec::as_slice)
+    }
+}
+
+fn slot(number: u32) -> Option<usize> {
+    usize::try_from(number).ok()
 }
