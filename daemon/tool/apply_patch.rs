@@ -8,7 +8,10 @@ mod arrangement;
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use serde_json::{Map, Value};
@@ -21,7 +24,9 @@ use crate::{
         error::{Error, Reason, Violation},
         store::session::{Session, Step},
         text::patch::{self, Changed, Fate, File, FilePatch},
-        workspace::{Content, Original, RelativePath, Stop, Workspace},
+        workspace::{
+            Content, Original, RelativePath, Stop, Workspace, change::Change, in_parallel,
+        },
     },
 };
 
@@ -81,25 +86,7 @@ fn apply_patch(
     let mut patches = patch::parse(&request.unified_diff, strip)?;
     let paths = resolve(workspace, &mut patches)?;
     let mut change = workspace.change(&paths, stop)?;
-
-    let mut originals: HashMap<&str, Original> = HashMap::new();
-    let mut room = MOST_BYTES;
-    let names: BTreeSet<&RelativePath> = paths.iter().collect();
-    for path in &paths {
-        stop.check()?;
-        // A directory, if the patch names files in it, is not in the way: they may be deleted.
-        let next = names.range::<RelativePath, _>(path..).nth(1);
-        if next.is_some_and(|next| next.is_at_or_below(path)) && change.is_directory(path) {
-            continue;
-        }
-        let Some(original) = change.read(path, LARGEST_FILE)? else {
-            continue;
-        };
-        room = room
-            .checked_sub(u64::try_from(original.content.len()).unwrap_or(u64::MAX))
-            .ok_or_else(too_much)?;
-        originals.insert(path.as_str(), original);
-    }
+    let originals = read_all(&change, &paths, stop)?;
     let files = originals.iter().map(|(path, original)| {
         let Original { content, mode, .. } = original;
         let mode = *mode;
@@ -127,6 +114,38 @@ fn apply_patch(
         patch_size_bytes: clamped(request.unified_diff.len()),
         patch_path,
     })
+}
+
+/// The files at these paths, as far as there are any.
+fn read_all<'p>(
+    change: &Change<'_>,
+    paths: &'p [RelativePath],
+    stop: &Stop,
+) -> Result<HashMap<&'p str, Original>, Error> {
+    let names: BTreeSet<&RelativePath> = paths.iter().collect();
+    let is_above_another = |path: &RelativePath| {
+        let next = names.range::<RelativePath, _>(path..).nth(1);
+        next.is_some_and(|next| next.is_at_or_below(path))
+    };
+    let room = AtomicU64::new(MOST_BYTES);
+    let read = in_parallel(paths, |path| {
+        stop.check()?;
+        // A directory, if the patch names files in it, is not in the way: they may be deleted.
+        if is_above_another(path) && change.is_directory(path) {
+            return Ok(None);
+        }
+        let Some(original) = change.read(path, LARGEST_FILE)? else {
+            return Ok(None);
+        };
+        let bytes = u64::try_from(original.content.len()).unwrap_or(u64::MAX);
+        // Nothing else is published with it.
+        room.try_update(Ordering::Relaxed, Ordering::Relaxed, |room| {
+            room.checked_sub(bytes)
+        })
+        .map_err(|_| too_much())?;
+        Ok(Some((path.as_str(), original)))
+    });
+    read.into_iter().filter_map(Result::transpose).collect()
 }
 
 /// Brings what becomes of the files together with what they were.

@@ -313,6 +313,7 @@ fn undress(file: BorrowedFd<'_>) -> Result<(), Errno> {
         Err(Errno::INVAL) => give(file, (geteuid().as_raw(), getegid().as_raw())),
         given => given,
     }
+    .map(drop)
 }
 
 fn changed(file: &impl AsFd) -> Option<(i64, u64)> {

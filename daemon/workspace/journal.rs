@@ -144,11 +144,14 @@ impl Left {
 }
 
 impl Journal {
-    /// Says something. It must succeed before it is done.
-    pub(super) fn say(&mut self, entry: &Entry) -> io::Result<()> {
-        let mut line = serde_json::to_vec(entry)?;
-        line.push(b'\n');
-        self.file.write_all(&line)
+    /// Says something. It must succeed before any of it is done.
+    pub(super) fn say(&mut self, entries: &[Entry]) -> io::Result<()> {
+        let mut lines = Vec::new();
+        for entry in entries {
+            serde_json::to_writer(&mut lines, entry)?;
+            lines.push(b'\n');
+        }
+        self.file.write_all(&lines)
     }
 
     /// Has it stay for the next daemon.
@@ -189,9 +192,9 @@ mod tests {
             }]),
             Entry::Done,
         ];
-        for entry in &entries {
-            journal.say(entry).unwrap();
-        }
+        let (first, rest) = entries.split_at(1);
+        journal.say(first).unwrap();
+        journal.say(rest).unwrap();
         journal.file.write_all(b"{\"make\":\"x").unwrap();
         assert!(journals.left().unwrap().is_empty(), "its daemon lives");
         journal.leave();

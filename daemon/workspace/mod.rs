@@ -24,7 +24,6 @@
 //! | [`tree`] | deleting a directory with all that is in it |
 //! | [`change`] | changing files, all of them or none |
 //! | [`step`] | putting one new content in place, and taking it back |
-//! | [`swap`] | a directory in the place of a file, and a file in that of a directory |
 //! | [`subtree`] | a directory that holds some files and nothing else |
 //! | [`temporary`] | names of the daemon's own files |
 //! | [`original`] | a file before a change, and what of it is kept |
@@ -32,6 +31,7 @@
 //! | [`journal`] | what a change is about to do, for the next daemon |
 //! | [`mend`] | undoing what a daemon that died has left |
 //! | [`links`] | where paths lead when links are followed |
+//! | [`parallel`] | the same work on many files |
 //! | [`lock`] | one change at a time to each path |
 //! | [`fault`] | where a test has the daemon die |
 //! | [`mod@search`] | searching these files |
@@ -54,6 +54,7 @@ mod links;
 mod lock;
 mod mend;
 mod original;
+mod parallel;
 mod path;
 mod relocate;
 mod remove;
@@ -63,7 +64,6 @@ mod search;
 mod step;
 mod stop;
 mod subtree;
-mod swap;
 mod temporary;
 mod tree;
 mod upload;
@@ -86,6 +86,7 @@ pub(crate) use glob::globs;
 use journal::Journals;
 use lock::Locks;
 pub(crate) use original::{Content, Original};
+pub(crate) use parallel::in_parallel;
 pub(crate) use path::RelativePath;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};

@@ -122,16 +122,21 @@ impl Original {
             return Err(too_large());
         }
         let room = Room::take(u64::try_from(original.stamp.size).unwrap_or(0))?;
-        let mut content = Vec::new();
         let limit = usize::try_from(most).unwrap_or(usize::MAX);
+        let size = usize::try_from(original.stamp.size).unwrap_or(0);
+        // One byte more, to see that there is none.
+        let mut content = Vec::with_capacity(size + 1);
         loop {
-            content.reserve(64 * 1024);
+            if content.len() == content.capacity() {
+                content.reserve(64 * 1024); // it grows
+            }
             let at = content.len() as u64;
             let read = retry_on_intr(|| {
                 rustix::io::pread(file, rustix::buffer::spare_capacity(&mut content), at)
             })
             .map_err(failed)?;
-            if read == 0 {
+            // Less than was asked for is all that there is, of a regular file (read(2)).
+            if read == 0 || content.len() == size {
                 break;
             }
             if content.len() > limit {
@@ -176,25 +181,26 @@ impl Original {
         Err(Error::new(Reason::PermissionDenied, text).with("path", path))
     }
 
-    /// Gives a file that takes this one's place its owner, mode and extended attributes.
-    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<(), Errno> {
+    /// Gives a file that takes this one's place its owner, mode and extended attributes. Answers
+    /// what the file is then, but for its mode.
+    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<Stat, Errno> {
         let fresh = Fresh {
             owner: self.owner,
             mode: mode.unwrap_or(self.mode),
         };
-        fresh.dress(file)?;
-        let stat = fstat(file)?;
+        let stat = fresh.dress(file)?;
         if (stat.st_uid, stat.st_gid) != self.owner {
             return Err(Errno::PERM); // it is another's, and would not be any more
         }
         if self.attributes.is_empty() {
-            return Ok(());
+            return Ok(stat);
         }
         for (name, value) in &self.attributes {
             fsetxattr(file, name, value, XattrFlags::empty())?;
         }
         // A list of who may do what changes the mode, and the mode may not be wider meanwhile.
-        fresh.set_mode(file)
+        fresh.set_mode(file)?;
+        Ok(stat)
     }
 }
 
@@ -238,10 +244,11 @@ fn kept(name: &[u8]) -> bool {
 }
 
 impl Fresh {
-    /// Gives a file its owner and mode.
-    pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        give(file, self.owner)?;
-        self.set_mode(file)
+    /// Gives a file its owner and mode. Answers what the file is then, but for its mode.
+    pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<Stat, Errno> {
+        let stat = give(file, self.owner)?;
+        self.set_mode(file)?;
+        Ok(stat)
     }
 
     fn set_mode(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
@@ -249,18 +256,22 @@ impl Fresh {
     }
 }
 
-/// Gives what was made to a user and a group. The descriptor may be one that only names a place.
-pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<(), Errno> {
+/// Gives what was made to a user and a group, and answers what it is then. The descriptor may be one
+/// that only names a place.
+pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errno> {
     let stat = fstat(made)?;
     if (stat.st_uid, stat.st_gid) == owner {
-        return Ok(());
+        return Ok(stat);
     }
     let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
     match chownat(made, "", Some(user), Some(group), AtFlags::EMPTY_PATH) {
         // An ordinary user's daemon makes files of its own in another's directory, as its commands
         // do; the group may be one that it is not in.
-        Err(Errno::PERM) => Ok(()),
-        changed => changed,
+        Err(Errno::PERM) => Ok(stat),
+        changed => {
+            changed?;
+            fstat(made)
+        }
     }
 }
 

@@ -174,7 +174,7 @@ impl Workspace {
                 mode: target.mode.unwrap_or(NEW_FILE),
             }
             .dress(draft.as_fd())?,
-        }
+        };
         if self.sync {
             fsync(draft)?;
         }

@@ -50,6 +50,16 @@ async fn dies_at_each_step(
     call: impl AsyncFn(&Daemon) -> Result<(), Status>,
     fewest_steps: usize,
 ) {
+    dies_at_steps(1.., prepare, call, fewest_steps).await;
+}
+
+/// As [`dies_at_each_step`], but not at all of them.
+async fn dies_at_steps(
+    steps: impl Iterator<Item = usize>,
+    prepare: impl Fn(&Path),
+    call: impl AsyncFn(&Daemon) -> Result<(), Status>,
+    fewest_steps: usize,
+) {
     let trees = {
         let daemon = Daemon::start().await;
         prepare(&daemon.workspace());
@@ -57,12 +67,12 @@ async fn dies_at_each_step(
         call(&daemon).await.unwrap();
         [old, tree(&daemon.workspace())]
     };
-    for step in 1.. {
+    for step in steps {
         let setup = Setup::new().environment("JIG_DIE_AT_STEP", &step.to_string());
         let mut daemon = setup.start().await;
         prepare(&daemon.workspace());
         if call(&daemon).await.is_ok() {
-            assert!(step > fewest_steps, "it died only {step} times");
+            assert!(step > fewest_steps, "it would die only at {step} steps");
             return;
         }
         let status = daemon.exit().await;
@@ -120,6 +130,28 @@ async fn a_daemon_that_dies_while_it_patches_ten_files_leaves_all_old_or_all_new
         Ok(())
     };
     dies_at_each_step(prepare, call, 30).await;
+}
+
+#[tokio::test]
+async fn a_daemon_that_dies_while_several_threads_write_leaves_all_old_or_all_new() {
+    const FILES: usize = 40;
+    let prepare = |workspace: &Path| {
+        for file in 0..FILES {
+            fs::write(workspace.join(file.to_string()), "old\n").unwrap();
+        }
+    };
+    let patch: String = (0..FILES)
+        .map(|file| format!("--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-old\n+new\n"))
+        .collect();
+    let call = async |daemon: &Daemon| {
+        let request = ApplyPatchRequest {
+            unified_diff: patch.clone(),
+            ..ApplyPatchRequest::default()
+        };
+        daemon.tools().apply_patch(request).await.map(drop)
+    };
+    // A step for the journal, and three for each file.
+    dies_at_steps((1..).step_by(9), prepare, call, 3 * FILES).await;
 }
 
 #[tokio::test]
@@ -219,7 +251,8 @@ fn a_client_without_a_daemon_that_dies_leaves_a_mixture_to_the_next_one() {
             .unwrap()
     };
     let old = tree(&workspace);
-    let output = jig(&["patch", file.to_str().unwrap()], "11");
+    // With two of the four in their places.
+    let output = jig(&["patch", file.to_str().unwrap()], "8");
     assert_eq!(output.status.signal(), Some(Signal::KILL.as_raw()));
     assert_ne!(tree(&workspace), old);
     let output = jig(&["ls"], "0");

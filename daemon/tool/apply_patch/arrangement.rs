@@ -57,9 +57,14 @@ impl<'a> Arrangement<'a> {
         for (path, original) in self.deleted.into_iter().filter(|_| makes) {
             change.delete(path, original)?;
         }
-        for (path, Written { original, content }) in self.written {
+        let written = self.written.into_iter();
+        if makes {
+            let files =
+                written.map(|(path, Written { original, content })| (path, original, content));
+            return change.write_all(files);
+        }
+        for (path, Written { original, .. }) in written {
             match original {
-                _ if makes => change.write(path, original, content)?,
                 None => change.check_vacant(path)?,
                 Some(original) => original.check_writable(path)?,
             }

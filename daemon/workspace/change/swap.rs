@@ -4,18 +4,25 @@
 //! it will hold; one that goes is set aside as a whole, if it holds what the change deletes and
 //! nothing else.
 
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
 
 use rustix::fs::{Mode, mkdirat};
 
 use super::{
-    beneath::open_child,
-    change::{Change, NEW_DIRECTORY},
-    failure::{Wanted, failure},
-    original::{Content, Original, Stamp, give},
-    path::RelativePath,
-    step::{Kind, Old},
-    subtree::Subtree,
+    super::{
+        beneath::open_child,
+        failure::{Wanted, failure},
+        original::{Content, Original, Stamp, give},
+        path::RelativePath,
+        step::{Kind, Old},
+        subtree::Subtree,
+    },
+    Change,
+    place::NEW_DIRECTORY,
+    stage::Coming,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -56,7 +63,12 @@ impl Change<'_> {
         content: Content<'_>,
     ) -> Result<(), Error> {
         let subtree = self.check_subtree(path, gone)?;
-        self.stage_file(path, Old::Directory(subtree), content, None)
+        self.stage_files(vec![Coming {
+            path,
+            old: Old::Directory(subtree),
+            content,
+            like: None,
+        }])
     }
 
     /// Stages a directory where a file is, with these files below it.
@@ -68,11 +80,11 @@ impl Change<'_> {
     ) -> Result<(), Error> {
         let (directory, name) = self.place(path)?;
         let failed = |errno| failure(errno, path.as_str(), Wanted::Directory);
-        let (directory, temporary) =
-            self.stage(path, directory, name, Old::File(original.stamp))?;
-        let top = self
-            .make_directory(&directory, &temporary)
-            .map_err(failed)?;
+        let index = self.staged.len();
+        let old = Old::File(original.stamp);
+        self.stage([(path, Arc::clone(&directory), name, old)])?;
+        let temporary = &self.staged[index].temporary;
+        let top = self.make_directory(&directory, temporary).map_err(failed)?;
         for (file, content) in files {
             self.check()?;
             let below = file.as_str().strip_prefix(path.as_str());
@@ -94,14 +106,14 @@ impl Change<'_> {
         }
         self.sync(&top).map_err(failed)?;
         let stat = rustix::fs::fstat(&top).map_err(failed)?;
-        self.finish_staging(Kind::Put(Stamp::of(&stat)));
+        self.finish_staging(index, Kind::Put(Stamp::of(&stat)));
         Ok(())
     }
 
     fn make_directory(&self, parent: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
         mkdirat(parent, name, Mode::from_raw_mode(NEW_DIRECTORY))?;
         let made = open_child(parent.as_fd(), name.as_bytes())?;
-        give(made.as_fd(), self.workspace().owner_in(parent)?)?;
+        give(made.as_fd(), self.workspace.owner_in(parent)?)?;
         Ok(made)
     }
 }

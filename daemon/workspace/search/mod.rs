@@ -19,7 +19,6 @@ mod pattern;
 mod ranking;
 
 use std::{
-    num::NonZeroUsize,
     os::fd::{AsFd as _, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -41,6 +40,7 @@ use super::{
     beneath::{Root, open_name},
     failure::{Wanted, failure},
     file::{RegularFile, reopen},
+    parallel::cores,
     path::RelativePath,
     stop::Stop,
     walk::{Selection, Walk},
@@ -124,9 +124,8 @@ pub(super) fn search(
         last: AtomicUsize::new(usize::MAX),
         interrupted: AtomicBool::new(false),
     };
-    let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     thread::scope(|scope| {
-        for _ in 1..threads.min(THREADS) {
+        for _ in 1..cores().min(THREADS) {
             // Where no thread can be started, there are fewer.
             let _thread = thread::Builder::new()
                 .name("search".to_owned())

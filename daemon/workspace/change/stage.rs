@@ -1,0 +1,226 @@
+//! Staging: what is to come to a place is made beside it, under a temporary name.
+
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, fsync, openat},
+    io::{retry_on_intr, write},
+};
+
+use super::{
+    super::{
+        failure::{Wanted, exists, failure},
+        fault,
+        journal::Entry,
+        original::{Content, Fresh, Original, Stamp},
+        parallel::in_parallel,
+        path::RelativePath,
+        step::{Kind, Old, Staged, temporary_name},
+    },
+    Change,
+};
+use crate::daemon::{error::Error, sys::Errno};
+
+/// Mode of new files.
+const NEW_FILE: u32 = 0o644;
+
+/// A file that is to come to a place.
+#[derive(Debug)]
+pub(super) struct Coming<'a> {
+    pub(super) path: &'a RelativePath,
+    /// What is there before.
+    pub(super) old: Old,
+    pub(super) content: Content<'a>,
+    /// The file that it is a new version of.
+    pub(super) like: Option<&'a Original>,
+}
+
+impl Change<'_> {
+    /// Stages a new content. `original` is what was there; without it, nothing may be there.
+    /// Directories on the way are made.
+    pub(crate) fn write(
+        &mut self,
+        path: &RelativePath,
+        original: Option<&Original>,
+        content: Content<'_>,
+    ) -> Result<(), Error> {
+        self.write_all(std::iter::once((path, original, content)))
+    }
+
+    /// As [`Self::write`], for several files at once.
+    pub(crate) fn write_all<'f>(
+        &mut self,
+        files: impl Iterator<Item = (&'f RelativePath, Option<&'f Original>, Content<'f>)>,
+    ) -> Result<(), Error> {
+        let coming = files.map(|(path, original, content)| {
+            // Whoever says what its mode is to be has thought of that.
+            if let Some(original) = original.filter(|_| content.mode.is_none()) {
+                original.check_writable(path)?;
+            }
+            Ok(Coming {
+                path,
+                old: original.map_or(Old::Nothing, |original| Old::File(original.stamp)),
+                content,
+                like: original,
+            })
+        });
+        let coming = coming.collect::<Result<Vec<_>, Error>>()?;
+        self.stage_files(coming)
+    }
+
+    /// Stages the deletion of a file, and of the directories that are empty then.
+    pub(crate) fn delete(&mut self, path: &RelativePath, original: &Original) -> Result<(), Error> {
+        self.check()?;
+        if self.real.get(path).is_some_and(|real| real != path) {
+            // What the link leads to is not what the caller has named.
+            self.workspace.refuse_link(path)?;
+        }
+        let (directory, name) = self.place(path)?;
+        self.staged.push(Staged {
+            path: self.behind(path).clone(),
+            directory,
+            name,
+            temporary: temporary_name(),
+            kind: Kind::Delete,
+            old: Old::File(original.stamp),
+        });
+        Ok(())
+    }
+
+    /// Stages files.
+    pub(super) fn stage_files(&mut self, coming: Vec<Coming<'_>>) -> Result<(), Error> {
+        let mut files = Vec::with_capacity(coming.len());
+        let mut places = Vec::with_capacity(coming.len());
+        for Coming {
+            path,
+            old,
+            content,
+            like,
+        } in coming
+        {
+            self.check()?;
+            let (directory, name) = self.place(path)?;
+            if matches!(old, Old::Nothing) && Stamp::at(directory.as_fd(), &name).is_ok() {
+                return Err(exists(path));
+            }
+            places.push((path, directory, name, old));
+            files.push((path, content, like));
+        }
+        let first = self.staged.len();
+        self.stage(places)?;
+        let jobs: Vec<_> = files
+            .iter()
+            .zip(self.staged.get(first..).unwrap_or_default())
+            .collect();
+        let made = in_parallel(&jobs, |((_, content, like), staged)| {
+            self.check()?;
+            Ok(self.make_file(&staged.directory, &staged.temporary, *content, *like))
+        });
+        for (index, (made, (path, content, like))) in (first..).zip(made.into_iter().zip(files)) {
+            let made = match made? {
+                // Somebody who deleted what was in the directory removed it, too, since it was
+                // opened.
+                Err(Errno::NOENT) if self.makes_directories => {
+                    let (directory, temporary) = self.place_again(path, index)?;
+                    self.make_file(&directory, &temporary, content, like)
+                }
+                made => made,
+            };
+            let stamp = made.map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
+            self.finish_staging(index, Kind::Put(stamp));
+        }
+        Ok(())
+    }
+
+    /// Writes down that something is made for these places, under temporary names beside them.
+    /// Known from here on, it is removed whatever happens.
+    pub(super) fn stage<'p>(
+        &mut self,
+        places: impl IntoIterator<Item = (&'p RelativePath, Arc<OwnedFd>, String, Old)>,
+    ) -> Result<(), Error> {
+        let staged = places
+            .into_iter()
+            .map(|(path, directory, name, old)| Staged {
+                path: self.behind(path).clone(),
+                directory,
+                name,
+                temporary: temporary_name(),
+                kind: Kind::Unfinished,
+                old,
+            });
+        let staged: Vec<_> = staged.collect();
+        let entries = staged.iter().map(|staged| Entry::Put {
+            path: staged.path.as_str().to_owned(),
+            temporary: staged.temporary.clone(),
+        });
+        let entries: Vec<_> = entries.collect();
+        if !entries.is_empty() {
+            self.say(&entries)?;
+        }
+        fault::step();
+        self.staged.extend(staged);
+        Ok(())
+    }
+
+    /// What was staged has been made.
+    pub(super) fn finish_staging(&mut self, index: usize, kind: Kind) {
+        if let Some(staged) = self.staged.get_mut(index) {
+            staged.kind = kind;
+        }
+    }
+
+    /// As [`Self::place`], for what was staged, whose directory is gone.
+    fn place_again(
+        &mut self,
+        path: &RelativePath,
+        index: usize,
+    ) -> Result<(Arc<OwnedFd>, String), Error> {
+        self.forget_place(path)?;
+        let (directory, _) = self.place(path)?;
+        let staged = self.staged.get_mut(index);
+        let staged = staged.ok_or_else(|| Error::internal("a file that was not staged"))?;
+        staged.directory = Arc::clone(&directory);
+        Ok((directory, staged.temporary.clone()))
+    }
+
+    /// Makes a file that nothing names yet but the daemon, and answers which it is.
+    pub(super) fn make_file(
+        &self,
+        directory: &OwnedFd,
+        name: &str,
+        content: Content<'_>,
+        like: Option<&Original>,
+    ) -> Result<Stamp, Errno> {
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let private = Mode::from_raw_mode(0o600);
+        let file = retry_on_intr(|| openat(directory, name, flags, private))?;
+        fault::step();
+        let mut rest = content.bytes;
+        while !rest.is_empty() {
+            let written = retry_on_intr(|| write(&file, rest))?;
+            rest = rest.get(written..).unwrap_or_default();
+        }
+        let stat = match content.like.or(like) {
+            Some(original) => original.dress(file.as_fd(), content.mode)?,
+            None => Fresh {
+                owner: self.workspace.owner_in(directory)?,
+                mode: content.mode.unwrap_or(NEW_FILE),
+            }
+            .dress(file.as_fd())?,
+        };
+        self.sync(&file)?;
+        Ok(Stamp::of(&stat))
+    }
+
+    /// Has the disk write down what was made, if changes wait for the disk.
+    pub(super) fn sync(&self, made: &OwnedFd) -> Result<(), Errno> {
+        match self.workspace.sync {
+            true => fsync(made),
+            false => Ok(()),
+        }
+    }
+}
