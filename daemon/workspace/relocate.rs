@@ -3,14 +3,13 @@
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use rustix::{
-    fs::{AtFlags, RenameFlags, renameat, renameat_with, unlinkat},
+    fs::{AtFlags, FileType, RenameFlags, Stat, fstat, renameat, renameat_with, statat, unlinkat},
     io::retry_on_intr,
 };
 
 use super::{
     Workspace,
     failure::{Wanted, exists, failure},
-    original::Stamp,
     path::RelativePath,
     stop::Stop,
 };
@@ -40,13 +39,32 @@ impl Workspace {
         let (from, from_name) = self.place(source, "source", Wanted::File)?;
         let (to, to_name) = self.place(destination, "destination", Wanted::Directory)?;
         let failed = |errno| failure(errno, source.as_str(), Wanted::File);
-        let moved = Stamp::at(from.as_fd(), &from_name).map_err(failed)?;
+        let moved = statat(&from, &from_name, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
         if source == destination {
             return Ok(false);
         }
+        let is_moved = |found: &Stat| (found.st_dev, found.st_ino) == (moved.st_dev, moved.st_ino);
+        let is_one_name = || {
+            let [from, to] = [fstat(&from)?, fstat(&to)?];
+            let in_one_place = (from.st_dev, from.st_ino) == (to.st_dev, to.st_ino);
+            Ok(in_one_place && from_name.eq_ignore_ascii_case(&to_name))
+        };
         loop {
             stop.check()?;
-            let replaced = match Stamp::at(to.as_fd(), &to_name) {
+            let replaced = match statat(&to, &to_name, AtFlags::SYMLINK_NOFOLLOW) {
+                // One name, written in two ways: through a link, or in another case where that
+                // makes no difference. rename(2) knows, and does what there is to do.
+                Ok(found)
+                    if is_moved(&found)
+                        && (found.st_nlink == 1
+                            || is_directory(&found)
+                            || is_one_name().map_err(failed)?) =>
+                {
+                    let renamed = retry_on_intr(|| renameat(&from, &from_name, &to, &to_name));
+                    return renamed
+                        .map(|()| false)
+                        .map_err(|errno| not_moved(errno, source, destination));
+                }
                 Ok(found) => Some(found),
                 Err(Errno::NOENT) => None,
                 Err(errno) => return Err(failure(errno, destination.as_str(), Wanted::File)),
@@ -54,9 +72,7 @@ impl Workspace {
             let renamed = match replaced {
                 Some(_) if !overwrite => return Err(exists(destination)),
                 // Two names of one file: rename(2) would leave both.
-                Some(found) if found.identity() == moved.identity() => {
-                    unlinkat(&from, &from_name, AtFlags::empty())
-                }
+                Some(found) if is_moved(&found) => unlinkat(&from, &from_name, AtFlags::empty()),
                 Some(_) => retry_on_intr(|| renameat(&from, &from_name, &to, &to_name)),
                 None => rename_to_free_name((&from, &from_name), (&to, &to_name)),
             };
@@ -95,6 +111,10 @@ impl Workspace {
         self.allow_change_in(opened.as_fd(), name)?;
         Ok((opened, name.to_owned()))
     }
+}
+
+fn is_directory(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
 }
 
 /// Why what is at `source` could not be moved to `destination`.
@@ -194,6 +214,31 @@ mod tests {
                 assert!(fs::symlink_metadata(at(source)).is_err());
                 let after = fs::symlink_metadata(at(destination)).unwrap();
                 assert_eq!(after.ino(), before.unwrap().ino());
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_is_not_deleted_for_being_named_in_two_ways() {
+        for other_names in [0, 1] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = |name: &str| folder.path().join(name);
+            fs::create_dir(at("real")).unwrap();
+            fs::write(at("real/x"), "kept").unwrap();
+            for name in 0..other_names {
+                fs::hard_link(at("real/x"), at(&format!("{name}"))).unwrap();
+            }
+            symlink("real", at("link")).unwrap();
+            let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+            workspace.follow_links().unwrap();
+            for (source, destination) in [("link/x", "real/x"), ("real/x", "link/x")] {
+                for overwrite in [true, false] {
+                    let [from, to] = [source, destination].map(|path| workspace.resolve(path));
+                    let moved =
+                        workspace.relocate(&from.unwrap(), &to.unwrap(), overwrite, &Stop::new());
+                    assert!(!moved.unwrap());
+                    assert_eq!(fs::read_to_string(at("real/x")).unwrap(), "kept");
+                }
             }
         }
     }
