@@ -173,7 +173,11 @@ impl Search<'_> {
                 let keeps = candidate.number <= self.last.load(Ordering::Relaxed);
                 let searcher = if keeps { &mut complete } else { &mut counting };
                 if let Err(error) = self.search(candidate, &matcher, searcher, keeps) {
-                    locked(&self.files).end.get_or_insert(Err(error));
+                    let mut files = locked(&self.files);
+                    // Also where the walk has come to its end: not all of it was searched.
+                    if !matches!(files.end, Some(Err(_))) {
+                        files.end = Some(Err(error));
+                    }
                     return;
                 }
             }
