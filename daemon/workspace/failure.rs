@@ -56,6 +56,10 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::FileTooLarge,
             format!("no file of the size of {path:?} is taken by the file system or the daemon"),
         ),
+        (Errno::TOOBIG, _) => (
+            Reason::FileTooLarge,
+            format!("{path:?} has more than 1 MiB of extended attributes: they cannot be kept"),
+        ),
         (Errno::NOTEMPTY, _) => (
             Reason::DirectoryNotEmpty,
             format!("the directory {path:?} holds entries: delete them first"),
@@ -162,6 +166,7 @@ mod tests {
             (Errno::AGAIN, File, R::ResourceExhausted),
             (Errno::ISDIR, File, R::NotAFile),
             (Errno::FBIG, File, R::FileTooLarge),
+            (Errno::TOOBIG, File, R::FileTooLarge),
             (Errno::ROFS, File, R::PermissionDenied),
             (Errno::OVERFLOW, File, R::FileTooLarge),
             (Errno::NOTEMPTY, Directory, R::DirectoryNotEmpty),

@@ -1,14 +1,14 @@
 //! A file as it is before a change: what the change starts from, and what of it is kept.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     os::fd::{AsFd as _, BorrowedFd},
 };
 
 use rustix::{
     fs::{
         AtFlags, Gid, Mode, Stat, Uid, XattrFlags, chownat, fchmod, fgetxattr, flistxattr,
-        flistxattr_query, fsetxattr, fstat, statat,
+        flistxattr_query, fremovexattr, fsetxattr, fstat, statat,
     },
     io::retry_on_intr,
 };
@@ -32,6 +32,11 @@ use crate::daemon::{
 const PERMISSIONS: u32 = 0o1777;
 /// Most bytes of the names, and of one value, of a file's extended attributes (xattr(7)).
 const ATTRIBUTE_BYTES: usize = 64 * 1024;
+/// Most bytes of the values of all that are kept. Most file systems take one block of them, some any
+/// number.
+const MOST_ATTRIBUTE_BYTES: usize = 1 << 20;
+/// The list of who may do what (acl(5)).
+const ACCESS_LIST: &CStr = c"system.posix_acl_access";
 
 /// A regular file before a change.
 #[derive(Debug)]
@@ -184,22 +189,26 @@ impl Original {
     /// Gives a file that takes this one's place its owner, mode and extended attributes. Answers
     /// what the file is then, but for its mode.
     pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<Stat, Errno> {
-        let fresh = Fresh {
-            owner: self.owner,
-            mode: mode.unwrap_or(self.mode),
-        };
-        let stat = fresh.dress(file)?;
+        let stat = give(file, self.owner)?;
         if (stat.st_uid, stat.st_gid) != self.owner {
             return Err(Errno::PERM); // it is another's, and would not be any more
         }
-        if self.attributes.is_empty() {
-            return Ok(stat);
+        // Its directory may give new files a list of who may do what, which the old one has not.
+        let is_listed = |attributes: &[(CString, Vec<u8>)]| {
+            attributes
+                .iter()
+                .any(|(name, _)| name.as_c_str() == ACCESS_LIST)
+        };
+        if !is_listed(&self.attributes) && is_listed(&attributes(file)?) {
+            fremovexattr(file, ACCESS_LIST)?;
         }
+        // While the mode lets the owner write: else these could not be written either.
         for (name, value) in &self.attributes {
             fsetxattr(file, name, value, XattrFlags::empty())?;
         }
-        // A list of who may do what changes the mode, and the mode may not be wider meanwhile.
-        fresh.set_mode(file)?;
+        // Last, as such a list changes it.
+        let mode = mode.unwrap_or(self.mode);
+        set_mode(file, mode)?;
         Ok(stat)
     }
 }
@@ -208,6 +217,7 @@ impl Original {
 fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
     let names = attribute_names(file)?;
     let mut attributes = Vec::new();
+    let mut room = MOST_ATTRIBUTE_BYTES;
     for name in names.split(|byte| *byte == 0).filter(|name| kept(name)) {
         let name = CString::new(name).map_err(|_| Errno::INVAL)?;
         let mut value = vec![0; ATTRIBUTE_BYTES];
@@ -216,10 +226,13 @@ fn attributes(file: BorrowedFd<'_>) -> Result<Vec<(CString, Vec<u8>)>, Errno> {
             length => {
                 value.truncate(length?);
                 value.shrink_to_fit();
+                room = room.checked_sub(value.len()).ok_or(Errno::TOOBIG)?;
                 attributes.push((name, value));
             }
         }
     }
+    // Last, as it may take the owner the right to set others.
+    attributes.sort_by_key(|(name, _)| name.as_c_str() == ACCESS_LIST);
     Ok(attributes)
 }
 
@@ -240,20 +253,20 @@ fn attribute_names(file: BorrowedFd<'_>) -> Result<Vec<u8>, Errno> {
 /// Attributes that belong to the file's owner. Others, capabilities above all, are not for a file
 /// with other content.
 fn kept(name: &[u8]) -> bool {
-    name.starts_with(b"user.") || name == b"system.posix_acl_access"
+    name.starts_with(b"user.") || name == ACCESS_LIST.to_bytes()
 }
 
 impl Fresh {
     /// Gives a file its owner and mode. Answers what the file is then, but for its mode.
     pub(super) fn dress(self, file: BorrowedFd<'_>) -> Result<Stat, Errno> {
         let stat = give(file, self.owner)?;
-        self.set_mode(file)?;
+        set_mode(file, self.mode)?;
         Ok(stat)
     }
+}
 
-    fn set_mode(self, file: BorrowedFd<'_>) -> Result<(), Errno> {
-        fchmod(file, Mode::from_raw_mode(self.mode & PERMISSIONS))
-    }
+fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+    fchmod(file, Mode::from_raw_mode(mode & PERMISSIONS))
 }
 
 /// Gives what was made to a user and a group, and answers what it is then. The descriptor may be one
