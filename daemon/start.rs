@@ -39,6 +39,9 @@ use super::{
     workspace::Workspace,
 };
 
+/// Threads that may block beside those of the calls: for transfers, output and records.
+const SPARE_THREADS: usize = 256;
+
 /// Why the daemon did not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
@@ -292,6 +295,9 @@ fn prepare_sandboxes(
     let workers = cores.div_ceil(2);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(workers)
+        // One for each call: those that wait for others at the same path must not keep the rest of
+        // the calls from theirs.
+        .max_blocking_threads(config.concurrent_calls + SPARE_THREADS)
         .thread_name("jigd")
         .enable_all()
         .build()

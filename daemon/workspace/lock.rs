@@ -1,21 +1,22 @@
 //! One change at a time to each path.
 
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    collections::BTreeSet,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
 };
 
 use super::{path::RelativePath, stop::Stop};
 use crate::daemon::error::Error;
 
-/// How often who waits looks whether to go on: a call's end wakes nobody here.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// The paths that are being changed.
 #[derive(Debug, Default)]
-pub(super) struct Locks {
-    held: Mutex<Vec<RelativePath>>,
-    released: Condvar,
+pub(super) struct Locks(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    held: Mutex<BTreeSet<RelativePath>>,
+    /// Something was released, or a call that waits must end.
+    changed: Condvar,
 }
 
 /// Paths that nobody else changes until this is dropped.
@@ -30,48 +31,71 @@ impl Locks {
     /// All are taken at once, so two changes cannot wait for each other. Blocks, until `stop` says
     /// that the call must end: then it answers `TIMEOUT`.
     pub(super) fn hold(&self, paths: &[RelativePath], stop: &Stop) -> Result<Held<'_>, Error> {
-        let free = |held: &[RelativePath]| {
-            !held
-                .iter()
-                .any(|held| paths.iter().any(|path| path.overlaps(held)))
-        };
-        let mut held = self.held();
+        let mut held = self.0.held();
+        let mut told = None;
         loop {
             stop.check()?;
-            if free(&held) {
+            if paths.iter().all(|path| is_free(path, &held)) {
                 break;
             }
-            let woken = self.released.wait_timeout(held, LOOK);
-            (held, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            if told.is_none() {
+                drop(held);
+                let shared = Arc::clone(&self.0);
+                // With the lock, or it might come between the look and the wait.
+                told = Some(stop.tell(Arc::new(move || {
+                    let _held = shared.held();
+                    shared.changed.notify_all();
+                })));
+                held = self.0.held();
+                continue;
+            }
+            held = (self.0.changed.wait(held)).unwrap_or_else(PoisonError::into_inner);
         }
-        held.extend_from_slice(paths);
+        held.extend(paths.iter().cloned());
+        drop(held);
         Ok(Held {
             locks: self,
             paths: paths.to_vec(),
         })
     }
+}
 
-    fn held(&self) -> MutexGuard<'_, Vec<RelativePath>> {
+impl Shared {
+    fn held(&self) -> MutexGuard<'_, BTreeSet<RelativePath>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+/// Whether neither a path nor what is above or below it is held.
+fn is_free(path: &RelativePath, held: &BTreeSet<RelativePath>) -> bool {
+    let at_or_below = held.range::<RelativePath, _>(path..).next();
+    if at_or_below.is_some_and(|held| held.is_at_or_below(path)) {
+        return false;
+    }
+    let mut above = path.split().map(|(directory, _)| directory);
+    while let Some(directory) = above {
+        if held.contains(&directory) {
+            return false;
+        }
+        above = directory.split().map(|(directory, _)| directory);
+    }
+    true
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let mut held = self.locks.held();
+        let mut held = self.locks.0.held();
         for path in &self.paths {
-            if let Some(at) = held.iter().position(|held| held == path) {
-                held.swap_remove(at);
-            }
+            held.remove(path);
         }
         drop(held);
-        self.locks.released.notify_all();
+        self.locks.0.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, sync::Arc, thread};
+    use std::{path::Path, thread, time::Duration};
 
     use super::*;
     use crate::daemon::error::Reason;
@@ -115,7 +139,7 @@ mod tests {
         threads
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
-        assert!(locks.held().is_empty());
+        assert!(locks.0.held().is_empty());
     }
 
     #[test]
@@ -130,13 +154,16 @@ mod tests {
                 let ended = locks.hold(&paths(&["a/b", "c"]), stop);
                 told.send(ended.map(drop).unwrap_err().reason).unwrap();
             });
-            assert!(waits.recv_timeout(LOOK * 3).is_err(), "it does not wait");
+            assert!(
+                waits.recv_timeout(Duration::from_millis(60)).is_err(),
+                "it does not wait"
+            );
             stop.stop();
             let ended = waits.recv_timeout(Duration::from_secs(10));
             // Whatever was answered, the thread must end for the test to do so.
             drop(held);
             assert_eq!(ended, Ok(Reason::Timeout));
         });
-        assert!(locks.held().is_empty());
+        assert!(locks.0.held().is_empty());
     }
 }

@@ -7,6 +7,8 @@ use std::{
     thread::{self, Builder},
 };
 
+/// Most threads for one call.
+const THREADS: usize = 8;
 /// Files, at least, for each thread: starting one takes about as long as work on one or two.
 const SHARE: usize = 16;
 
@@ -15,7 +17,7 @@ pub(crate) fn in_parallel<'t, T: Sync, R: Send>(
     items: &'t [T],
     work: impl Fn(&'t T) -> R + Sync,
 ) -> Vec<R> {
-    let threads = cores().min(items.len() / SHARE).max(1);
+    let threads = cores().min(THREADS).min(items.len() / SHARE).max(1);
     let share = items.len().div_ceil(threads).max(1);
     let work = &work;
     thread::scope(|scope| {

@@ -1,9 +1,11 @@
 //! Ending work whose time is up: the blocking tools ask, the call's deadline answers.
 
 use std::{
+    collections::BTreeMap,
+    fmt,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -18,7 +20,24 @@ use crate::daemon::{
 
 /// Says whether a call should end. Clones say the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Stop(Arc<AtomicBool>);
+pub(crate) struct Stop(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    is_stopped: AtomicBool,
+    /// Whom to tell, by number.
+    listeners: Mutex<BTreeMap<u64, Listener>>,
+}
+
+/// Called when a call should end.
+type Listener = Arc<dyn Fn() + Send + Sync>;
+
+/// Somebody who is told when a call should end, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Told<'a> {
+    stop: &'a Stop,
+    number: u64,
+}
 
 impl Stop {
     /// A call that may go on.
@@ -74,12 +93,25 @@ impl Stop {
     /// Asks for the end. It comes with the next [`Self::check`].
     pub(crate) fn stop(&self) {
         // Nothing else is published with it.
-        self.0.store(true, Ordering::Relaxed);
+        self.0.is_stopped.store(true, Ordering::Relaxed);
+        let listeners: Vec<_> = self.0.listeners().values().cloned().collect();
+        for listener in listeners {
+            listener();
+        }
+    }
+
+    /// Has `listener` called when the end is asked for, who waits for something else. The end may
+    /// have been asked for before: that is to be looked at afterwards.
+    pub(super) fn tell(&self, listener: Listener) -> Told<'_> {
+        let mut listeners = self.0.listeners();
+        let number = listeners.last_key_value().map_or(0, |(last, _)| last + 1);
+        listeners.insert(number, listener);
+        Told { stop: self, number }
     }
 
     /// Whether the end was asked for.
     pub(crate) fn is_stopped(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_stopped.load(Ordering::Relaxed)
     }
 
     /// The error for work that had no time to end.
@@ -94,5 +126,27 @@ impl Stop {
             return Err(Self::late());
         }
         Ok(())
+    }
+}
+
+impl Shared {
+    fn listeners(&self) -> MutexGuard<'_, BTreeMap<u64, Listener>> {
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("is_stopped", &self.is_stopped)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.stop.0.listeners().remove(&self.number);
     }
 }
