@@ -186,7 +186,7 @@ pub fn edit(data: &[u8]) {
         });
         edits.push(edit);
     }
-    match edit::apply(text, &edits, &|| Ok(())) {
+    match edit::apply(text, &edits, &|| Ok(()), &|_| Ok(())) {
         Ok(edited) => {
             assert_eq!(Some(&edited.text), model.as_ref());
             assert_eq!(edited.results.len(), edits.len());
@@ -255,7 +255,7 @@ fn patched(
             names.insert(name.clone());
         }
     }
-    let plan = patch::plan(&patches, files, fuzz, &|| Ok(()))?;
+    let plan = patch::plan(&patches, files, fuzz, &|| Ok(()), &|_| Ok(()))?;
     assert_eq!(plan.changed.len(), patches.len());
     for changed in &plan.changed {
         assert!(changed.fuzz <= fuzz && names.contains(&changed.path));
@@ -294,7 +294,7 @@ fn check_diff(old: &str, new: &str) {
         },
     )]);
     let patches = patch::parse(&text, 1).unwrap_or_else(|error| panic!("{text:?}: {error}"));
-    let plan = patch::plan(&patches, &files, 0, &|| Ok(()));
+    let plan = patch::plan(&patches, &files, 0, &|| Ok(()), &|_| Ok(()));
     let plan = plan.unwrap_or_else(|error| panic!("{text:?}: {error}"));
     match &*plan.fates {
         [(_, Fate::Written { content, .. })] => {

@@ -76,18 +76,21 @@ impl Edit {
     }
 }
 
-/// Makes all edits, or none. `check` says whether there is still time.
+/// Makes all edits, or none. `check` says whether there is still time, and `hold` whether there is
+/// memory for this many bytes of new text.
 pub(crate) fn apply(
     text: &str,
     edits: &[Edit],
     check: &dyn Fn() -> Result<(), Error>,
+    hold: &dyn Fn(usize) -> Result<(), Error>,
 ) -> Result<Edited, Error> {
+    hold(text.len())?;
     let mut text = text.to_owned();
     let mut results = Vec::with_capacity(edits.len());
     let mut lines_left = MOST_LINES_NAMED;
     for (index, edit) in edits.iter().enumerate() {
         check()?;
-        let (after, result) = edit.apply(index, text, lines_left, check)?;
+        let (after, result) = edit.apply(index, text, lines_left, check, hold)?;
         lines_left -= result.lines.len();
         results.push(result);
         text = after;
@@ -102,6 +105,7 @@ impl Edit {
         mut text: String,
         most_lines: usize,
         check: &dyn Fn() -> Result<(), Error>,
+        hold: &dyn Fn(usize) -> Result<(), Error>,
     ) -> Result<(String, Replaced), Error> {
         let finder = Finder::new(&self.old);
         let mut occurrences = finder.find_iter(text.as_bytes());
@@ -128,6 +132,8 @@ impl Edit {
                 ),
             ));
         };
+        // The text before this edit is let go only after it.
+        hold(text.len() + size)?;
         let mut lines = Lines::new(most_lines);
         if replacements == 1 {
             lines.add(&text, first);
@@ -243,7 +249,7 @@ mod tests {
             .enumerate()
             .map(|(index, (old, new, which))| edit(index, old, new, *which))
             .collect();
-        apply(text, &edits, &|| Ok(()))
+        apply(text, &edits, &|| Ok(()), &|_| Ok(()))
     }
 
     #[test]
@@ -342,7 +348,8 @@ mod tests {
     #[test]
     fn work_ends_when_its_time_is_up() {
         let stopped = || Err(Error::new(Reason::Timeout, "over"));
-        let error = apply("a", &[edit(0, "a", "b", Which::All)], &stopped).unwrap_err();
+        let error =
+            apply("a", &[edit(0, "a", "b", Which::All)], &stopped, &|_| Ok(())).unwrap_err();
         assert_eq!(error.reason, Reason::Timeout);
     }
 
@@ -400,7 +407,10 @@ mod tests {
                     Edit::new(index, old, new, which).ok()
                 })
                 .collect();
-            match (apply(&file, &edits, &|| Ok(())), model(&file, &edits)) {
+            match (
+                apply(&file, &edits, &|| Ok(()), &|_| Ok(())),
+                model(&file, &edits),
+            ) {
                 (Ok(edited), Ok((text, counts))) => {
                     assert_eq!(edited.text, text, "{file:?} {edits:?}");
                     let found: Vec<_> = edited.results.iter().map(|result| result.found).collect();

@@ -6,6 +6,7 @@
 mod arrangement;
 
 use std::{
+    cell::RefCell,
     collections::{BTreeSet, HashMap},
     io,
     sync::{
@@ -25,7 +26,7 @@ use crate::{
         store::session::{Session, Step},
         text::patch::{self, Changed, Fate, File, FilePatch},
         workspace::{
-            Content, Original, RelativePath, Stop, Workspace, change::Change, in_parallel,
+            Content, Original, RelativePath, Room, Stop, Workspace, change::Change, in_parallel,
         },
     },
 };
@@ -36,7 +37,8 @@ const DEFAULT_STRIP: u32 = 1;
 const DEFAULT_FUZZ: u32 = 2;
 /// Largest file that is patched.
 const LARGEST_FILE: u64 = 256 << 20;
-/// Most bytes of all files of a patch: they are in memory at once.
+/// Most bytes of all files of a patch as they were, and of all as it makes them: they are in memory
+/// at once.
 const MOST_BYTES: u64 = 512 << 20;
 /// Most bytes of paths in the record of a call. Records are small; the artifact has the rest.
 const MOST_RECORDED: usize = 16 << 10;
@@ -92,7 +94,12 @@ fn apply_patch(
         let mode = *mode;
         ((*path).to_owned(), File { content, mode })
     });
-    let plan = patch::plan(&patches, &files.collect(), fuzz, &|| stop.check())?;
+    let room = RefCell::new(Room::default());
+    let hold = |bytes: usize| match bytes as u64 {
+        bytes if bytes > MOST_BYTES => Err(too_much()),
+        bytes => room.borrow_mut().reach(bytes),
+    };
+    let plan = patch::plan(&patches, &files.collect(), fuzz, &|| stop.check(), &hold)?;
     let arrangement = arrange(&plan.fates, &paths, &originals);
 
     let mut patch_path = String::new();
@@ -103,10 +110,11 @@ fn apply_patch(
         let kept = session
             .keep_patch(step, request.unified_diff.as_bytes())
             .map_err(not_kept)?;
-        if let Err(error) = change.commit() {
+        let made = change.commit();
+        if made.is_err() {
             session.drop_patch(step);
-            return Err(error);
         }
+        made?.written_down()?;
         patch_path = kept;
     }
     Ok(v1::ApplyPatchResponse {

@@ -47,7 +47,7 @@ fn create(
     let mut change = workspace.change(std::slice::from_ref(path), stop)?;
     change.make_directories(path)?;
     let response = response(change.made());
-    change.commit()?;
+    change.commit()?.written_down()?;
     Ok(response)
 }
 

@@ -3,6 +3,8 @@
 //! [`edit`] makes the new text and [`diff`] says what changed; this file translates what is asked
 //! for and what is answered, and makes the change.
 
+use std::cell::RefCell;
+
 use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
@@ -13,7 +15,7 @@ use crate::{
             diff,
             edit::{self, Edit, Which},
         },
-        workspace::{Content, RelativePath, Stop, Workspace, no_file_at},
+        workspace::{Content, RelativePath, Room, Stop, Workspace, no_file_at},
     },
 };
 
@@ -103,7 +105,9 @@ fn edit_file(
             .with("path", path)
             .caused_by(problem)
     })?;
-    let edited = edit::apply(text, &params.edits, &|| stop.check())
+    let room = RefCell::new(Room::default());
+    let hold = |bytes: usize| room.borrow_mut().reach(bytes as u64);
+    let edited = edit::apply(text, &params.edits, &|| stop.check(), &hold)
         .map_err(|error| error.with("path", path.as_str()))?;
     let results = edited.results.into_iter().map(|result| v1::EditResult {
         replacements: clamped(result.replacements),
@@ -119,7 +123,7 @@ fn edit_file(
     // Edits may take each other back.
     if !params.dry_run && edited.text != text {
         change.write(path, Some(&original), Content::new(edited.text.as_bytes()))?;
-        change.commit()?;
+        change.commit()?.written_down()?;
     }
     Ok(response)
 }

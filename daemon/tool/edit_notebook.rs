@@ -118,7 +118,7 @@ fn edit_notebook(
         .map_err(|error| error.with("path", path.as_str()))?;
     if changed.text != text {
         change.write(path, Some(&original), Content::new(changed.text.as_bytes()))?;
-        change.commit()?;
+        change.commit()?.written_down()?;
     }
     Ok(v1::EditNotebookResponse {
         cell_id: changed.id,

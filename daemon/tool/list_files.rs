@@ -1,5 +1,7 @@
 //! `list_files`: the files below a directory, page by page.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use super::{
     Done, Scene, Tool, Work, in_time,
     page_token::{Filters, read_token, write_token},
@@ -58,25 +60,67 @@ impl Tool for ListFiles {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        let list = in_time(work, move |workspace, stop| {
-            list_files(workspace, &request, stop)
+        let page = Arc::new(Mutex::new(Page::default()));
+        let (told, until) = (Arc::clone(&page), work.until());
+        let list = in_time(work, until, move |workspace, stop| {
+            list(workspace, &request, &told, stop)
         });
-        list.await?.unwrap_or_else(|| Err(Stop::late()))
+        let complete = match list.await? {
+            Some(complete) => complete?,
+            None => false,
+        };
+        let page = std::mem::take(&mut *locked(&page));
+        page.finish(complete)
     }
 }
 
-/// Lists files.
-fn list_files(
+/// A page, as far as it has got.
+#[derive(Debug, Default)]
+struct Page {
+    response: v1::ListFilesResponse,
+    filters: Option<Filters>,
+}
+
+impl Page {
+    /// The answer. Unless it is `complete` its time was up: then the next page goes on from here.
+    fn finish(self, complete: bool) -> Result<Done<v1::ListFilesResponse>, Error> {
+        let Self {
+            mut response,
+            filters,
+        } = self;
+        response.truncated |= !complete;
+        match (response.files.last(), filters) {
+            (Some(last), Some(filters)) if response.truncated => {
+                response.next_page_token = write_token(&filters, last);
+            }
+            (None, _) if !complete => return Err(Stop::late()),
+            _ => {}
+        }
+        Ok(match complete {
+            true => Done::plain(response),
+            false => Done::cut_short(response),
+        })
+    }
+}
+
+fn locked(page: &Mutex<Page>) -> MutexGuard<'_, Page> {
+    page.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lists files, as far as a page goes. Answers whether it got so far in time.
+fn list(
     workspace: &Workspace,
     request: &v1::ListFilesRequest,
+    page: &Mutex<Page>,
     stop: &Stop,
-) -> Result<Done<v1::ListFilesResponse>, Error> {
+) -> Result<bool, Error> {
     let base = workspace.resolve(request.root.as_deref().unwrap_or("."))?;
     let filters = filters(workspace, &base, request);
     let after = match request.page_token.as_deref() {
         None | Some("") => None,
         Some(token) => Some(read_token(token, &filters)?),
     };
+    locked(page).filters = Some(filters);
     let selection = Selection {
         globs: globs(request.glob.as_deref())?,
         respect_ignore: request.respect_ignore.unwrap_or(false),
@@ -90,39 +134,30 @@ fn list_files(
     let most = usize::try_from(most).unwrap_or(usize::MAX);
 
     let mut walk = workspace.walk(&base, selection, after.as_deref(), stop)?;
-    let mut response = v1::ListFilesResponse::default();
-    let (mut bytes, mut time_is_up) = (0, false);
-    loop {
+    let mut bytes = 0;
+    let complete = loop {
         let path = match walk.next() {
             Ok(Some(path)) => path,
-            Ok(None) => break,
-            // The next page goes on from here.
-            Err(_) if stop.is_stopped() && !response.files.is_empty() => {
-                response.truncated = true;
-                time_is_up = true;
-                break;
+            Ok(None) => {
+                locked(page).response.skipped_names = walk.skipped();
+                break true;
             }
+            Err(_) if stop.is_stopped() => break false,
             Err(error) => return Err(error),
         };
         bytes += path.len() + PER_PATH;
+        let response = &mut locked(page).response;
         // Whatever was skipped since the last file is counted for the next page: it starts right
         // behind that file.
         if response.files.len() == most || !response.files.is_empty() && bytes > PAGE_BYTES {
             response.truncated = true;
-            break;
+            break true;
         }
         response.files.push(path.to_owned());
         response.skipped_names = walk.skipped();
-    }
-    response.ignore_files_cut = walk.ignore_files_cut();
-    match response.files.last() {
-        Some(last) if response.truncated => response.next_page_token = write_token(&filters, last),
-        _ => response.skipped_names = walk.skipped(),
-    }
-    Ok(match time_is_up {
-        true => Done::cut_short(response),
-        false => Done::plain(response),
-    })
+    };
+    locked(page).response.ignore_files_cut = walk.ignore_files_cut();
+    Ok(complete)
 }
 
 /// A hash of everything that decides which files there are to list.

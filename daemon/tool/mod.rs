@@ -165,16 +165,23 @@ async fn on_files<R: Send + 'static>(
     answer.map(Done::plain)
 }
 
+impl Work {
+    /// When work that ends with what it has when its time is up is to do so, if it begins now.
+    fn until(&self) -> Instant {
+        limit(Instant::now(), self.default_timeout, self.deadline)
+    }
+}
+
 /// As [`on_files`], for work that ends with what it has when its time is up. Without an answer it
 /// has not noticed soon enough: it goes on until it does, and keeps its place among the calls.
 async fn in_time<R: Send + 'static>(
     work: Work,
+    until: Instant,
     function: impl FnOnce(&Workspace, &FileStop) -> R + Send + 'static,
 ) -> Result<Option<R>, Error> {
-    let limit = limit(Instant::now(), work.default_timeout, work.deadline);
     let end = async {
         // Whichever comes first.
-        let _either = timeout_at(limit.into(), work.stop.abandon.cancelled()).await;
+        let _either = timeout_at(until.into(), work.stop.abandon.cancelled()).await;
     };
     let (workspace, place) = (Arc::clone(&work.scene.workspace), Arc::clone(&work.place));
     FileStop::soon_after(end, NOTICE, move |stop| {

@@ -8,7 +8,7 @@ use crate::{
     daemon::{
         error::{Error, Reason, Violation},
         text::notebook::{CellText, Kind, Notebook, Wanted, no_notebook},
-        workspace::{Excerpt, RelativePath, Stop, Wish, Workspace},
+        workspace::{Excerpt, RelativePath, Room, Stop, Wish, Workspace},
     },
 };
 
@@ -97,7 +97,7 @@ fn read_notebook(
     params: &Params,
     stop: &Stop,
 ) -> Result<v1::ReadNotebookResponse, Error> {
-    let content = read(workspace, &params.path, stop)?;
+    let (content, _room) = read(workspace, &params.path, stop)?;
     let text = text(&content)?;
     stop.check()?;
     let notebook = Notebook::parse(text)?;
@@ -112,8 +112,9 @@ fn read_notebook(
 }
 
 /// All bytes of a file. Nobody has to wait for whoever reads.
-fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<Vec<u8>, Error> {
+fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<(Vec<u8>, Room), Error> {
     let file = workspace.open_file(path)?;
+    let room = Room::take(file.size().min(LARGEST))?;
     let wish = Wish {
         lines: Some((1, u64::MAX)),
         most: usize::try_from(LARGEST).unwrap_or(usize::MAX),
@@ -124,7 +125,7 @@ fn read(workspace: &Workspace, path: &RelativePath, stop: &Stop) -> Result<Vec<u
         _ => Some(Excerpt::read(&file, wish, stop)?),
     };
     match excerpt {
-        Some(excerpt) if !excerpt.truncated => Ok(excerpt.content),
+        Some(excerpt) if !excerpt.truncated => Ok((excerpt.content, room)),
         _ => Err(Error::new(
             Reason::FileTooLarge,
             format!(

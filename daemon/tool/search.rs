@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{sync::Semaphore, time::timeout_at};
 
 use super::{Done, Scene, Tool, Work, in_time};
 use crate::{
@@ -58,12 +58,16 @@ impl Tool for Search {
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
         let told = Arc::clone(&progress);
-        let turn = timeout(work.default_timeout, TURNS.acquire()).await;
+        let until = work.until();
+        let turn = tokio::select! {
+            turn = timeout_at(until.into(), TURNS.acquire()) => turn,
+            () = work.stop.abandon.cancelled() => return Err(Stop::late()),
+        };
         let Ok(Ok(turn)) = turn else {
             let text = "too many searches are under way: try again";
             return Err(Error::new(Reason::ResourceExhausted, text).retry_after(RETRY));
         };
-        let complete = in_time(work, move |workspace, stop| {
+        let complete = in_time(work, until, move |workspace, stop| {
             let _turn = turn;
             search(workspace, &request, &told, stop)
         });

@@ -135,7 +135,7 @@ fn write_file(
         ..Content::new(&whole)
     };
     change.write(&path, old.as_ref(), content)?;
-    change.commit()?;
+    change.commit()?.written_down()?;
     Ok(v1::WriteFileResponse {
         bytes_written,
         created: old.is_none(),

@@ -50,20 +50,21 @@ impl Workspace {
         for (path, step) in ready.iter().rev() {
             self.in_directory_of(path, |directory, name| undo(directory, name, step))?;
         }
+        for entry in entries {
+            // What was made ready has been seen to.
+            if let Entry::Put { path, temporary } = entry
+                && ready.is_empty()
+                && let Ok(path) = self.resolve(path)
+            {
+                self.in_directory_of(&path, |directory, _| finish(directory, temporary))?;
+            }
+        }
+        // Then these are empty, whenever they were made.
         for entry in entries.iter().rev() {
-            match entry {
-                // What was made ready has been seen to.
-                Entry::Put { path, temporary } if ready.is_empty() => {
-                    if let Ok(path) = self.resolve(path) {
-                        self.in_directory_of(&path, |directory, _| finish(directory, temporary))?;
-                    }
-                }
-                Entry::Make(path) => {
-                    if let Ok(path) = self.resolve(path) {
-                        self.remove_if_empty(&path);
-                    }
-                }
-                Entry::Put { .. } | Entry::Ready(_) | Entry::Done => {}
+            if let Entry::Make(path) = entry
+                && let Ok(path) = self.resolve(path)
+            {
+                self.remove_if_empty(&path);
             }
         }
         Ok(())
@@ -121,5 +122,29 @@ impl Workspace {
             Ok(())
         });
         looked.is_ok() && removed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn directories_go_also_when_they_were_made_after_what_is_in_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
+        fs::create_dir_all(folder.path().join("d/e")).unwrap();
+        fs::write(folder.path().join("d/e/temporary"), "half").unwrap();
+        let put = Entry::Put {
+            path: "d/e/f".to_owned(),
+            temporary: "temporary".to_owned(),
+        };
+        let make = |path: &str| Entry::Make(path.to_owned());
+        workspace.mend(&[put, make("d"), make("d/e")]).unwrap();
+        assert!(!folder.path().join("d").exists());
+        workspace.sync_changes(true);
+        workspace.mend(&[make("none")]).unwrap();
     }
 }

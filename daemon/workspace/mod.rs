@@ -27,7 +27,7 @@
 //! | [`subtree`] | a directory that holds some files and nothing else |
 //! | [`temporary`] | names of the daemon's own files |
 //! | [`original`] | a file before a change, and what of it is kept |
-//! | [`room`] | memory for the contents of files that are changed |
+//! | [`room`] | memory for the contents of files that are held whole |
 //! | [`journal`] | what a change is about to do, for the next daemon |
 //! | [`mend`] | undoing what a daemon that died has left |
 //! | [`links`] | where paths lead when links are followed |
@@ -88,6 +88,7 @@ use lock::Locks;
 pub(crate) use original::{Content, Original};
 pub(crate) use parallel::in_parallel;
 pub(crate) use path::RelativePath;
+pub(crate) use room::Room;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
 pub(crate) use stop::Stop;

@@ -1,4 +1,4 @@
-//! Room in memory for the contents of files that are being changed, which are held whole.
+//! Room in memory for the contents of files that are held whole.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -7,28 +7,37 @@ use std::{
 
 use crate::daemon::error::{Error, Reason};
 
-/// Most bytes that all changes of the daemon together hold, as far as it is known before: each
-/// content counts twice, as it was and as it will be.
+/// Most bytes that all calls of the daemon together hold: contents as they were, and as they will be.
 const MOST: u64 = 1 << 30;
 /// When to try again: a change of a large file takes about as long.
 const RETRY: Duration = Duration::from_secs(1);
 
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Room for one content, until it is dropped.
-#[derive(Debug)]
-pub(super) struct Room(u64);
+/// Room for contents, until it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Room(u64);
 
 impl Room {
     /// Takes room for a content of this many bytes; `RESOURCE_EXHAUSTED` where there is none.
-    pub(super) fn take(bytes: u64) -> Result<Self, Error> {
-        let bytes = bytes.saturating_mul(2);
-        let fits = |taken: u64| taken.checked_add(bytes).filter(|taken| *taken <= MOST);
+    pub(crate) fn take(bytes: u64) -> Result<Self, Error> {
+        let mut room = Self::default();
+        room.reach(bytes)?;
+        Ok(room)
+    }
+
+    /// Has it be for this many bytes at least.
+    pub(crate) fn reach(&mut self, bytes: u64) -> Result<(), Error> {
+        let more = bytes.saturating_sub(self.0);
+        let fits = |taken: u64| taken.checked_add(more).filter(|taken| *taken <= MOST);
         // Nothing else is published with it.
         match TAKEN.try_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
-            Ok(_) => Ok(Self(bytes)),
+            Ok(_) => {
+                self.0 += more;
+                Ok(())
+            }
             Err(_) => {
-                let text = "other calls change files that are so large that there is no memory for this one: try again";
+                let text = "other calls work on files that are so large that there is no memory for this one: try again";
                 Err(Error::new(Reason::ResourceExhausted, text).retry_after(RETRY))
             }
         }
@@ -48,12 +57,15 @@ mod tests {
     #[test]
     fn room_is_given_until_there_is_none_and_taken_back() {
         // Beside tests that take little.
-        let first = Room::take(MOST / 4).unwrap();
-        let error = Room::take(MOST / 2).unwrap_err();
+        let mut first = Room::take(MOST / 2).unwrap();
+        let error = Room::take(3 * MOST / 4).unwrap_err();
         assert_eq!(error.reason, Reason::ResourceExhausted);
         assert!(error.retry_after.is_some());
         assert!(Room::take(u64::MAX).is_err());
+        first.reach(MOST / 4).unwrap(); // that it has
+        first.reach(3 * MOST / 4).unwrap();
+        assert!(Room::take(MOST / 2).is_err());
         drop(first);
-        Room::take(MOST / 2 - MOST / 8).unwrap();
+        Room::take(3 * MOST / 4).unwrap();
     }
 }

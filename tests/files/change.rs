@@ -10,6 +10,10 @@ use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, Encoding, MovePathRequest,
     ReadFileRequest, WriteFileRequest, WriteMode,
 };
+use rustix::{
+    fs::{XattrFlags, setxattr},
+    io::Errno,
+};
 use tonic::Status;
 
 use crate::support::{Daemon, Refusal, Setup, shell};
@@ -325,4 +329,75 @@ async fn a_tree_that_is_written_is_read_and_listed_as_it_was() {
         assert_eq!(remove(&daemon, &path).await.unwrap(), 1);
     }
     assert_eq!(daemon.list_files().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others() {
+    for setup in [Setup::new(), Setup::new().user(12345)] {
+        let owner = setup.owner();
+        let daemon = setup.start().await;
+        let directory = daemon.file("d");
+        fs::create_dir(&directory).unwrap();
+        let file_name = directory.join("f");
+        fs::write(&file_name, "old").unwrap();
+        fs::set_permissions(&file_name, fs::Permissions::from_mode(0o640)).unwrap();
+        for path in [&directory, &file_name] {
+            std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+        }
+        // New files in the directory can be read by user 4242 (acl(5), version 2).
+        let entries: [(u16, u16, u32); 5] = [
+            (1, 6, !0),
+            (2, 7, 4242),
+            (4, 4, !0),
+            (0x10, 7, !0),
+            (0x20, 4, !0),
+        ];
+        let mut list = 2_u32.to_le_bytes().to_vec();
+        for (tag, permissions, id) in entries {
+            list.extend(tag.to_le_bytes());
+            list.extend(permissions.to_le_bytes());
+            list.extend(id.to_le_bytes());
+        }
+        let none = XattrFlags::empty();
+        setxattr(&directory, "system.posix_acl_default", &list, none).unwrap();
+        setxattr(&file_name, "user.mark", b"kept", none).unwrap();
+        let request = WriteFileRequest {
+            file_mode: Some(0o444),
+            ..file("d/f", "new")
+        };
+        daemon.tools().write_file(request).await.unwrap();
+        let mut value = [0; 64];
+        let mut get = |name: &str| {
+            let length = rustix::fs::getxattr(&file_name, name, &mut value[..])?;
+            Ok(value[..length].to_vec())
+        };
+        assert_eq!(get("user.mark"), Ok(b"kept".to_vec()));
+        assert_eq!(get("system.posix_acl_access"), Err(Errno::NODATA));
+        let mode = fs::metadata(&file_name).unwrap().mode();
+        assert_eq!(mode & 0o7777, 0o444);
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_goes_while_another_is_made_in_it_is_made_again() {
+    let daemon = Daemon::start().await;
+    for _ in 0..100 {
+        write(&daemon, "d/x", "x\n").await.unwrap();
+        let request = ApplyPatchRequest {
+            unified_diff: "--- a/d/x\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n".to_owned(),
+            ..ApplyPatchRequest::default()
+        };
+        let mut tools = daemon.tools();
+        let (removed, written, made) = tokio::join!(
+            tools.apply_patch(request),
+            write(&daemon, "d/n/f", "new"),
+            make(&daemon, "d/m/o"),
+        );
+        removed.unwrap();
+        written.unwrap();
+        made.unwrap();
+        assert_eq!(fs::read_to_string(daemon.file("d/n/f")).unwrap(), "new");
+        assert!(daemon.file("d/m/o").is_dir());
+        remove(&daemon, "d").await.unwrap();
+    }
 }

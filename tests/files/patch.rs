@@ -308,3 +308,60 @@ async fn many_files_are_patched_at_once() {
     let refusal = apply(&daemon, patch(&file(1))).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_EXISTS");
 }
+
+#[tokio::test]
+async fn a_dry_run_refuses_what_the_patch_would_and_nothing_else() {
+    let daemon = Setup::new()
+        .workspace_table("symlinks = \"beneath\"")
+        .start()
+        .await;
+    fs::write(daemon.file("fixed"), "1\n").unwrap();
+    fs::set_permissions(daemon.file("fixed"), fs::Permissions::from_mode(0o444)).unwrap();
+    fs::write(daemon.file("target"), "1\n").unwrap();
+    symlink("target", daemon.file("link")).unwrap();
+    let long = "n".repeat(300);
+    let header = |name: &str| format!("diff --git a/{name} b/{name}\n");
+    for (diff, reason) in [
+        (
+            header("fixed") + "--- a/fixed\n+++ b/fixed\n@@ -1 +1 @@\n-1\n+2\n",
+            Some("PERMISSION_DENIED"),
+        ),
+        (
+            header("link")
+                + "deleted file mode 100644\n--- a/link\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n",
+            Some("SYMLINK_BLOCKED"),
+        ),
+        (
+            format!("--- /dev/null\n+++ b/{long}\n@@ -0,0 +1 @@\n+1\n"),
+            Some("FILE_NOT_FOUND"),
+        ),
+        (
+            header("fixed")
+                + "old mode 100644\nnew mode 100755\n--- a/fixed\n+++ b/fixed\n@@ -1 +1 @@\n-1\n+2\n",
+            None,
+        ),
+    ] {
+        for dry_run in [true, false] {
+            let request = ApplyPatchRequest {
+                dry_run: Some(dry_run),
+                ..patch(&diff)
+            };
+            let answer = apply(&daemon, request).await;
+            let refused = answer.err().map(|refusal| refusal.reason);
+            assert_eq!(refused.as_deref(), reason, "{dry_run} {diff}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_patch_of_too_many_bytes_is_refused_for_good() {
+    let daemon = Daemon::start().await;
+    let mut diff = String::new();
+    for name in 0..3 {
+        let file = fs::File::create(daemon.file(&name.to_string())).unwrap();
+        file.set_len(200 << 20).unwrap();
+        diff += &format!("--- a/{name}\n+++ b/{name}\n@@ -1 +1 @@\n-1\n+2\n");
+    }
+    let refusal = apply(&daemon, patch(&diff)).await.unwrap_err();
+    assert_eq!(refusal.reason, "FILE_TOO_LARGE", "{refusal:?}");
+}

@@ -106,7 +106,12 @@ struct Slots<'a> {
     by_path: HashMap<String, Slot<'a>>,
     /// Paths that the patch deletes or renames.
     leaving: HashSet<String>,
+    /// Bytes of all contents that the patch has made.
+    made: usize,
 }
+
+/// Asked whether there is memory for this many bytes of new contents.
+pub(crate) type Hold<'a> = &'a dyn Fn(usize) -> Result<(), Error>;
 
 /// Works out what a patch does. `originals` has what is at each path that it names.
 pub(crate) fn plan<'a>(
@@ -114,12 +119,14 @@ pub(crate) fn plan<'a>(
     originals: &HashMap<String, File<'a>>,
     max_fuzz: usize,
     check: Check<'_>,
+    hold: Hold<'_>,
 ) -> Result<Plan<'a>, Error> {
     let leaves = |patch: &&FilePatch<'_>| matches!(patch.kind, Kind::Delete | Kind::Rename);
     let leaving = patches.iter().filter(leaves);
     let mut slots = Slots {
         leaving: leaving.map(|patch| patch.old.clone()).collect(),
         by_path: HashMap::new(),
+        made: 0,
     };
     let mut order = Vec::new();
     for path in patches.iter().flat_map(|patch| [&patch.old, &patch.new]) {
@@ -138,7 +145,7 @@ pub(crate) fn plan<'a>(
     let mut changed = Vec::with_capacity(patches.len());
     for patch in patches {
         check()?;
-        changed.push(slots.change(patch, max_fuzz, check)?);
+        changed.push(slots.change(patch, max_fuzz, check, hold)?);
     }
     let mut fates = Vec::new();
     for path in order {
@@ -156,6 +163,7 @@ impl<'a> Slots<'a> {
         patch: &FilePatch<'_>,
         max_fuzz: usize,
         check: Check<'_>,
+        hold: Hold<'_>,
     ) -> Result<Changed, Error> {
         let FilePatch {
             old,
@@ -168,7 +176,7 @@ impl<'a> Slots<'a> {
             Kind::Create => (None, Change::Added),
             Kind::Delete => (Some(self.take(old)?), Change::Deleted),
             Kind::Rename => (Some(self.take(old)?), Change::Renamed { from: old.clone() }),
-            Kind::Copy => (Some(self.source(old)?), Change::Added),
+            Kind::Copy => (Some(self.source(old, hold)?), Change::Added),
             Kind::Modify => match self.slot(old).now.take() {
                 Some(version) => (Some(version), Change::Modified),
                 None if is_whole_file(hunks) => (None, Change::Added),
@@ -191,9 +199,14 @@ impl<'a> Slots<'a> {
         let (mut fuzz, mut offset) = (0, 0);
         if !hunks.is_empty() {
             refuse_binary(old, &version.content)?;
+            // Before it is made, too: what the hunks add to it came with the patch.
+            hold(self.made + version.content.len())?;
             let applied = apply(old, &version.content, hunks, max_fuzz, check)?;
             (fuzz, offset) = (applied.fuzz, applied.offset);
+            let unmade = version.made();
             version.content = Cow::Owned(applied.content);
+            self.made = self.made.saturating_sub(unmade) + version.made();
+            hold(self.made)?;
         }
         if change == Change::Deleted {
             if !version.content.is_empty() {
@@ -245,12 +258,19 @@ impl<'a> Slots<'a> {
     }
 
     /// What a copy is made of.
-    fn source(&mut self, path: &str) -> Result<Version<'a>, Error> {
+    fn source(&mut self, path: &str, hold: Hold<'_>) -> Result<Version<'a>, Error> {
         let slot = self.slot(path);
-        let original = slot.original.map(|file| Version::new(file, path));
-        original
-            .or_else(|| slot.now.clone())
-            .ok_or_else(|| not_found(path))
+        if let Some(original) = slot.original {
+            return Ok(Version::new(original, path));
+        }
+        let Some(now) = &slot.now else {
+            return Err(not_found(path));
+        };
+        let bytes = now.made();
+        hold(self.made + bytes)?;
+        let copy = self.slot(path).now.clone();
+        self.made += bytes;
+        copy.ok_or_else(|| not_found(path))
     }
 }
 
@@ -278,6 +298,14 @@ impl<'a> Slot<'a> {
 }
 
 impl<'a> Version<'a> {
+    /// Bytes of it that the patch has made.
+    fn made(&self) -> usize {
+        match &self.content {
+            Cow::Borrowed(_) => 0,
+            Cow::Owned(content) => content.len(),
+        }
+    }
+
     /// A file as it is before the patch.
     fn new(file: File<'a>, path: &str) -> Self {
         Self {

@@ -54,8 +54,11 @@ impl<'a> Arrangement<'a> {
                 change.check_subtree(path, &below)?;
             }
         }
-        for (path, original) in self.deleted.into_iter().filter(|_| makes) {
-            change.delete(path, original)?;
+        for (path, original) in self.deleted {
+            match makes {
+                true => change.delete(path, original)?,
+                false => drop(change.check_delete(path)?),
+            }
         }
         let written = self.written.into_iter();
         if makes {
@@ -63,11 +66,8 @@ impl<'a> Arrangement<'a> {
                 written.map(|(path, Written { original, content })| (path, original, content));
             return change.write_all(files);
         }
-        for (path, Written { original, .. }) in written {
-            match original {
-                None => change.check_vacant(path)?,
-                Some(original) => original.check_writable(path)?,
-            }
+        for (path, Written { original, content }) in written {
+            change.check_write(path, original, content)?;
         }
         Ok(())
     }

@@ -31,6 +31,16 @@ fn write(directory: &Path, file: &[u8]) {
     fs::write(path, "").unwrap();
 }
 
+fn list_files(
+    workspace: &Workspace,
+    request: &v1::ListFilesRequest,
+    stop: &Stop,
+) -> Result<Done<v1::ListFilesResponse>, Error> {
+    let page = Mutex::new(Page::default());
+    let complete = super::list(workspace, request, &page, stop)?;
+    page.into_inner().unwrap().finish(complete)
+}
+
 fn list(workspace: &Workspace, request: v1::ListFilesRequest) -> v1::ListFilesResponse {
     list_files(workspace, &request, &Stop::new())
         .unwrap()

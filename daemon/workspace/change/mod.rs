@@ -54,7 +54,6 @@ use crate::daemon::{error::Error, sys::Errno};
 pub(crate) struct Change<'a> {
     workspace: &'a Workspace,
     stop: &'a Stop,
-    _held: Held<'a>,
     /// Where paths lead that pass through links which are followed.
     real: HashMap<RelativePath, RelativePath>,
     makes_directories: bool,
@@ -64,6 +63,21 @@ pub(crate) struct Change<'a> {
     made: Vec<RelativePath>,
     /// Directories in which it changes something: many files need no more descriptors than these.
     places: HashMap<RelativePath, Arc<OwnedFd>>,
+    /// Last, so that others come when the journal is gone: it must not undo what they do.
+    _held: Held<'a>,
+}
+
+/// A change that was made.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Made(Result<(), Error>);
+
+impl Made {
+    /// An error where the disk, if changes wait for it, could not write down which names there are
+    /// now: the change was made all the same.
+    pub(crate) fn written_down(self) -> Result<(), Error> {
+        self.0
+    }
 }
 
 impl Workspace {
@@ -90,13 +104,13 @@ impl Workspace {
         Ok(Change {
             workspace: self,
             stop,
-            _held: held,
             real,
             makes_directories: true,
             journal: None,
             staged: Vec::new(),
             made: Vec::new(),
             places: HashMap::new(),
+            _held: held,
         })
     }
 
@@ -104,7 +118,7 @@ impl Workspace {
     pub(crate) fn create_parents(&self, path: &RelativePath, stop: &Stop) -> Result<(), Error> {
         let mut change = self.change(std::slice::from_ref(path), stop)?;
         change.place(path)?;
-        change.commit()
+        change.commit()?.written_down()
     }
 
     /// To whom what is new in a directory belongs: to whom the workspace does, but for the group of
@@ -160,14 +174,14 @@ impl Change<'_> {
     }
 
     /// Makes all of it, or nothing.
-    pub(crate) fn commit(mut self) -> Result<(), Error> {
+    pub(crate) fn commit(mut self) -> Result<Made, Error> {
         self.check()?;
         // Directories whose names change.
         let made = self.made.iter().filter_map(RelativePath::split);
         let mut touched: BTreeSet<_> = made.map(|(above, _)| above).collect();
         if self.staged.is_empty() {
             self.made.clear(); // they are what was wanted
-            return self.workspace.sync(touched);
+            return Ok(Made(self.workspace.sync(touched)));
         }
         let steps = self.staged.iter().map(Staged::step).collect();
         self.say(&[Entry::Ready(steps)])?;
@@ -193,7 +207,7 @@ impl Change<'_> {
             touched.extend(staged.path.split().map(|(directory, _)| directory));
         }
         fault::step();
-        self.workspace.sync(touched)
+        Ok(Made(self.workspace.sync(touched)))
     }
 
     /// Something could not be mended now: the journal stays for the next daemon.

@@ -18,8 +18,13 @@ use super::{
     },
     Change,
 };
-use crate::daemon::{error::Error, sys::Errno};
+use crate::daemon::{
+    error::{Error, Reason},
+    sys::Errno,
+};
 
+/// Attempts to make a directory.
+const ATTEMPTS: usize = 16;
 /// Mode of new directories.
 pub(super) const NEW_DIRECTORY: u32 = 0o755;
 
@@ -34,7 +39,8 @@ impl Change<'_> {
                     self.workspace.allow_change_in(directory.as_fd(), name)?;
                     return match Stamp::at(directory.as_fd(), name) {
                         Ok(_) => Err(exists(path)),
-                        Err(_) => Ok(()),
+                        Err(Errno::NOENT) => Ok(()),
+                        Err(errno) => Err(failure(errno, path.as_str(), Wanted::File)),
                     };
                 }
                 Err(Errno::NOENT) => place = above, // which is to be made, too
@@ -84,6 +90,17 @@ impl Change<'_> {
     }
 
     fn make(&mut self, path: &RelativePath) -> Result<OwnedFd, Error> {
+        // Somebody who deletes what is in a directory on the way may remove it just now, too.
+        for _ in 1..ATTEMPTS {
+            match self.try_to_make(path) {
+                Err(error) if error.reason == Reason::DirectoryNotFound => self.check()?,
+                made => return made,
+            }
+        }
+        self.try_to_make(path)
+    }
+
+    fn try_to_make(&mut self, path: &RelativePath) -> Result<OwnedFd, Error> {
         let mut missing = Vec::new();
         let mut so_far = path.clone();
         let mut here = loop {

@@ -71,14 +71,37 @@ impl Change<'_> {
         self.stage_files(coming)
     }
 
-    /// Stages the deletion of a file, and of the directories that are empty then.
-    pub(crate) fn delete(&mut self, path: &RelativePath, original: &Original) -> Result<(), Error> {
+    /// Checks that a new content could be staged, without making anything.
+    pub(crate) fn check_write(
+        &self,
+        path: &RelativePath,
+        original: Option<&Original>,
+        content: Content<'_>,
+    ) -> Result<(), Error> {
+        match original {
+            // Whoever says what its mode is to be has thought of that.
+            Some(original) if content.mode.is_none() => original.check_writable(path),
+            Some(_) => Ok(()),
+            None => self.check_vacant(path),
+        }
+    }
+
+    /// Checks that a file that is there could be deleted; answers its directory and its name in it.
+    pub(crate) fn check_delete(
+        &mut self,
+        path: &RelativePath,
+    ) -> Result<(Arc<OwnedFd>, String), Error> {
         self.check()?;
         if self.real.get(path).is_some_and(|real| real != path) {
             // What the link leads to is not what the caller has named.
             self.workspace.refuse_link(path)?;
         }
-        let (directory, name) = self.place(path)?;
+        self.place(path)
+    }
+
+    /// Stages the deletion of a file, and of the directories that are empty then.
+    pub(crate) fn delete(&mut self, path: &RelativePath, original: &Original) -> Result<(), Error> {
+        let (directory, name) = self.check_delete(path)?;
         self.staged.push(Staged {
             path: self.behind(path).clone(),
             directory,

@@ -95,7 +95,10 @@ impl Change<'_> {
             let (above, name) = below.rsplit_once('/').unwrap_or(("", below));
             for name in above.split('/').filter(|name| !name.is_empty()) {
                 here = match open_child(here.as_fd(), name.as_bytes()) {
-                    Err(Errno::NOENT) => self.make_directory(&here, name),
+                    Err(Errno::NOENT) => {
+                        let made = self.make_directory(&here, name);
+                        made.and_then(|made| self.sync(&here).map(|()| made))
+                    }
                     opened => opened,
                 }
                 .map_err(failed)?;

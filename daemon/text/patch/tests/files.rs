@@ -334,7 +334,7 @@ fn modes_change_in_the_bits_that_git_knows() {
             mode: old,
         };
         let originals = HashMap::from([("a".to_owned(), file)]);
-        let plan = plan(&patches, &originals, 0, &go_on).unwrap();
+        let plan = plan(&patches, &originals, 0, &go_on, &|_| Ok(())).unwrap();
         let fates = plan.fates.into_iter().map(|(_, fate)| match fate {
             Fate::Written { mode, .. } => mode,
             Fate::Deleted => Some(0),
@@ -366,4 +366,34 @@ fn a_refusal_of_two_names_names_both() {
     for part in ["\"foo.c\"", "\"foo.cpp\"", "rename from"] {
         assert!(error.message.contains(part), "{error}");
     }
+}
+
+#[test]
+fn contents_are_made_only_where_there_is_memory_for_them() {
+    let mut patch = String::new();
+    for copy in 0..3 {
+        patch += &format!(
+            "diff --git a/big b/{copy}\ncopy from big\ncopy to {copy}\n--- a/big\n+++ b/{copy}\n@@ -1 +1 @@\n-1\n+2\n"
+        );
+    }
+    let patches = parse(&patch, 1).unwrap();
+    let content = format!("1\n{}", "more\n".repeat(100));
+    let big = File {
+        content: content.as_bytes(),
+        mode: 0o644,
+    };
+    let originals = HashMap::from([("big".to_owned(), big)]);
+    let most = std::cell::Cell::new(0);
+    let hold = |bytes| {
+        most.set(most.get().max(bytes));
+        Ok(())
+    };
+    plan(&patches, &originals, 0, &go_on, &hold).unwrap();
+    assert_eq!(most.get(), 3 * content.len());
+    let hold = |bytes| match bytes <= 2 * content.len() {
+        true => Ok(()),
+        false => Err(Error::new(Reason::FileTooLarge, "")),
+    };
+    let error = plan(&patches, &originals, 0, &go_on, &hold).unwrap_err();
+    assert_eq!(error.reason, Reason::FileTooLarge);
 }

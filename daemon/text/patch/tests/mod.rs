@@ -35,7 +35,7 @@ fn patched(before: &Files, patch: &str, strip: usize) -> Result<(Files, Vec<Chan
             )
         })
         .collect();
-    let plan = plan(&patches, &originals, 2, &go_on)?;
+    let plan = plan(&patches, &originals, 2, &go_on, &|_| Ok(()))?;
     let mut after = before.clone();
     for (path, fate) in plan.fates {
         match fate {

@@ -189,7 +189,7 @@ fn hostile_patches_are_done_soon_or_can_be_stopped() {
         }
     };
     let begun = Instant::now();
-    let error = plan(&patches, &originals, 10, &stop).unwrap_err();
+    let error = plan(&patches, &originals, 10, &stop, &|_| Ok(())).unwrap_err();
     assert_eq!(error.reason, Reason::Timeout);
     assert!(
         begun.elapsed() < Duration::from_secs(20),
