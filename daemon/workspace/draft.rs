@@ -208,10 +208,10 @@ impl Draft {
         };
         if let Err(error) = written {
             // So that the length of the file stays what is told: a part may have been written.
-            if let Err(error) = self.file.set_len(self.length) {
-                return Err(self.fails(&error));
-            }
-            return Err(self.fails(&error));
+            let cut = self.file.set_len(self.length);
+            // That, too, was us: what came before goes on when there is room again.
+            self.changed = is_ours.then(|| changed(&self.file)).flatten();
+            return Err(self.fails(&cut.err().unwrap_or(error)));
         }
         self.sum.update(data);
         self.length = end;

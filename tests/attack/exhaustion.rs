@@ -10,16 +10,9 @@ use crate::{
     support::{Daemon, Refusal, Setup, argv, full_size, promptly, shell},
 };
 
-/// Mounts a small file system where the workspace is, seen by the daemon only, and executes it.
-const ON_SMALL_DISK: &str = r#"
-    for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
-    mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
-"#;
-
 #[tokio::test]
 async fn case_30_a_full_workspace_stops_its_writers_and_nothing_else() {
-    let wrapper = ["unshare", "--mount", "sh", "-c", ON_SMALL_DISK];
-    let daemon = Setup::new().under(wrapper).start().await;
+    let daemon = Setup::new().on_small_disk().start().await;
     Tool::Write.call(&daemon, "f").await.unwrap();
     let response = daemon.run(shell("head -c 9000000 /dev/zero > fill")).await;
     assert_ne!(response.exit_code, Some(0));

@@ -15,7 +15,7 @@ use jig::api::v1::{
 use rustix::process::Signal;
 
 use super::transfer::{chunk, comes_to, named, noise, offset, refused, slowly, start, upload};
-use crate::support::{Daemon, Refusal, Setup, eventually, promptly};
+use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell};
 
 /// Names of the daemon's own files in a directory.
 fn drafts_in(directory: &Path) -> Vec<String> {
@@ -202,6 +202,34 @@ async fn what_cannot_be_reached_for_a_while_is_kept() {
     assert_eq!(answer.received_bytes, 990);
     assert!(fs::read(directory.join("file")).unwrap() == bytes);
     assert_eq!(drafts_in(&directory), [] as [&str; 0]);
+}
+
+#[tokio::test]
+async fn an_upload_that_had_no_room_goes_on_when_there_is_some() {
+    let daemon = Setup::new().on_small_disk().start().await;
+    let bytes = noise(1_500_000);
+    let from = async |offset: usize| {
+        let mut parts = vec![Part::Start(named("file", &bytes, "id"))];
+        let chunks = bytes[offset..].chunks(100_000).enumerate();
+        parts.extend(chunks.map(|(number, data)| chunk(offset + number * 100_000, data)));
+        upload(&daemon, parts).await
+    };
+    let mut came = 0;
+    for (fill, room) in [(1_500_000, 500_000), (1_000_000, 1_000_000)] {
+        let script = format!("head -c {fill} /dev/zero > fill");
+        daemon.output(shell(&script)).await;
+        let refusal = Refusal::of(&from(came).await.unwrap_err());
+        assert_eq!(refusal.reason, "NO_SPACE", "{refusal:?}");
+        assert_eq!(refusal.metadata["path"], "file");
+        assert_eq!(offset(&daemon, "id").await, Some(room as u64));
+        came = room;
+    }
+    daemon.output(shell("rm fill")).await;
+    let answer = from(came).await.unwrap();
+    assert_eq!(answer.received_bytes, 500_000);
+    let sum = daemon.output(shell("sha256sum < file")).await;
+    assert!(sum.starts_with(&answer.sha256), "{sum}");
+    assert_eq!(daemon.output(shell("ls -A")).await, "file\n");
 }
 
 #[tokio::test]

@@ -28,6 +28,11 @@ const JIGD: &str = env!("CARGO_BIN_EXE_jigd");
 pub(crate) const SECRET: (&str, &str) = ("JIG_TEST_SECRET", "in-the-daemons-environment");
 /// What every daemon has on its standard input.
 pub(crate) const DAEMON_INPUT: &str = "the daemon's own input\n";
+/// Mounts a small file system where the workspace is, seen by the daemon only, and executes it.
+const ON_SMALL_DISK: &str = r#"
+    for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
+    mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
+"#;
 
 /// How a daemon is to be started.
 #[derive(Debug, Clone, Default)]
@@ -111,6 +116,11 @@ impl Setup {
         }
         script.push_str(" && exec \"$0\" \"$@\"");
         self.under(["unshare", "--net", "sh", "-c", &script])
+    }
+
+    /// Gives the workspace a disk of its own, of 2 MiB, which only the daemon and its commands see.
+    pub(crate) fn on_small_disk(self) -> Self {
+        self.under(["unshare", "--mount", "sh", "-c", ON_SMALL_DISK])
     }
 
     /// Has it listen on a free port of 127.0.0.1 too.
