@@ -50,8 +50,11 @@ pub(crate) struct Draft {
     length: u64,
     sum: Checksum,
     /// When the daemon changed it last (ctime), which nobody can forge.
-    changed: Option<(i64, u64)>,
+    changed: Option<Moment>,
 }
+
+/// Seconds and nanoseconds since 1970.
+type Moment = (i64, u64);
 
 /// Where a draft lies, to find it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -169,9 +172,12 @@ impl Draft {
         chmod(link.as_str(), Mode::from_raw_mode(PRIVATE)).map_err(fails)?;
         let file = retry_on_intr(|| open(link.as_str(), flags, Mode::empty())).map_err(fails)?;
         undress(file.as_fd()).map_err(fails)?;
-        let (sum, length) = hash(&file, &place.path, u64::MAX, stop)?;
+        let read = || hash(&file, &place.path, u64::MAX, stop);
+        let Some(((sum, length), changed)) = undisturbed(&file, read)? else {
+            return Err(tampered(&place.path));
+        };
         Ok(Self {
-            changed: changed(&file),
+            changed: Some(changed),
             file: file.into(),
             place,
             directory,
@@ -198,10 +204,12 @@ impl Draft {
     /// Adds bytes at its end. Zeros take no room on the disk.
     pub(crate) fn append(&mut self, data: &[u8]) -> Result<(), Error> {
         fault::step();
-        // A change by somebody else is not covered by one of ours.
-        let is_ours = self.changed == changed(&self.file);
         let end = self.length + data.len() as u64;
-        let written = if is_zero(data) {
+        let is_hole = is_zero(data);
+        // A change by somebody else is not covered by one of ours, but for one between this look and
+        // the next: a file has no other mark that a change leaves.
+        let is_ours = self.changed == changed(&self.file);
+        let written = if is_hole {
             self.file.set_len(end)
         } else {
             self.file.write_all_at(data, self.length)
@@ -316,7 +324,19 @@ fn undress(file: BorrowedFd<'_>) -> Result<(), Errno> {
     .map(drop)
 }
 
-fn changed(file: &impl AsFd) -> Option<(i64, u64)> {
+/// What `read` finds in a file, and when that was changed last; none where it was changed meanwhile.
+fn undisturbed<R>(
+    file: &impl AsFd,
+    read: impl FnOnce() -> Result<R, Error>,
+) -> Result<Option<(R, Moment)>, Error> {
+    let before = changed(file);
+    let found = read()?;
+    Ok(before
+        .filter(|before| changed(file) == Some(*before))
+        .map(|before| (found, before)))
+}
+
+fn changed(file: &impl AsFd) -> Option<Moment> {
     let stat = fstat(file).ok()?;
     Some((stat.st_ctime, stat.st_ctime_nsec))
 }
@@ -325,4 +345,29 @@ fn is_zero(data: &[u8]) -> bool {
     const ZEROS: [u8; 4096] = [0; 4096];
     data.chunks(ZEROS.len())
         .all(|chunk| ZEROS.starts_with(chunk))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write as _, thread, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn what_changes_while_it_is_read_is_not_believed() {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(b"some").unwrap();
+        // Longer than what the kernel tells times apart by.
+        let later = || thread::sleep(Duration::from_millis(50));
+        later();
+        let found = undisturbed(&file, || Ok(1)).unwrap();
+        assert_eq!(found, changed(&file).map(|changed| (1, changed)));
+        let found = undisturbed(&file, || {
+            file.write_all_at(b"evil", 0).unwrap();
+            Ok(1)
+        });
+        assert_eq!(found.unwrap(), None);
+        later();
+        assert!(undisturbed(&file, || Ok(1)).unwrap().is_some());
+    }
 }
