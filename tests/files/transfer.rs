@@ -324,6 +324,15 @@ async fn what_is_refused_changes_nothing() {
             "start.upload_id",
         ),
         (
+            // More than is kept.
+            with(|s| {
+                s.upload_id = Some("id".into());
+                s.size_bytes = (64 << 30) + 1;
+            }),
+            "INVALID_PARAMS",
+            "start.size_bytes",
+        ),
+        (
             with(|s| s.mode = Some(WriteMode::Append.into())),
             "INVALID_PARAMS",
             "start.mode",

@@ -23,7 +23,7 @@ use std::{
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::upload::expiry;
+pub(super) use self::upload::{MOST_BYTES, expiry};
 use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
 use crate::daemon::{
     error::{Error, Reason},

@@ -8,7 +8,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use super::kept::{Begun, Kept, Lease};
+use super::kept::{Begun, Kept, Lease, MOST_BYTES};
 use crate::{
     api::v1::{
         UploadChunk, UploadRequest, UploadResponse, UploadStart, WriteMode, upload_request::Part,
@@ -121,6 +121,12 @@ impl Plan {
         }
         if i64::try_from(start.size_bytes).is_err() {
             report("size_bytes", "no file can be that large");
+        } else if start.upload_id.is_some() && start.size_bytes > MOST_BYTES {
+            // It would be deleted as soon as it is broken off.
+            let text = format!(
+                "must be at most {MOST_BYTES} where an upload_id is given, as no more is kept to be resumed: leave upload_id out"
+            );
+            report("size_bytes", &text);
         }
         let expected = start.expected_sha256.as_deref();
         violations.extend(sum_rule(&field("sha256"), &start.sha256));

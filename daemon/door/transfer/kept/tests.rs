@@ -1,9 +1,6 @@
 //! Uploads in several calls: kept, resumed, taken over, forgotten.
 
-use super::{
-    upload::{AGE, MOST_BYTES},
-    *,
-};
+use super::{upload::AGE, *};
 
 fn upload(name: &str, touched: u64, state: State) -> (Key, Upload) {
     let record = UploadRecord {
@@ -65,6 +62,26 @@ fn what_is_kept_is_bounded_in_number_bytes_and_age() {
     assert_eq!(swept(uploads, 64), ["b"]);
     let uploads = vec![on_disk("a", now, MOST_BYTES + 1)];
     assert_eq!(swept(uploads, 64), ["a"]);
+    // What is complete makes room for the others in number, however young, and in bytes it has none
+    // to give.
+    let complete = |name, touched| upload(name, touched, State::Complete);
+    let uploads = || {
+        vec![
+            complete("a", now),
+            on_disk("b", now - 9, 1),
+            complete("c", now - 1),
+            on_disk("d", now - 8, 1),
+        ]
+    };
+    assert_eq!(swept(uploads(), 3), ["c"]);
+    assert_eq!(swept(uploads(), 2), ["c", "a"]);
+    assert_eq!(swept(uploads(), 1), ["c", "a", "b"]);
+    let uploads = vec![
+        complete("a", now - 9),
+        on_disk("b", now - 8, MOST_BYTES),
+        on_disk("c", now, 1),
+    ];
+    assert_eq!(swept(uploads, 64), ["b"]);
 }
 
 fn kept(folder: &std::path::Path) -> Arc<Kept> {

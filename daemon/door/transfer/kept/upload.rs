@@ -17,7 +17,7 @@ use crate::daemon::{
 };
 
 /// Bytes that resting uploads may have together.
-pub(super) const MOST_BYTES: u64 = 64 << 30;
+pub(in super::super) const MOST_BYTES: u64 = 64 << 30;
 /// How long an upload is kept after something last came.
 pub(super) const AGE: Duration = Duration::from_secs(24 * 3600);
 
@@ -120,23 +120,30 @@ pub(super) fn take_expired(uploads: &mut HashMap<Key, Upload>) -> Vec<Upload> {
     expired
 }
 
-/// Takes out what is too old and, oldest first, what is too much. What a call receives stays.
+/// Takes out what is too old and what is too much: complete ones first, which have nothing to lose
+/// but the answer to a repeat, then the oldest. What a call receives stays.
 pub(super) fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
     let mut taken = take_expired(uploads);
-    let mut idle: Vec<(u64, Key, u64)> = uploads
-        .iter()
-        .filter_map(|(key, upload)| {
-            let bytes = match &upload.state {
-                State::Active(_) => return None,
-                State::Resting(_) | State::OnDisk(_) => upload.offset(),
-                State::Complete => 0,
-            };
-            Some((upload.record.touched, key.clone(), bytes))
-        })
-        .collect();
-    idle.sort_unstable();
-    let mut bytes: u64 = idle.iter().map(|(_, _, bytes)| bytes).sum();
-    for (_, key, size) in idle {
+    let mut complete = Vec::new();
+    let mut drafts = Vec::new();
+    for (key, upload) in uploads.iter() {
+        let age = (upload.record.touched, key.clone());
+        match &upload.state {
+            State::Active(_) => {}
+            State::Complete => complete.push(age),
+            State::Resting(_) | State::OnDisk(_) => drafts.push((age, upload.offset())),
+        }
+    }
+    complete.sort_unstable();
+    drafts.sort_unstable();
+    for (_, key) in complete {
+        if uploads.len() <= most {
+            break;
+        }
+        taken.extend(uploads.remove(&key));
+    }
+    let mut bytes: u64 = drafts.iter().map(|(_, bytes)| bytes).sum();
+    for ((_, key), size) in drafts {
         if uploads.len() <= most && bytes <= MOST_BYTES {
             break;
         }
