@@ -1,6 +1,7 @@
 //! `jig cp`, and the commands for files, with a real daemon.
 
 use std::{
+    collections::BTreeSet,
     ffi::OsStr,
     fs,
     os::unix::{
@@ -11,8 +12,10 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
+use jig::api::v1::upload_request::Part;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
+use super::transfer::{chunk, comes_to, named, noise, offset, slowly};
 use crate::support::{Daemon, Proxy};
 
 /// Runs `jig` against the daemon's socket, or the one given, in `directory`.
@@ -245,6 +248,47 @@ async fn cp_that_was_broken_off_goes_on_when_it_is_repeated() {
         proxy.cut();
     }
     assert!(output_has_no_colour(&daemon, here.path()));
+}
+
+#[tokio::test]
+async fn cp_that_is_made_again_and_broken_off_goes_on_too() {
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let bytes = noise(3_000_000);
+    fs::write(here.path().join("file"), &bytes).unwrap();
+    let cp = || jig(&daemon, here.path(), &["cp", "file", ":file"], 0);
+    let ids = || {
+        let records = fs::read_dir(daemon.state().join("uploads")).unwrap();
+        let ids = records.map(|entry| {
+            let record = fs::read(entry.unwrap().path()).unwrap();
+            let record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+            assert_eq!(record["complete"], record["replaces"] == false);
+            record["upload_id"].as_str().unwrap().to_owned()
+        });
+        ids.collect::<BTreeSet<_>>()
+    };
+    cp();
+    let first = ids().pop_first().unwrap();
+    for number in 1..4 {
+        let id = format!("{first}-{number}");
+        let parts = vec![
+            Part::Start(named("file", &bytes, &id)),
+            chunk(0, &bytes[..1_000_000]),
+        ];
+        let (sender, call) = slowly(&daemon, parts).await;
+        comes_to(&daemon, &id, 1_000_000).await;
+        call.abort();
+        drop(sender);
+        fs::write(daemon.file("file"), "changed").unwrap();
+        cp();
+        assert!(fs::read(daemon.file("file")).unwrap() == bytes);
+        assert_eq!(ids().len(), 1 + number, "{:?}", ids());
+        assert_eq!(offset(&daemon, &id).await, Some(3_000_000));
+        assert_eq!(fs::read_dir(daemon.workspace()).unwrap().count(), 1);
+    }
+    let events = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
+    let resumed = events.matches(r#""received_bytes":2000000"#).count();
+    assert_eq!(resumed, 3, "{events}");
 }
 
 /// Progress and colours are for terminals only.

@@ -21,6 +21,10 @@ use crate::{failure::Failure, local::Local, progress::Progress};
 
 /// Files up to this size are sent again from the start when the connection is lost.
 const SMALL: u64 = 1 << 20;
+/// Larger files cannot be resumed: the daemon keeps no more of all uploads together.
+const MOST_KEPT: u64 = 64 << 30;
+/// Copies of one file to one place that are looked for: more than a daemon keeps uploads.
+const MOST_REPEATS: u32 = 100;
 
 /// Copies a file or directory to a path of the workspace.
 pub(super) async fn send(
@@ -118,7 +122,7 @@ async fn file(
         file_mode: Some(mode),
         upload_id: None,
     };
-    if size > SMALL {
+    if size > SMALL && size <= MOST_KEPT {
         start.upload_id = Some(upload_id(client, &start).await?);
     }
     let progress = Arc::new(Progress::new(&to, manner.quiet));
@@ -134,23 +138,28 @@ async fn file(
     })
 }
 
-/// The same for the same copy, so that one that was broken off is found again; but not that of one
-/// that is complete, which would not be made again.
+/// The same for the same copy, so that one that was broken off is found again. One that is complete
+/// would not be made again: the copy after it has the next number, which is the same each time, too.
 async fn upload_id(client: &Client, start: &UploadStart) -> Result<String, Failure> {
     let mut path = DefaultHasher::new();
     start.path.hash(&mut path);
     let path = path.finish();
     let sum = start.sha256.get(..32).unwrap_or_default();
-    let id = format!("cp-{path:016x}-{sum}");
-    let request = GetUploadRequest {
-        upload_id: id.clone(),
-    };
-    match client.get_upload(request).await {
-        Ok(known) if known.complete || known.sha256 != start.sha256 => {
-            Ok(format!("cp-{}", unique()))
+    let first = format!("cp-{path:016x}-{sum}");
+    for number in 0..MOST_REPEATS {
+        let id = match number {
+            0 => first.clone(),
+            number => format!("{first}-{number}"),
+        };
+        let request = GetUploadRequest {
+            upload_id: id.clone(),
+        };
+        match client.get_upload(request).await {
+            Ok(known) if known.complete || known.sha256 != start.sha256 => {}
+            Ok(_) => return Ok(id),
+            Err(error) if error.name() == "UPLOAD_NOT_FOUND" => return Ok(id),
+            Err(error) => return Err(error.into()),
         }
-        Ok(_) => Ok(id),
-        Err(error) if error.name() == "UPLOAD_NOT_FOUND" => Ok(id),
-        Err(error) => Err(error.into()),
     }
+    Ok(format!("cp-{}", unique()))
 }
