@@ -92,6 +92,7 @@ pub(crate) use room::Room;
 pub(crate) use scan::{Excerpt, Wish};
 pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
 pub(crate) use stop::Stop;
+use temporary::is_temporary;
 pub(crate) use walk::{Selection, Walk};
 
 use super::{
@@ -168,8 +169,21 @@ impl Workspace {
         self.sync
     }
 
-    /// Checks that the operator protects neither a path nor what is above or below it.
+    /// Checks that something may be made or written at a path: that no name in it is one of the
+    /// daemon's own, which nobody would see there and a later daemon could take for its own, and as
+    /// [`Self::allow_removal`].
     fn allow_change(&self, path: &RelativePath) -> Result<(), Error> {
+        if let Some(name) = path.names().find(|name| is_temporary(name.as_bytes())) {
+            let text = format!(
+                "{name:?} is a name that the daemon keeps for files on the way to their places, and lists leave it out: choose another"
+            );
+            return Err(Error::new(Reason::PolicyDenied, text).with("path", path.as_str()));
+        }
+        self.allow_removal(path)
+    }
+
+    /// Checks that the operator protects neither a path nor what is above or below it.
+    fn allow_removal(&self, path: &RelativePath) -> Result<(), Error> {
         let overlaps = |protected: &&RelativePath| protected.overlaps(path);
         // The workspace itself is changed by no tool, for other reasons.
         let found = self.protected.iter().find(overlaps);
@@ -243,7 +257,7 @@ impl Workspace {
             let text = "where this lies cannot be told, and the operator protects some paths";
             return Err(Error::new(Reason::PolicyDenied, text).with("path", name));
         };
-        self.allow_change(&below.join(name))
+        self.allow_removal(&below.join(name))
     }
 
     /// Has the disk write down which names these directories hold, if changes wait for the disk.

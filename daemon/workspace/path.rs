@@ -64,6 +64,11 @@ impl RelativePath {
         self.0.as_bytes()
     }
 
+    /// The names that it is made of; for the workspace itself, one that is empty.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.split('/')
+    }
+
     /// Whether one of the two is the other or lies below it.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         self.is_at_or_below(other) || other.is_at_or_below(self)
@@ -115,7 +120,7 @@ impl RelativePath {
 impl Ord for RelativePath {
     /// Component by component: what lies below a path stands right behind it.
     fn cmp(&self, other: &Self) -> Ordering {
-        self.0.split('/').cmp(other.0.split('/'))
+        self.names().cmp(other.names())
     }
 }
 

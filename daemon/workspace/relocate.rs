@@ -28,7 +28,7 @@ impl Workspace {
         overwrite: bool,
         stop: &Stop,
     ) -> Result<bool, Error> {
-        self.allow_change(source)?;
+        self.allow_removal(source)?;
         self.allow_change(destination)?;
         let _held = self
             .locks

@@ -22,7 +22,7 @@ impl Workspace {
         recursive: bool,
         stop: &Stop,
     ) -> Result<u64, Error> {
-        self.allow_change(path)?;
+        self.allow_removal(path)?;
         let _held = self.locks.hold(std::slice::from_ref(path), stop)?;
         let (parent, name) = self.place(path, "path", Wanted::File)?;
         let removal = Removal::of(path, stop);

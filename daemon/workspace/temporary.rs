@@ -1,5 +1,5 @@
 //! Names of the daemon's own files in a workspace: new contents on the way to their places, and old
-//! ones on the way out. The tools that list pass them over.
+//! ones on the way out. The tools that list pass them over, and those that write make none.
 
 /// Whether only the daemon gives such a name to a file: `.jig-`, a ULID and `.tmp`, and for a moment
 /// also a `~` behind it, where the file system cannot swap two files.

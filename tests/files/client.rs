@@ -226,6 +226,29 @@ async fn cp_names_what_it_cannot_copy() {
 }
 
 #[tokio::test]
+async fn cp_leaves_out_names_that_the_daemon_keeps() {
+    const NAME: &str = ".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp";
+    let daemon = Daemon::start().await;
+    let here = tempfile::tempdir().unwrap();
+    let at = |name: &str| here.path().join(name);
+    fs::create_dir_all(at("tree").join(NAME)).unwrap();
+    fs::create_dir(at("tree/sub")).unwrap();
+    fs::write(at("tree/sub").join(NAME), "").unwrap();
+    fs::write(at("tree/sub/file"), "1").unwrap();
+    let told = jig(&daemon, here.path(), &["cp", "-r", "tree", ":in"], 1);
+    for path in [format!("tree/{NAME}"), format!("tree/sub/{NAME}")] {
+        let why = "a name that the daemon keeps for its own files";
+        let line = format!("jig: left out, {why}: {path}\n");
+        assert!(told.contains(&line), "{line}: {told}");
+    }
+    assert_eq!(daemon.list_files().await, ["in/sub/file"]);
+    assert_eq!(fs::read_dir(daemon.file("in")).unwrap().count(), 1);
+    let path = format!("tree/sub/{NAME}");
+    let told = jig(&daemon, here.path(), &["cp", &path, ":"], 1);
+    assert!(told.contains("POLICY_DENIED"), "{told}");
+}
+
+#[tokio::test]
 async fn cp_that_was_broken_off_goes_on_when_it_is_repeated() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();

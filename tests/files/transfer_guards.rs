@@ -7,7 +7,10 @@ use std::{
 
 use jig::api::v1::{UploadRequest, UploadStart, WriteMode, upload_request::Part};
 
-use super::transfer::{chunk, comes_to, named, noise, offset, refused, slowly, upload};
+use super::{
+    tools::{CHANGING, Tool},
+    transfer::{chunk, comes_to, named, noise, offset, refused, slowly, upload},
+};
 use crate::support::{Daemon, Refusal, Setup, shell};
 
 #[tokio::test]
@@ -115,4 +118,34 @@ async fn a_second_call_takes_over_and_what_was_tampered_with_is_dropped() {
     refused(&daemon, rest, "STALE_FILE").await;
     assert!(!daemon.file("file").exists());
     assert!(draft.is_symlink(), "what somebody else made is not touched");
+}
+
+#[tokio::test]
+async fn names_that_the_daemon_keeps_are_not_given() {
+    const NAME: &str = ".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp";
+    for table in ["", "symlinks = \"beneath\"\nprotected = [\"safe\"]"] {
+        let daemon = Setup::new().workspace_table(table).start().await;
+        let paths = [
+            NAME.to_owned(),
+            format!("{NAME}~"),
+            format!("/workspace/d/{NAME}"),
+            format!("{NAME}/file"),
+        ];
+        for path in &paths {
+            for tool in CHANGING.iter().copied().chain([Tool::MoveTo]) {
+                let status = tool.call(&daemon, path).await.unwrap_err();
+                let refusal = Refusal::of(&status);
+                assert_eq!(refusal.reason, "POLICY_DENIED", "{tool:?} {path}");
+                assert!(refusal.message.contains("choose another"), "{refusal:?}");
+            }
+        }
+        assert_eq!(daemon.list_files().await, [""; 0], "{table}");
+        // What a command has left there can be taken away.
+        for tool in [Tool::Delete, Tool::MoveFrom] {
+            fs::create_dir(daemon.file("d")).unwrap();
+            fs::write(daemon.file(&format!("d/{NAME}")), "").unwrap();
+            tool.call(&daemon, &format!("d/{NAME}")).await.unwrap();
+            fs::remove_dir(daemon.file("d")).unwrap();
+        }
+    }
 }

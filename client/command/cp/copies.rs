@@ -31,6 +31,8 @@ pub(super) enum Why {
     NoFile,
     NoUtf8,
     TooLong,
+    /// A name that the daemon keeps for itself.
+    Temporary,
 }
 
 impl Copies {
@@ -110,6 +112,7 @@ impl Why {
             Self::NoFile => "neither a file nor a directory",
             Self::NoUtf8 => "a name that is not UTF-8",
             Self::TooLong => "a path that is too long",
+            Self::Temporary => "a name that the daemon keeps for its own files",
         }
     }
 }

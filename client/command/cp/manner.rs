@@ -39,6 +39,18 @@ pub(super) fn join(path: &str, name: &str) -> String {
     }
 }
 
+/// Whether a daemon keeps a name for its own files: `.jig-`, a ULID and `.tmp`, maybe with a `~`
+/// behind it. It takes no file of such a name.
+pub(super) fn is_the_daemons(name: &str) -> bool {
+    let name = name.strip_suffix('~').unwrap_or(name);
+    let id = name
+        .strip_prefix(".jig-")
+        .and_then(|name| name.strip_suffix(".tmp"));
+    let in_alphabet =
+        |byte: u8| matches!(byte, b'0'..=b'9' | b'A'..=b'Z') && !b"ILOU".contains(&byte);
+    id.is_some_and(|id| id.len() == 26 && id.bytes().all(in_alphabet))
+}
+
 /// Something that no other copy has in its name.
 pub(super) fn unique() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -49,6 +61,20 @@ pub(super) fn unique() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_that_daemons_keep() {
+        for (name, is_kept) in [
+            (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp", true),
+            (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAV.tmp~", true),
+            (".jig-01ARZ3NDEKTSV4RRFFQ69G5FAU.tmp", false),
+            (".jig-01ARZ3NDEKTSV4RRFFQ69G5FA.tmp", false),
+            (".jig-notes.tmp", false),
+            ("", false),
+        ] {
+            assert_eq!(is_the_daemons(name), is_kept, "{name}");
+        }
+    }
 
     #[test]
     fn names_that_copies_keep() {

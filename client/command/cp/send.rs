@@ -15,7 +15,7 @@ use jig::{
 
 use super::{
     copies::{Copied, Copies, Why},
-    manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
+    manner::{LONGEST_PATH, Manner, is_the_daemons, join, name_of, nameless, unique},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
 
@@ -77,6 +77,8 @@ async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Resul
             let to = join(&to, name);
             if kind.is_dir() && name == ".git" {
                 copies.leave_out(shown, Why::Git);
+            } else if is_the_daemons(name) {
+                copies.leave_out(shown, Why::Temporary);
             } else if to.len() > LONGEST_PATH {
                 copies.leave_out(shown, Why::TooLong);
             } else if kind.is_dir() {

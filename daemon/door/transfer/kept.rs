@@ -23,8 +23,8 @@ use std::{
 use tokio::{sync::Notify, time::sleep};
 use tokio_util::sync::CancellationToken;
 
-pub(super) use self::upload::{MOST_BYTES, expiry};
 use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
+pub(super) use self::upload::{MOST_BYTES, expiry};
 use crate::daemon::{
     error::{Error, Reason},
     store::uploads::{UploadRecord, UploadRecords},
