@@ -44,7 +44,8 @@ pub struct Downloaded {
     pub sha256: String,
     /// Permission bits of the file.
     pub mode: u32,
-    /// Whether the file was written to while it was read.
+    /// Whether the file was written to or cut off while it was read: what came is of no one state
+    /// that it had, and to be dropped by whoever wants the file.
     pub changed: bool,
 }
 

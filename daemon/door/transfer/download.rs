@@ -41,9 +41,13 @@ type Answers = ReceiverStream<Answer>;
 /// A download that goes on.
 struct Sending {
     file: Arc<RegularFile>,
+    /// What the file was when it was opened.
+    opened: Stat,
     size: u64,
     offset: u64,
     left: u64,
+    /// Whether no message was made yet.
+    is_first: bool,
     sum: Checksum,
     sender: mpsc::Sender<Answer>,
     /// A place for why it ends early: a client that does not read now must not take the end for that
@@ -89,9 +93,11 @@ pub(super) async fn download(
     let last = sender.clone().try_reserve_owned();
     let sending = Sending {
         file: Arc::new(file),
+        opened: stat,
         size,
         offset: request.offset,
         left: request.limit.map_or(left, |limit| limit.min(left)),
+        is_first: true,
         sum: Checksum::default(),
         last: last.map_err(Error::internal)?,
         sender,
@@ -151,13 +157,25 @@ impl Sending {
         self.sum = sum;
         let is_short = data.len() < length;
         self.offset += data.len() as u64;
-        self.left -= data.len() as u64;
-        let is_last = is_short || self.left == 0;
+        self.left = if is_short {
+            0
+        } else {
+            self.left - data.len() as u64
+        };
+        let holds_the_same = holds_the_same(&self.opened, &stat);
+        // That it does not is told by a last message whose version is not that of the first one.
+        let is_last = self.left == 0 && (holds_the_same || !self.is_first);
+        self.is_first = false;
+        let state = match is_last && !holds_the_same {
+            true => &stat,
+            // As long as more comes, it is this one that the rest of it must belong to.
+            false => &self.opened,
+        };
         Ok(DownloadResponse {
             data: data.into(),
             offset,
             size_bytes: self.size,
-            version: version(&stat),
+            version: version(state),
             mode: stat.st_mode & 0o777,
             sha256: is_last.then(|| self.sum.clone().finish()),
         })
@@ -184,6 +202,17 @@ fn silent() -> Error {
     Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
+/// Whether a file still holds what it held when it was opened, as far as that can be told: its size,
+/// when it was last written to, and when anything of it was last changed, which nobody can set to
+/// what it was. That last time moves, too, when another file takes its place, and with that one of
+/// its names: then it says nothing.
+fn holds_the_same(opened: &Stat, now: &Stat) -> bool {
+    let written = |stat: &Stat| (stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
+    let changed = |stat: &Stat| (stat.st_ctime, stat.st_ctime_nsec);
+    let lost_a_name = now.st_nlink < opened.st_nlink;
+    written(opened) == written(now) && (lost_a_name || changed(opened) == changed(now))
+}
+
 /// What tells one state of a file from another.
 fn version(stat: &Stat) -> String {
     format!(
@@ -200,7 +229,12 @@ fn version(stat: &Stat) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{
+        fs::{self, File},
+        io::Write as _,
+        os::unix::fs::FileExt as _,
+        path::Path,
+    };
 
     use tokio::sync::Semaphore;
     use tokio_stream::StreamExt as _;
@@ -209,18 +243,20 @@ mod tests {
     use super::*;
     use crate::daemon::workspace::Workspace;
 
-    /// A download of a file of ten messages.
-    async fn ten_messages(folder: &std::path::Path) -> (Sending, Answers) {
-        let size = CHUNK_BYTES * 10;
+    /// A download of a file of so many bytes.
+    async fn of_size(folder: &Path, size: u64) -> (Sending, Answers) {
         fs::write(folder.join("file"), vec![7; usize::try_from(size).unwrap()]).unwrap();
         let workspace = Workspace::open("w", folder, "/workspace").unwrap();
         let path = workspace.resolve("file").unwrap();
         let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD + 1);
+        let file = workspace.open_file(&path).unwrap();
         let sending = Sending {
-            file: Arc::new(workspace.open_file(&path).unwrap()),
+            opened: file.stat().unwrap(),
+            file: Arc::new(file),
             size,
             offset: 0,
             left: size,
+            is_first: true,
             sum: Checksum::default(),
             last: sender.clone().try_reserve_owned().unwrap(),
             sender,
@@ -229,7 +265,13 @@ mod tests {
             end: CancellationToken::new(),
             _permit: Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap(),
         };
+        // Longer than what the kernel tells times apart by.
+        tokio::time::sleep(Duration::from_millis(50)).await;
         (sending, ReceiverStream::new(receiver))
+    }
+
+    async fn ten_messages(folder: &Path) -> (Sending, Answers) {
+        of_size(folder, CHUNK_BYTES * 10).await
     }
 
     #[tokio::test]
@@ -274,5 +316,61 @@ mod tests {
         let last = answers.last().unwrap().as_ref().unwrap();
         assert!(last.sha256.is_some());
         sending.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_file_that_was_written_to_is_told_from_one_that_was_replaced() {
+        type Change = fn(&Path);
+        let changes: [(Change, bool); 7] = [
+            (|_| {}, false),
+            (|path| fs::remove_file(path).unwrap(), false),
+            (
+                |path| {
+                    fs::write(path.with_extension("new"), "new").unwrap();
+                    fs::rename(path.with_extension("new"), path).unwrap();
+                },
+                false,
+            ),
+            (|path| fs::write(path, "new").unwrap(), true),
+            (|path| fs::write(path, "").unwrap(), true),
+            (
+                |path| {
+                    let mut file = File::options().append(true).open(path).unwrap();
+                    file.write_all(b"more").unwrap();
+                },
+                true,
+            ),
+            (
+                |path| {
+                    let file = File::options().write(true).open(path).unwrap();
+                    let written = file.metadata().unwrap().modified().unwrap();
+                    file.write_all_at(b"forged", 0).unwrap();
+                    file.set_modified(written).unwrap();
+                },
+                true,
+            ),
+        ];
+        // Before the first message is made, and after it.
+        for (size, when) in [(0, 0), (9, 0), (CHUNK_BYTES * 2, 0), (CHUNK_BYTES * 2, 1)] {
+            for (number, (change, is_written_to)) in changes.into_iter().enumerate() {
+                let folder = tempfile::tempdir().unwrap();
+                let (mut sending, _answers) = of_size(folder.path(), size).await;
+                let opened = version(&sending.opened);
+                let mut parts: Vec<DownloadResponse> = Vec::new();
+                while parts.last().is_none_or(|part| part.sha256.is_none()) {
+                    if parts.len() == when {
+                        change(&folder.path().join("file"));
+                    }
+                    parts.push(sending.next().await.unwrap());
+                }
+                let case = format!("{size} bytes, change {number} before part {when}");
+                assert_eq!(parts[0].version, opened, "{case}");
+                let last = parts.last().unwrap();
+                // A file without bytes that gets none is written to, too: the times say so.
+                assert_eq!(last.version != opened, is_written_to, "{case}");
+                let came: u64 = parts.iter().map(|part| part.data.len() as u64).sum();
+                assert!(is_written_to || came == size, "{case}");
+            }
+        }
     }
 }
