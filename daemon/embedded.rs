@@ -7,17 +7,54 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::{config::default_state_dir, store::state_dir::StateDir};
+use super::{config::default_state_dir, store::state_dir::StateDir, workspace::Workspace};
 
 /// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
 const LONGEST_FOLDER: usize = 80;
 
-/// Where a daemon for one call keeps its journals: its own state is gone with it, and the next one,
-/// of whatever kind, must find them. None where commands could reach them.
-pub(crate) fn durable_changes(workspace: &Path) -> Option<PathBuf> {
-    let changes = StateDir::changes_in(&default_state_dir()).ok()?;
-    let workspace = fs::canonicalize(workspace).ok()?;
-    Some(changes).filter(|changes| !changes.starts_with(workspace))
+/// What a daemon for one call keeps where it is found by those after it: its own state is gone with
+/// it.
+#[derive(Debug)]
+pub(crate) struct Durable {
+    /// Folder for journals, which a daemon of whatever kind must find.
+    changes: PathBuf,
+    /// Folder for records of uploads, by workspace. Not those of the daemon that may hold the
+    /// directory: it reads them at its start, and no others.
+    uploads: PathBuf,
+}
+
+impl Durable {
+    /// In the state directory that who names none has. None where commands could reach it.
+    pub(crate) fn find(workspace: &Path) -> Option<Self> {
+        let state = default_state_dir();
+        let workspace = fs::canonicalize(workspace).ok()?;
+        let folder = |name| {
+            let folder = StateDir::folder_in(&state, name).ok()?;
+            Some(folder).filter(|folder| !folder.starts_with(&workspace))
+        };
+        Some(Self {
+            changes: folder("changes")?,
+            uploads: folder("embedded-uploads")?,
+        })
+    }
+}
+
+/// Has what must outlive a daemon for one call be kept there, or where that is nowhere, be dropped
+/// as far as it can be. Answers the folder for journals.
+pub(crate) fn keep(
+    durable: Option<Durable>,
+    store: &mut StateDir,
+    workspaces: &[Workspace],
+) -> PathBuf {
+    // It has one. Not by its name, which is the same for all.
+    let workspace = workspaces.first().map(Workspace::identity);
+    let Some((durable, (device, inode))) = durable.zip(workspace) else {
+        store.keep_uploads_in(None);
+        return store.changes();
+    };
+    let uploads = durable.uploads.join(format!("{device:x}-{inode:x}"));
+    store.keep_uploads_in(Some(uploads));
+    durable.changes
 }
 
 /// Makes a folder that commands in `workspace` cannot reach.

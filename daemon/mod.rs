@@ -109,7 +109,8 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
 }
 
 /// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state
-/// directory that is removed afterwards.
+/// directory that is removed afterwards. Its journals and records of uploads, which those after it
+/// need, are in the state directory of who names none.
 ///
 /// `call` gets the address. The process must have no other thread when this is called. Answers why,
 /// where the daemon cannot be started.

@@ -18,7 +18,7 @@ use super::{
     catalog::Catalog,
     config::{Config, ConfigError, listen::Address},
     door::info::Info,
-    embedded,
+    embedded::{self, Durable},
     privileges::{self, Confinement},
     sandbox::{
         launch::KeeperProcess,
@@ -95,7 +95,8 @@ struct Proven {
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
-    let prepared = prepare(config, Confinement::OwnFiles, None)?;
+    let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
+    let prepared = prepare(config, Confinement::OwnFiles, keep)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
@@ -183,11 +184,9 @@ where
         store,
         keeper,
         runtime,
-    } = prepare(
-        config,
-        Confinement::None,
-        embedded::durable_changes(&workspace),
-    )?;
+    } = prepare(config, Confinement::None, |store, workspaces| {
+        embedded::keep(Durable::find(&workspace), store, workspaces)
+    })?;
     let result = runtime.block_on(async {
         let (end, told) = tokio::sync::oneshot::channel();
         let parts = Parts {
@@ -218,16 +217,17 @@ where
 /// Everything that must be done while the process has one thread: the keeper inherits what the
 /// process is, and privileges belong to threads.
 ///
-/// `changes` is the folder for journals, where that is not the state directory's own.
+/// `keep` says where things are kept; it answers the folder for journals.
 fn prepare(
     config: Config,
     confinement: Confinement,
-    changes: Option<PathBuf>,
+    keep: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
 ) -> Result<Prepared, StartError> {
     let started = server::now();
-    let store = StateDir::open(&config.state_dir)?;
+    let mut store = StateDir::open(&config.state_dir)?;
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement)?;
-    mend(&mut workspaces, &changes.unwrap_or_else(|| store.changes()))?;
+    let changes = keep(&mut store, &workspaces);
+    mend(&mut workspaces, &changes)?;
     Ok(Prepared {
         config,
         started,

@@ -7,9 +7,11 @@
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
 //!   uploads/NAME.json                     an upload that has begun, to be resumed or swept
+//!   embedded-uploads/DEVICE-INODE/NAME.json   those of daemons for one call, on this workspace
 //! ```
 
 pub(crate) mod artifact;
+mod record_locks;
 pub(crate) mod session;
 pub(crate) mod state_dir;
 pub(crate) mod uploads;

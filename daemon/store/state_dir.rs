@@ -27,6 +27,7 @@ const OPEN_SESSIONS: usize = 256;
 pub(crate) struct StateDir {
     path: PathBuf,
     sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    uploads: UploadRecords,
     _lock: File,
 }
 
@@ -62,10 +63,10 @@ impl StateDir {
         self.path.join("changes")
     }
 
-    /// Makes the folder for what changes are about to do in a state directory that somebody else may
-    /// hold. Answers its path, without links.
-    pub(crate) fn changes_in(path: &Path) -> io::Result<PathBuf> {
-        let folder = path.join("changes");
+    /// Makes a folder in a state directory that somebody else may hold. Answers its path, without
+    /// links.
+    pub(crate) fn folder_in(path: &Path, name: &str) -> io::Result<PathBuf> {
+        let folder = path.join(name);
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -109,6 +110,7 @@ impl StateDir {
             .and_then(|()| writeln!(lock, "{}", std::process::id()))
             .map_err(unusable)?;
         Ok(Self {
+            uploads: UploadRecords::new(path.join("uploads")),
             path,
             sessions: Mutex::default(),
             _lock: lock,
@@ -147,7 +149,16 @@ impl StateDir {
 
     /// The records of uploads.
     pub(crate) fn uploads(&self) -> UploadRecords {
-        UploadRecords::new(self.path.join("uploads"))
+        self.uploads.clone()
+    }
+
+    /// Has the records of uploads be in a folder that daemons share; without one, be of no use when
+    /// this daemon has ended, as the directory is removed then.
+    pub(crate) fn keep_uploads_in(&mut self, shared: Option<PathBuf>) {
+        self.uploads = match shared {
+            Some(folder) => UploadRecords::shared(folder),
+            None => UploadRecords::for_one_call(self.path.join("uploads")),
+        };
     }
 
     fn folder(&self, id: &SessionId) -> PathBuf {

@@ -5,10 +5,13 @@ use std::{
     fs::{self, DirBuilder, DirEntry, File},
     io::{self, Write as _},
     os::unix::fs::DirBuilderExt as _,
-    path::PathBuf,
+    path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
+
+use super::record_locks::{RecordLocks, UNFINISHED, look};
 
 /// Records that are read at the start; what is beyond was not written by this daemon.
 const MOST: usize = 4096;
@@ -19,7 +22,25 @@ const LARGEST: u64 = 64 * 1024;
 #[derive(Debug, Clone)]
 pub(crate) struct UploadRecords {
     folder: PathBuf,
+    keeper: Keeper,
 }
+
+/// Who keeps records in the folder.
+#[derive(Debug, Clone)]
+enum Keeper {
+    /// One daemon at a time, whose state directory it is in.
+    One,
+    /// One daemon, with which it goes.
+    OneCall,
+    /// Several daemons at a time. These are the records of this one.
+    Several(Arc<RecordLocks>),
+}
+
+/// While it is held, no other daemon looks through the folder.
+#[derive(Debug)]
+pub(crate) struct Look(
+    #[expect(dead_code, reason = "held for what dropping it does")] Option<File>,
+);
 
 /// What is known of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,30 +84,78 @@ pub(crate) struct UploadWishes {
 }
 
 impl UploadRecords {
+    /// Those of a daemon that alone has the folder.
     pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder }
+        let keeper = Keeper::One;
+        Self { folder, keeper }
+    }
+
+    /// Those of a daemon whose folder is removed with it.
+    pub(crate) fn for_one_call(folder: PathBuf) -> Self {
+        let keeper = Keeper::OneCall;
+        Self { folder, keeper }
+    }
+
+    /// Those of a daemon that shares the folder with others.
+    pub(crate) fn shared(folder: PathBuf) -> Self {
+        let keeper = Keeper::Several(Arc::default());
+        Self { folder, keeper }
+    }
+
+    /// Whether other daemons keep records in the folder.
+    pub(crate) fn are_shared(&self) -> bool {
+        matches!(self.keeper, Keeper::Several(_))
+    }
+
+    /// Whether they are there when the daemon is not any more.
+    pub(crate) fn outlast_the_daemon(&self) -> bool {
+        !matches!(self.keeper, Keeper::OneCall)
+    }
+
+    /// Has others not look through the folder meanwhile. Waits for one that does. Blocks.
+    pub(crate) fn look(&self) -> Look {
+        // One that fails keeps nobody away: then an upload may start again that could go on.
+        Look(self.locks().and_then(|_| look(&self.folder, true)))
+    }
+
+    /// As [`Self::look`]; none where another daemon looks now.
+    pub(crate) fn try_look(&self) -> Option<Look> {
+        match self.locks() {
+            Some(_) => look(&self.folder, false).map(|folder| Look(Some(folder))),
+            None => Some(Look(None)),
+        }
     }
 
     /// All that can be read. What is no record is swept; one that cannot be read stays for a later
-    /// daemon. Blocks.
+    /// daemon. Where others share the folder, those that are no daemon's: they are this one's from
+    /// here on, until it lets them go. Blocks.
     pub(crate) fn load(&self) -> Vec<UploadRecord> {
         let Ok(entries) = fs::read_dir(&self.folder) else {
             return Vec::new();
         };
         let mut records = Vec::new();
         for entry in entries.flatten().take(MOST) {
-            match read(&entry) {
-                Ok(Some(record)) => records.push(record),
+            let path = entry.path();
+            let found = match self.locks().map_or(Ok(true), |locks| locks.take(&path)) {
+                Ok(true) => read(&entry),
+                Ok(false) => continue,
+                Err(error) => Err(error),
+            };
+            match found {
+                Ok(Some(record)) => {
+                    records.push(record);
+                    continue;
+                }
                 // Cut off by a crash, or not ours.
                 Ok(None) => {
-                    tracing::warn!(file = %entry.path().display(), "not the record of an upload");
-                    fs::remove_file(entry.path()).ok();
+                    tracing::warn!(file = %path.display(), "not the record of an upload");
+                    fs::remove_file(&path).ok();
                 }
                 Err(error) => {
-                    let file = entry.path();
-                    tracing::warn!(file = %file.display(), %error, "the record of an upload cannot be read");
+                    tracing::warn!(file = %path.display(), %error, "the record of an upload cannot be read");
                 }
             }
+            self.let_go_of(&path);
         }
         records
     }
@@ -98,15 +167,19 @@ impl UploadRecords {
             .recursive(true)
             .mode(0o700)
             .create(&self.folder)?;
-        let path = self.folder.join(file_name(&record.name));
-        let temporary = path.with_extension("new");
+        let path = self.path_of(&record.name);
+        let temporary = path.with_extension(UNFINISHED);
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(record)?)?;
         if sync {
             // Before it has its name: a record that was cut off is worse than the one before it.
             file.sync_all()?;
         }
-        fs::rename(temporary, path)?;
+        let rename = || fs::rename(&temporary, &path);
+        match self.locks() {
+            Some(locks) => locks.keep(&path, file, rename)?,
+            None => rename()?,
+        }
         if sync {
             File::open(&self.folder)?.sync_all()?;
         }
@@ -115,11 +188,34 @@ impl UploadRecords {
 
     /// Deletes a record, if it is there. Blocks.
     pub(crate) fn remove(&self, name: &str) {
-        if let Err(error) = fs::remove_file(self.folder.join(file_name(name)))
+        if let Err(error) = fs::remove_file(self.path_of(name))
             && error.kind() != io::ErrorKind::NotFound
         {
             tracing::warn!(name, %error, "the record of an upload cannot be deleted");
         }
+        self.let_go(name);
+    }
+
+    /// Leaves a record to other daemons.
+    pub(crate) fn let_go(&self, name: &str) {
+        self.let_go_of(&self.path_of(name));
+    }
+
+    fn let_go_of(&self, path: &Path) {
+        if let Some(locks) = self.locks() {
+            locks.let_go(path);
+        }
+    }
+
+    fn locks(&self) -> Option<&RecordLocks> {
+        match &self.keeper {
+            Keeper::Several(locks) => Some(locks),
+            Keeper::One | Keeper::OneCall => None,
+        }
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.folder.join(file_name(name))
     }
 }
 
@@ -143,13 +239,9 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn records_come_back_and_what_is_none_is_swept() {
-        let folder = tempfile::tempdir().unwrap();
-        let records = UploadRecords::new(folder.path().join("uploads"));
-        assert_eq!(records.load(), []);
-        let record = UploadRecord {
-            name: "01ABC".into(),
+    fn record(name: &str) -> UploadRecord {
+        UploadRecord {
+            name: name.into(),
             upload_id: Some("a".into()),
             workspace: "w".into(),
             path: "p".into(),
@@ -161,7 +253,49 @@ mod tests {
             replaces: Some(true),
             complete: None,
             touched: 5,
+        }
+    }
+
+    #[test]
+    fn each_record_is_one_daemons_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let shared = || UploadRecords::shared(folder.path().join("uploads"));
+        let (one, other) = (shared(), shared());
+        assert!(one.try_look().is_none(), "there is no folder yet");
+        assert_eq!(one.load(), []);
+        one.save(&record("01ABC"), false).unwrap();
+        assert_eq!(other.load(), []);
+        let changed = UploadRecord {
+            touched: 6,
+            ..record("01ABC")
         };
+        one.save(&changed, false).unwrap();
+        assert_eq!(other.load(), []);
+        assert_eq!(one.load(), [], "it has it already");
+        // What is being written at this moment is nobody's to sweep.
+        let unfinished = folder.path().join("uploads/01ABD.new");
+        fs::write(&unfinished, "{").unwrap();
+        one.let_go("01ABC");
+        assert_eq!(other.load(), std::slice::from_ref(&changed));
+        assert!(unfinished.exists());
+        assert_eq!(one.load(), []);
+        drop(other);
+        assert_eq!(one.load(), [changed]);
+        one.remove("01ABC");
+        assert_eq!(shared().load(), []);
+
+        let looks = one.look();
+        assert!(shared().try_look().is_none());
+        drop(looks);
+        assert!(shared().try_look().is_some());
+    }
+
+    #[test]
+    fn records_come_back_and_what_is_none_is_swept() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = UploadRecords::new(folder.path().join("uploads"));
+        assert_eq!(records.load(), []);
+        let record = record("01ABC");
         records.save(&record, true).unwrap();
         let at = |name: &str| folder.path().join("uploads").join(name);
         fs::write(at("01ABD.json"), "{\"name\"").unwrap();

@@ -12,6 +12,8 @@ mod crash;
 mod delete;
 /// `edit_file`.
 mod edit;
+/// Uploads through daemons that live as long as one call.
+mod embedded;
 /// `list_dir`.
 mod list_directory;
 /// `read_notebook` and `edit_notebook`.

@@ -10,11 +10,13 @@
 //! ```
 //!
 //! What an earlier daemon left is found on disk: a draft, or a file that is in its place already.
+//! Daemons for one call share their records: each sweeps at its start what is of no use to anybody,
+//! and has those uploads only that it is asked for and that no other daemon has.
 
 mod upload;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
@@ -80,24 +82,64 @@ impl Kept {
             uploads: Mutex::default(),
             left: Notify::new(),
         };
-        let mut records = kept.records.load();
+        // Another daemon that looks now sweeps as well as this one.
+        let Some(_look) = kept.records.try_look() else {
+            return kept;
+        };
+        let mut uploads = kept.sort_out(kept.records.load());
+        let swept = make_room(&mut uploads, MOST_UPLOADS);
+        swept.into_iter().for_each(|upload| kept.sweep(upload));
+        if kept.records.are_shared() {
+            // Another daemon may be asked to go on with one; who is asked looks again.
+            for upload in uploads.values() {
+                kept.records.let_go(&upload.record.name);
+            }
+        } else {
+            *kept.lock() = uploads;
+        }
+        kept
+    }
+
+    /// What is of use of records that an earlier daemon left. The rest is swept.
+    fn sort_out(&self, mut records: Vec<UploadRecord>) -> HashMap<Key, Upload> {
         // Of several of one id, the last one counts.
         records.sort_by_key(|record| record.touched);
         let mut uploads = HashMap::new();
         for mut record in records {
-            let useless = match kept.state_of(&mut record) {
+            let useless = match self.state_of(&mut record) {
                 Some(state) => uploads.insert(key(&record), Upload { record, state }),
                 None => Some(Upload {
                     record,
                     state: State::OnDisk(0),
                 }),
             };
-            useless.into_iter().for_each(|upload| kept.sweep(upload));
+            useless.into_iter().for_each(|upload| self.sweep(upload));
         }
-        let swept = make_room(&mut uploads, MOST_UPLOADS);
-        *kept.lock() = uploads;
-        swept.into_iter().for_each(|upload| kept.sweep(upload));
-        kept
+        uploads
+    }
+
+    /// Takes an upload that another daemon left, where several share their records. Blocks.
+    fn adopt(&self, key: &Key) {
+        if !self.records.are_shared() || self.lock().contains_key(key) {
+            return;
+        }
+        let _look = self.records.look();
+        let found = self.records.load();
+        let (wanted, others): (Vec<_>, Vec<_>) = found
+            .into_iter()
+            .partition(|record| upload::key(record) == *key);
+        for record in others {
+            self.records.let_go(&record.name);
+        }
+        for (key, upload) in self.sort_out(wanted) {
+            match self.lock().entry(key) {
+                Entry::Vacant(place) => {
+                    place.insert(upload);
+                }
+                // Begun at this moment.
+                Entry::Occupied(_) => self.records.let_go(&upload.record.name),
+            }
+        }
     }
 
     /// What there is of an upload of an earlier daemon; none where that is of no use.
@@ -129,10 +171,12 @@ impl Kept {
         }
     }
 
-    /// An upload that can be resumed, and where it is to go on.
+    /// An upload that can be resumed, and where it is to go on. Blocks.
     pub(super) fn find(&self, workspace: &str, id: &str) -> Option<(UploadRecord, u64)> {
+        let key = (workspace.to_owned(), id.to_owned());
+        self.adopt(&key);
         let uploads = self.lock();
-        let upload = uploads.get(&(workspace.to_owned(), id.to_owned()))?;
+        let upload = uploads.get(&key)?;
         upload.record.upload_id.as_ref()?;
         if upload.is_over() {
             return None; // and is being swept
@@ -146,8 +190,9 @@ impl Kept {
         mut record: UploadRecord,
         stop: &CancellationToken,
     ) -> Result<Begun, Error> {
-        self.sweep_expired();
         let key = key(&record);
+        self.adopt(&key);
+        self.sweep_expired();
         let turn = Turn::new(stop);
         let lease = |turn| Lease {
             kept: Arc::clone(self),
@@ -251,6 +296,8 @@ impl Kept {
         };
         if is_gone {
             self.records.remove(&record.name);
+        } else {
+            self.records.let_go(&record.name);
         }
     }
 
@@ -325,7 +372,7 @@ impl Lease {
         let Some(record) = self.touch(|_| {}) else {
             return;
         };
-        if record.upload_id.is_none() {
+        if record.upload_id.is_none() || !self.kept.records.outlast_the_daemon() {
             draft.discard();
             return; // which forgets the upload
         }

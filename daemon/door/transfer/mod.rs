@@ -18,8 +18,9 @@ use crate::{
         UploadResponse, transfer_service_server::TransferService,
     },
     daemon::{
-        call::{Pipeline, admission::Admission},
+        call::{Pipeline, admission::Admission, context::Incoming},
         error::{Error, Reason},
+        store::uploads::UploadRecord,
         task,
     },
 };
@@ -50,6 +51,24 @@ impl Transfers {
             pipeline,
         }
     }
+
+    /// What is kept of an upload, and where it is to go on.
+    async fn find(
+        &self,
+        incoming: Incoming,
+        request: GetUploadRequest,
+    ) -> Result<(UploadRecord, u64), Error> {
+        let catalog = &self.pipeline.catalog;
+        let request = catalog.check("jig.v1.GetUploadRequest", request)?;
+        let workspace = Arc::clone(&self.pipeline.scene(&incoming)?.workspace);
+        let (kept, id) = (Arc::clone(&self.kept), request.upload_id.clone());
+        let found = task::blocking(move || kept.find(workspace.name(), &id));
+        found.await.map_err(Error::internal)?.ok_or_else(|| {
+            let id = request.upload_id;
+            let text = format!("nothing is kept of an upload {id:?}: start it from the first byte");
+            Error::new(Reason::UploadNotFound, text).with("upload_id", id)
+        })
+    }
 }
 
 #[tonic::async_trait]
@@ -79,22 +98,9 @@ impl TransferService for Transfers {
         request: Request<GetUploadRequest>,
     ) -> Result<Response<GetUploadResponse>, Status> {
         let incoming = incoming(&request)?;
-        let found = || {
-            let request = self
-                .pipeline
-                .catalog
-                .check("jig.v1.GetUploadRequest", request.into_inner())?;
-            let scene = self.pipeline.scene(&incoming)?;
-            let found = self.kept.find(scene.workspace.name(), &request.upload_id);
-            found.ok_or_else(|| {
-                let id = request.upload_id;
-                let text =
-                    format!("nothing is kept of an upload {id:?}: start it from the first byte");
-                Error::new(Reason::UploadNotFound, text).with("upload_id", id)
-            })
-        };
-        let (record, offset) =
-            found().map_err(|error: Error| status::answer(&error, &incoming.call_id))?;
+        let call_id = incoming.call_id.clone();
+        let found = self.find(incoming, request.into_inner()).await;
+        let (record, offset) = found.map_err(|error| status::answer(&error, &call_id))?;
         Ok(Response::new(GetUploadResponse {
             expire_time: Some((UNIX_EPOCH + kept::expiry(&record)).into()),
             path: record.path,
