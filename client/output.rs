@@ -41,7 +41,7 @@ fn noted(text: &str) -> String {
 pub(crate) fn ignore_files_cut(count: u32) {
     if count > 0 {
         note(&format!(
-            "ignore files that are too large to count whole: {count}"
+            "ignore files that are too large to count whole, so that more was looked at than they say: {count}"
         ));
     }
 }

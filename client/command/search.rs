@@ -22,7 +22,8 @@ use crate::{
 ///
 /// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it.
 ///
-/// Exits with 0 when something was found, 1 when nothing was, 2 when the search failed.
+/// Exits with 0 when something was found, 1 when nothing was, 2 when the search failed, or found
+/// nothing and could not look everywhere.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
     /// What to look for: the text itself, in upper or lower case.
@@ -80,10 +81,13 @@ pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
 }
 
 fn exit_code(response: &SearchResponse) -> u8 {
-    match (response.matches.is_empty(), response.timed_out) {
-        (false, _) => exit::SUCCESS,
-        (true, false) => exit::NO_MATCH,
-        (true, true) => exit::SEARCH_FAILED,
+    if !response.matches.is_empty() {
+        exit::SUCCESS
+    } else if response.timed_out || response.files_left_out > 0 {
+        // What is looked for may be where nobody has looked.
+        exit::SEARCH_FAILED
+    } else {
+        exit::NO_MATCH
     }
 }
 
@@ -120,8 +124,17 @@ fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {
             response.total_matches
         ));
     }
+    if response.files_left_out > 0 {
+        output::note(&left_out(response.files_left_out));
+    }
     output::ignore_files_cut(response.ignore_files_cut);
     Ok(())
+}
+
+fn left_out(files: u32) -> String {
+    format!(
+        "files that were not searched to their end, because the daemon may not read them or they have too long a line: {files}"
+    )
 }
 
 /// The matches, with a line between those that do not touch one another. A line that is around two
@@ -230,13 +243,21 @@ mod tests {
 
     #[test]
     fn exit_codes_are_those_of_grep() {
-        let response = |count, timed_out| SearchResponse {
-            matches: vec![found("a", 1, "x", (&[], &[])); count],
-            timed_out,
-            ..SearchResponse::default()
-        };
-        for (count, timed_out, code) in [(1, false, 0), (1, true, 0), (0, false, 1), (0, true, 2)] {
-            assert_eq!(exit_code(&response(count, timed_out)), code);
+        for (count, timed_out, files_left_out, code) in [
+            (1, false, 0, 0),
+            (1, true, 0, 0),
+            (1, false, 3, 0),
+            (0, false, 0, 1),
+            (0, true, 0, 2),
+            (0, false, 3, 2),
+        ] {
+            let response = SearchResponse {
+                matches: vec![found("a", 1, "x", (&[], &[])); count],
+                timed_out,
+                files_left_out,
+                ..SearchResponse::default()
+            };
+            assert_eq!(exit_code(&response), code, "{response:?}");
         }
     }
 

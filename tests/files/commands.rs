@@ -150,6 +150,15 @@ async fn text_is_found_and_cells_are_edited() {
     let refused = shop.jig(&["search", "-e", "("], "", 2);
     assert!(refused.contains("INVALID_REGEX"), "{refused}");
 
+    // What nobody has looked into may hold it.
+    let long = format!("needle\n{}", "x".repeat(9 << 20));
+    fs::write(shop.daemon.file("long"), long).unwrap();
+    let told = shop.jig(&["search", "nothing"], "", 2);
+    assert!(told.starts_with("jig: files that were not searched") && told.ends_with(": 1\n"));
+    assert!(shop.jig(&["search", "needle"], "", 0).ends_with(&told));
+    assert_eq!(shop.json(&["search", "nothing"], 2)["files_left_out"], 1);
+    fs::remove_file(shop.daemon.file("long")).unwrap();
+
     let notebook = r#"{"cells": [{"cell_type": "code", "execution_count": null, "id": "c1", "metadata": {}, "outputs": [], "source": ["1"]}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}"#;
     fs::write(shop.daemon.file("n.ipynb"), notebook).unwrap();
     shop.jig(
