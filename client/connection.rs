@@ -1,28 +1,41 @@
 //! Whom to call: the daemon at the address, or one of our own for this one call; and until when: a
-//! signal cancels the call.
+//! signal cancels the call, and after it ends the process.
 
-use std::future::Future;
+use std::{future::Future, thread};
 
 use jig::client::Client;
 use tokio::{
     runtime::{Builder, Runtime},
-    signal::unix::{SignalKind, signal},
+    signal::unix::{Signal, SignalKind, signal},
 };
 
 use crate::{exit, failure::Failure, global::Global, local::Local};
 
+/// The signals that ask us to end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+/// A call that is over, and the signals that it listened for.
+type Over<T> = (Result<T, Failure>, Signals);
+
 /// Calls the daemon at the address, or where none is given, one that holds the current directory
-/// and lives as long as the call.
+/// and lives as long as the call. Once it is over, signals end the process: for whoever blocks on
+/// printing the answer.
 pub(crate) fn call<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
 where
     T: Send + 'static,
     Call: FnOnce(Client) -> Calling + Send + 'static,
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
-    match global.address() {
-        Some(address) => runtime()?.block_on(until_signal(connected(address, global, call))),
-        None => embedded(global, call),
-    }
+    let (result, signals) = match global.address() {
+        Some(address) => runtime()?.block_on(until_signal(connected(address, global, call)))?,
+        None => embedded(global, call)?,
+    };
+    signals.end_the_process()?;
+    result
 }
 
 /// Calls the daemon at the address, which must be given. Signals end the process as they always do:
@@ -60,23 +73,53 @@ where
 }
 
 /// Waits for the call, or drops and thereby cancels it when a signal asks us to end.
-async fn until_signal<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let fails = |error| Local::new("signals cannot be listened for", &error);
-    let listen = |kind| signal(kind).map_err(fails);
-    let mut interrupt = listen(SignalKind::interrupt())?;
-    let mut terminate = listen(SignalKind::terminate())?;
-    let mut hangup = listen(SignalKind::hangup())?;
-    tokio::select! {
+async fn until_signal<T>(
+    call: impl Future<Output = Result<T, Failure>>,
+) -> Result<Over<T>, Failure> {
+    let mut signals = Signals::listen()?;
+    let result = tokio::select! {
         biased;
         result = call => result,
-        _ = interrupt.recv() => Err(Failure::Interrupted(exit::CANCELLED)),
-        _ = terminate.recv() => Err(Failure::Interrupted(128 + 15)),
-        _ = hangup.recv() => Err(Failure::Interrupted(128 + 1)),
+        code = signals.next() => Err(Failure::Interrupted(code)),
+    };
+    Ok((result, signals))
+}
+
+impl Signals {
+    fn listen() -> Result<Self, Failure> {
+        let fails = |error| Local::new("signals cannot be listened for", &error);
+        let listen = |kind| signal(kind).map_err(fails);
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next one. Answers with the exit code that says so.
+    async fn next(&mut self) -> u8 {
+        tokio::select! {
+            _ = self.interrupt.recv() => exit::CANCELLED,
+            _ = self.terminate.recv() => 128 + 15,
+            _ = self.hangup.recv() => 128 + 1,
+        }
+    }
+
+    /// Has the next one end the process, whatever that does then. Once tokio has listened for a
+    /// signal, the system no longer does so by itself.
+    fn end_the_process(mut self) -> Result<(), Failure> {
+        let runtime = runtime()?;
+        thread::spawn(move || {
+            let code = runtime.block_on(self.next());
+            // The main thread may wait for ever for somebody to read what it prints.
+            std::process::exit(i32::from(code));
+        });
+        Ok(())
     }
 }
 
 #[cfg(feature = "daemon")]
-fn embedded<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
+fn embedded<T, Call, Calling>(global: &Global, call: Call) -> Result<Over<T>, Failure>
 where
     T: Send + 'static,
     Call: FnOnce(Client) -> Calling + Send + 'static,
@@ -92,7 +135,7 @@ where
 }
 
 #[cfg(not(feature = "daemon"))]
-fn embedded<T, Call, Calling>(_: &Global, _: Call) -> Result<T, Failure>
+fn embedded<T, Call, Calling>(_: &Global, _: Call) -> Result<Over<T>, Failure>
 where
     Call: FnOnce(Client) -> Calling,
 {

@@ -9,10 +9,11 @@ use std::{
 
 use rustix::{
     fs::{Mode, OFlags, open},
+    process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-use crate::support::{Daemon, Setup};
+use crate::support::{Daemon, Setup, eventually};
 
 /// Runs `jig` in `directory`.
 fn jig(directory: &Path, arguments: &[&str]) -> Output {
@@ -133,6 +134,48 @@ async fn with_an_address_the_daemon_there_is_asked() {
         let path = json["stdout_path"].as_str().unwrap();
         let read = ["--address", address, "artifact", path];
         assert_eq!(jig_exits(here, &read, 0), "hi\n");
+    }
+}
+
+#[tokio::test]
+async fn a_signal_ends_it_while_nobody_reads_the_answer() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("big"), ("x".repeat(999) + "\n").repeat(1000)).unwrap();
+    let address = format!("unix:{}", daemon.socket().display());
+    let elsewhere = ["--address", &address];
+    for (connection, workspace) in [(&elsewhere[..], Path::new("/")), (&[], &daemon.workspace())] {
+        for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143), (Signal::HUP, 129)] {
+            for arguments in [
+                &["--json", "read", "big"][..],
+                &["run", "--max-output", "2000000", "cat big >&2"],
+            ] {
+                let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+                    .args([connection, arguments].concat())
+                    .current_dir(workspace)
+                    .env_clear()
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap();
+                let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
+                // It has begun to print, and the pipe has no room for the rest.
+                let mut byte = [0];
+                match arguments[0] {
+                    "run" => stderr.as_mut().unwrap().read_exact(&mut byte).unwrap(),
+                    _ => stdout.as_mut().unwrap().read_exact(&mut byte).unwrap(),
+                }
+                kill_process(Pid::from_child(&child), signal).unwrap();
+                let mut status = None;
+                eventually("the signal ends it", async || {
+                    status = child.try_wait().unwrap();
+                    status.is_some()
+                })
+                .await;
+                let ended = status.unwrap().code();
+                assert_eq!(ended, Some(code), "{signal:?} {arguments:?}");
+            }
+        }
     }
 }
 
