@@ -120,6 +120,7 @@ impl Unparsed {
         }
         match self.subcommand.as_deref() {
             Some("run") => exit::RUN_FAILED,
+            Some("search") => exit::SEARCH_FAILED,
             Some("health") => exit::HEALTH_USAGE,
             _ => exit::USAGE,
         }
@@ -161,6 +162,10 @@ mod tests {
             (&["jig", "--json", "run", "--timeout", "soon", "ls"], 125),
             (&["jig", "run"], 125),
             (&["jig", "health", "--no-such-flag"], 1),
+            (&["jig", "search"], 2),
+            (&["jig", "search", "--no-such-flag"], 2),
+            (&["jig", "search", "--no-such-flag", "text"], 2),
+            (&["jig", "--json", "search", "-x", "text"], 2),
             (&["jig", "read"], 64),
             (&["jig", "dance"], 64),
             (&["jig"], 64),
@@ -168,6 +173,16 @@ mod tests {
             (&["jig", "run", "--help"], 0),
         ] {
             assert_eq!(parse(line).unwrap_err().exit_code(), code, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_searched_for_begins_with_a_hyphen_only_behind_dashes() {
+        for line in [
+            &["jig", "search", "--", "--ignore-case"][..],
+            &["jig", "search", "-C", "1", "--", "-x", "src"],
+        ] {
+            assert!(parse(line).is_ok(), "{line:?}");
         }
     }
 

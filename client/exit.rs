@@ -15,7 +15,8 @@ pub(crate) const RUN_FAILED: u8 = 125;
 pub(crate) const TIMED_OUT: u8 = 124;
 /// `jig search`: nothing was found. This and the one below are those of grep and ripgrep.
 pub(crate) const NO_MATCH: u8 = 1;
-/// `jig search`: it failed, or found nothing where it could look, which was not everywhere.
+/// `jig search`: its arguments cannot be understood, it failed, or found nothing where it could look,
+/// which was not everywhere.
 pub(crate) const SEARCH_FAILED: u8 = 2;
 /// As if SIGINT had ended it.
 pub(crate) const CANCELLED: u8 = 130;

@@ -18,6 +18,8 @@ pub(crate) mod write;
 
 use std::process::ExitCode;
 
+use jig::client::ConnectError;
+
 use crate::{exit, failure::Failure};
 
 /// The exit code of a subcommand that has no special ones, after telling what went wrong.
@@ -33,7 +35,8 @@ fn failed(failure: &Failure, as_json: bool) -> u8 {
     failure.report(as_json);
     match failure {
         Failure::Interrupted(code) => *code,
-        Failure::Usage(_) => exit::USAGE,
+        Failure::Usage(_)
+        | Failure::Connect(ConnectError::Address(_) | ConnectError::Option { .. }) => exit::USAGE,
         Failure::Output(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
             exit::BROKEN_PIPE
         }

@@ -22,12 +22,11 @@ use crate::{
 ///
 /// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it.
 ///
-/// Exits with 0 when something was found, 1 when nothing was, 2 when the search failed, or found
-/// nothing and could not look everywhere.
+/// Exits with 0 when something was found, 1 when nothing was, 2 when the arguments are wrong, the
+/// search failed, or nothing was found and not all could be looked into.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
-    /// What to look for: the text itself, in upper or lower case.
-    #[arg(allow_hyphen_values = true)]
+    /// What to look for: the text itself, in upper or lower case. Behind `--` it may begin with `-`.
     query: String,
     /// Directory or file to search, relative to the workspace.
     path: Option<String>,
@@ -74,7 +73,7 @@ pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
     });
     ExitCode::from(
         result.unwrap_or_else(|failure| match failed(&failure, global.json) {
-            exit::FAILURE => exit::SEARCH_FAILED,
+            exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
             code => code,
         }),
     )

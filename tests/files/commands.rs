@@ -146,6 +146,7 @@ async fn text_is_found_and_cells_are_edited() {
         "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
     );
     assert_eq!(shop.jig(&["search", "-s", "needle"], "", 1), "");
+    assert_eq!(shop.jig(&["search", "--", "-x"], "", 1), "");
     assert_eq!(shop.json(&["search", "nothing"], 1)["total_matches"], 0);
     let refused = shop.jig(&["search", "-e", "("], "", 2);
     assert!(refused.contains("INVALID_REGEX"), "{refused}");
@@ -209,7 +210,9 @@ async fn what_is_wrong_on_this_side_is_no_defect_of_the_daemon() {
     }
     // Arguments that are not understood are an error too.
     for (arguments, code) in [
-        (&["search"][..], 64),
+        (&["search"][..], 2),
+        (&["search", "--no-such-flag", "text"], 2),
+        (&["search", "text", "--no-such-flag"], 2),
         (&["ls", "--no-such-flag"], 64),
         (&["cp", "a", "b"], 64),
         (&["serve"], 64),
