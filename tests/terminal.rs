@@ -13,9 +13,13 @@ use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     io::Errno,
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
 };
 
 use crate::support::Daemon;
+
+/// Columns of the terminals.
+const COLUMNS: u16 = 80;
 
 /// Which of its streams a command has on a terminal; the others go into a pipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +79,13 @@ fn open_terminal() -> (OwnedFd, OwnedFd) {
     let name = ptsname(&screen, Vec::new()).unwrap();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
     let behind = openat(CWD, name, flags, Mode::empty()).unwrap();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: COLUMNS,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&behind, size).unwrap();
     (screen, behind)
 }
 
@@ -118,38 +129,52 @@ async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
 async fn progress_is_for_a_terminal() {
     let daemon = Daemon::start().await;
     let here = tempfile::tempdir().unwrap();
-    let jig = |arguments: &[&str], terminal| jig(&daemon, here.path(), arguments, terminal, &[]);
-    for arguments in [["cp", "large", ":large"], ["cp", ":large", "back"]] {
+    let jig = |arguments: &[&str], terminal, environment: &[(&str, &str)]| {
+        jig(&daemon, here.path(), arguments, terminal, environment)
+    };
+    // Of a name that is too long for the line, the end is shown.
+    let large = "long-".repeat(20) + "large";
+    let large = large.as_str();
+    let there = format!(":{large}");
+    let there = there.as_str();
+    for arguments in [["cp", large, there], ["cp", there, "back"]] {
         // It is drawn where a transfer takes longer than a moment.
         let mut mebibytes = 32;
         let seen = loop {
-            for path in [here.path().join("large"), daemon.file("large")] {
+            for path in [here.path().join(large), daemon.file(large)] {
                 File::create(path)
                     .unwrap()
                     .set_len(mebibytes << 20)
                     .unwrap();
             }
-            let seen = jig(&arguments, Terminal::Errors);
+            let seen = jig(&arguments, Terminal::Errors, &[]);
             if seen.contains('%') || mebibytes >= 2048 {
                 break seen;
             }
             mebibytes *= 2;
         };
         assert!(
-            seen.contains("\rlarge [") && seen.contains("MiB/s)"),
+            seen.contains("-large [") && seen.contains("MiB/s)"),
             "{seen:?}"
         );
+        for line in seen.split(['\r', '\n']).filter(|line| line.contains('%')) {
+            let width = line.trim_end_matches("\x1b[K").chars().count();
+            assert!(width < usize::from(COLUMNS), "it would wrap: {line:?}");
+        }
         assert!(
             seen.trim_end().ends_with("\r\x1b[K"),
             "it is removed: {seen:?}"
         );
     }
-    for (arguments, terminal) in [
-        (["cp", "large", ":large"].as_slice(), Terminal::None),
-        (&["cp", "large", ":large"], Terminal::Output),
-        (&["--json", "cp", "large", ":large"], Terminal::Errors),
+    let to_daemon = ["cp", large, there];
+    let dumb: &[(&str, &str)] = &[("TERM", "dumb")];
+    for (arguments, terminal, environment) in [
+        (&to_daemon[..], Terminal::None, &[][..]),
+        (&to_daemon, Terminal::Output, &[]),
+        (&to_daemon, Terminal::Errors, dumb),
+        (&["--json", "cp", large, there], Terminal::Errors, &[]),
     ] {
-        let seen = jig(arguments, terminal);
+        let seen = jig(arguments, terminal, environment);
         assert!(!seen.contains(['\x1b', '%']), "{arguments:?}: {seen:?}");
     }
 }
