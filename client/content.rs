@@ -2,16 +2,15 @@
 //! that whoever takes them may take their time; that all of them are of one file in one state is
 //! checked.
 
-use base64::{DecodeError, Engine as _, prelude::BASE64_STANDARD};
 use tonic::Code;
 
 use super::{call::Client, error::CallError};
-use crate::api::v1::{DownloadRequest, Encoding, ReadFileRequest, ReadFileResponse};
+use crate::api::v1::DownloadRequest;
 
-/// Bytes of a page of a whole file.
+/// Most bytes of a page.
 const PAGE: u64 = 8 << 20;
-/// Bytes of a page of lines: the most that one answer has.
-const PAGE_OF_LINES: u32 = 10 << 20;
+/// Bytes of the first page of lines, which may be few. Each is twice as long as the one before it.
+const FIRST_OF_LINES: u64 = 256 << 10;
 
 /// The bytes of a whole file.
 #[derive(Debug)]
@@ -24,11 +23,21 @@ pub struct BytePages {
 /// The bytes of a range of lines.
 #[derive(Debug)]
 pub struct LinePages {
-    client: Client,
-    /// None once the last page has come.
-    next: Option<ReadFileRequest>,
-    /// Size and SHA-256 of the file, as the first page told them.
-    file: Option<(u64, String)>,
+    path: String,
+    /// None once the last line has come.
+    pages: Option<BytePages>,
+    lines: Lines,
+}
+
+/// Takes a range of lines from the pages of a file.
+#[derive(Debug)]
+struct Lines {
+    first: u64,
+    last: u64,
+    /// Line endings that were passed.
+    endings: u64,
+    /// Whether the last byte that was passed is not one.
+    is_open: bool,
 }
 
 impl Client {
@@ -36,29 +45,40 @@ impl Client {
     /// page.
     #[must_use]
     pub fn bytes_by_page(&self, path: impl Into<String>) -> BytePages {
-        BytePages {
-            client: self.clone(),
-            next: Some(DownloadRequest {
-                path: path.into(),
-                limit: Some(PAGE),
-                ..DownloadRequest::default()
-            }),
+        self.pages(path.into(), PAGE)
+    }
+
+    /// Reads the lines of a file from `first`, counted from 1, to `last` inclusive, or to its end,
+    /// page by page, as the bytes that they are. All that is before them comes too, and is passed
+    /// over. The deadline is that of each page.
+    #[must_use]
+    pub fn lines_by_page(
+        &self,
+        path: impl Into<String>,
+        first: u32,
+        last: Option<u32>,
+    ) -> LinePages {
+        let path = path.into();
+        LinePages {
+            pages: Some(self.pages(path.clone(), FIRST_OF_LINES)),
+            path,
+            lines: Lines {
+                first: first.max(1).into(),
+                last: last.map_or(u64::MAX, u64::from),
+                endings: 0,
+                is_open: false,
+            },
         }
     }
 
-    /// Reads the lines that `request` asks for, page by page, as bytes; its `max_bytes` is not
-    /// looked at. The deadline is that of each page.
-    #[must_use]
-    pub fn lines_by_page(&self, request: ReadFileRequest) -> LinePages {
-        LinePages {
+    fn pages(&self, path: String, first: u64) -> BytePages {
+        BytePages {
             client: self.clone(),
-            next: Some(ReadFileRequest {
-                // Without a range the middle would be left out.
-                start_line: Some(request.start_line.unwrap_or(1)),
-                max_bytes: Some(PAGE_OF_LINES),
-                ..request
+            next: Some(DownloadRequest {
+                path,
+                limit: Some(first),
+                ..DownloadRequest::default()
             }),
-            file: None,
         }
     }
 }
@@ -75,19 +95,26 @@ impl BytePages {
             return Ok(None);
         };
         let mut parts = self.client.download(request.clone()).await?;
+        let limit = request.limit.unwrap_or(PAGE);
         let (mut page, mut size) = (Vec::new(), 0);
         while let Some(part) = parts.next().await? {
             let version = request
                 .expected_version
                 .get_or_insert_with(|| part.version.clone());
             if *version != part.version {
-                return Err(stale(&request.path));
+                return Err(CallError::stale(&request.path));
             }
             page.extend_from_slice(&part.data);
             size = part.size_bytes;
         }
-        request.offset += page.len() as u64;
-        if page.is_empty() || request.offset >= size {
+        let came = page.len() as u64;
+        // Cut off before its first bytes were read.
+        if came < limit.min(size.saturating_sub(request.offset)) {
+            return Err(CallError::stale(&request.path));
+        }
+        request.offset += came;
+        request.limit = Some((limit * 2).min(PAGE));
+        if came == 0 || request.offset >= size {
             self.next = None;
         }
         Ok(Some(page))
@@ -100,66 +127,134 @@ impl LinePages {
     /// # Errors
     ///
     /// When the call failed; `STALE_FILE` when the file is not as it was when the first page was
-    /// read; `FILE_TOO_LARGE` when a line does not fit into an answer.
+    /// read; `LINE_RANGE_INVALID` when it has not so many lines.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, CallError> {
-        let Some(request) = &mut self.next else {
-            return Ok(None);
-        };
-        let response = match self.client.read_file(request.clone()).await {
-            // There were more lines.
-            Err(error) if self.file.is_some() && error.name() == "LINE_RANGE_INVALID" => {
-                return Err(stale(&request.path));
+        while let Some(pages) = &mut self.pages {
+            let Some(page) = pages.next().await? else {
+                self.pages = None;
+                return self.lines.missing(&self.path).map_or(Ok(None), Err);
+            };
+            let wanted = self.lines.take(page);
+            if self.lines.are_over() {
+                self.pages = None;
             }
-            response => response?,
+            if !wanted.is_empty() {
+                return Ok(Some(wanted));
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Lines {
+    /// What is wanted of the next page.
+    fn take(&mut self, mut page: Vec<u8>) -> Vec<u8> {
+        let endings = page.iter().filter(|byte| **byte == b'\n').count() as u64;
+        let behind = |line_endings: u64| {
+            let wanted = line_endings.saturating_sub(self.endings);
+            match usize::try_from(wanted) {
+                Ok(0) => 0,
+                Ok(wanted) if wanted as u64 <= endings => {
+                    let mut places = page.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
+                    places.nth(wanted - 1).map_or(page.len(), |(at, _)| at + 1)
+                }
+                _ => page.len(),
+            }
         };
-        let file = (response.size_bytes, response.sha256.clone());
-        if *self.file.get_or_insert_with(|| file.clone()) != file {
-            return Err(stale(&request.path));
+        let (start, end) = (behind(self.first - 1), behind(self.last));
+        self.endings += endings;
+        self.is_open = page.last().map_or(self.is_open, |byte| *byte != b'\n');
+        page.truncate(end);
+        page.drain(..start.min(end));
+        page
+    }
+
+    /// Whether no more of them will come.
+    fn are_over(&self) -> bool {
+        self.endings >= self.last
+    }
+
+    /// At the end of the file: that not even the first of them was there, as the daemon says it. An
+    /// empty file has a first line.
+    fn missing(&self, path: &str) -> Option<CallError> {
+        let total = self.endings + u64::from(self.is_open);
+        if self.first <= total.max(1) {
+            return None;
         }
-        let is_last = !response.truncated;
-        let mut bytes = bytes_of(response).map_err(|error| {
-            CallError::local(Code::DataLoss, format!("what came is no base64: {error}"))
-        })?;
-        if is_last {
-            self.next = None;
-            return Ok(Some(bytes));
-        }
-        // The last line is perhaps not whole: it comes again with the next page.
-        let whole = bytes.iter().rposition(|byte| *byte == b'\n');
-        bytes.truncate(whole.map_or(0, |ending| ending + 1));
-        let endings = bytes.iter().filter(|byte| **byte == b'\n').count();
-        let start = request.start_line.unwrap_or(1);
-        let next = u32::try_from(endings)
-            .ok()
-            .and_then(|lines| start.checked_add(lines));
-        request.start_line = next.filter(|_| endings > 0);
-        if request.start_line.is_none() {
-            return Err(too_long(&request.path, start));
-        }
-        Ok(Some(bytes))
+        let text = format!(
+            "line {} was asked for, but {path:?} has {total} lines: ask for one of those",
+            self.first
+        );
+        Some(CallError {
+            reason: Some("LINE_RANGE_INVALID".to_owned()),
+            metadata: [
+                ("path", path.to_owned()),
+                ("total_lines", total.to_string()),
+            ]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into(),
+            ..CallError::local(Code::FailedPrecondition, text)
+        })
     }
 }
 
-fn bytes_of(response: ReadFileResponse) -> Result<Vec<u8>, DecodeError> {
-    match response.encoding() {
-        Encoding::Base64 => BASE64_STANDARD.decode(response.content),
-        Encoding::Utf8 | Encoding::Unspecified => Ok(response.content.into_bytes()),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_do_not_depend_on_pages() {
+        const FILE: &[u8] = b"one\ntwo\r\n\xff\n\nfive";
+        for (first, last, expected) in [
+            (1, 1, &b"one\n"[..]),
+            (2, 3, b"two\r\n\xff\n"),
+            (4, 4, b"\n"),
+            (4, u64::MAX, b"\nfive"),
+            (5, 5, b"five"),
+            (5, 9, b"five"),
+            (1, u64::MAX, FILE),
+        ] {
+            for size in 1..=FILE.len() {
+                let mut lines = Lines {
+                    first,
+                    last,
+                    endings: 0,
+                    is_open: false,
+                };
+                let mut taken = Vec::new();
+                for page in FILE.chunks(size) {
+                    taken.extend(lines.take(page.to_vec()));
+                    if lines.are_over() {
+                        break;
+                    }
+                }
+                assert_eq!(taken, expected, "{first} {last} {size}");
+                assert_eq!(lines.missing("f"), None);
+            }
+        }
     }
-}
 
-fn stale(path: &str) -> CallError {
-    let text = format!("{path:?} was changed while it was read: read it again");
-    with_reason("STALE_FILE", Code::Aborted, text)
-}
-
-fn too_long(path: &str, line: u32) -> CallError {
-    let text = format!("line {line} of {path:?} has more than 10 MiB: read the whole file");
-    with_reason("FILE_TOO_LARGE", Code::FailedPrecondition, text)
-}
-
-fn with_reason(reason: &str, code: Code, text: String) -> CallError {
-    CallError {
-        reason: Some(reason.to_owned()),
-        ..CallError::local(code, text)
+    #[test]
+    fn lines_that_are_not_there_are_an_error() {
+        for (file, first, total) in [
+            ("", 1, None),
+            ("", 2, Some("0")),
+            ("a\nb\n", 2, None),
+            ("a\nb\n", 3, Some("2")),
+            ("a\nb", 3, Some("2")),
+        ] {
+            let mut lines = Lines {
+                first,
+                last: u64::MAX,
+                endings: 0,
+                is_open: false,
+            };
+            let _before = lines.take(file.into());
+            let error = lines.missing("f");
+            let told = error
+                .as_ref()
+                .map(|error| error.metadata["total_lines"].as_str());
+            assert_eq!(told, total, "{file:?} {first}");
+        }
     }
 }

@@ -78,6 +78,17 @@ impl CallError {
         }
     }
 
+    /// The file was changed while it was read: the same code and reason as when the daemon notices.
+    pub(super) fn stale(path: &str) -> Self {
+        Self {
+            reason: Some("STALE_FILE".to_owned()),
+            ..Self::local(
+                Code::Aborted,
+                format!("{path:?} was changed while it was read: read it again"),
+            )
+        }
+    }
+
     /// An answer that breaks the contract, or no answer.
     pub(super) fn local(code: Code, message: impl Into<String>) -> Self {
         Self {

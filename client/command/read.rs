@@ -72,13 +72,14 @@ async fn copy(client: Client, request: ReadFileRequest, is_base64: bool) -> Resu
         None => page,
     };
     let mut writer = Writer::start();
-    if request.start_line.or(request.end_line).is_none() {
+    let (first, last) = (request.start_line, request.end_line);
+    if first.or(last).is_none() {
         let mut pages = client.bytes_by_page(request.path);
         while let Some(page) = pages.next().await? {
             writer = writer.write(encoded(page)).await?;
         }
     } else {
-        let mut pages = client.lines_by_page(request);
+        let mut pages = client.lines_by_page(request.path, first.unwrap_or(1), last);
         while let Some(page) = pages.next().await? {
             writer = writer.write(encoded(page)).await?;
         }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
+    os::unix::fs::FileExt as _,
     path::Path,
     process::{Command, Stdio},
 };
@@ -261,13 +262,26 @@ async fn into_a_pipe_a_file_goes_byte_for_byte() {
     assert_eq!(read(&["lines", "--max", "4"]), (b"line".to_vec(), Some(0)));
     let json = shop.json(&["read", "lines"], 0);
     assert_eq!(json["omitted_lines"], 990_000, "{json}");
-    // A line that fits into no answer.
-    fs::write(shop.daemon.file("long"), "x".repeat(11 << 20)).unwrap();
-    let refused = shop.jig(&["read", "long", "--lines", "1"], "", 1);
+    // Lines of any size, of files that are as large as they like, and of what is no UTF-8.
+    let long = "x".repeat(11 << 20) + "\n";
+    fs::write(shop.daemon.file("long"), format!("{long}2\n")).unwrap();
+    assert!(read(&["long", "--lines", "1"]) == (long.into_bytes(), Some(0)));
+    assert_eq!(read(&["long", "--lines", "2"]), (b"2\n".to_vec(), Some(0)));
+    fs::write(shop.daemon.file("latin1"), b"caf\xe9\nb\xff\xfe\n\n").unwrap();
+    let latin1 = read(&["latin1", "--lines", ":2"]);
+    assert_eq!(latin1, (b"caf\xe9\nb\xff\xfe\n".to_vec(), Some(0)));
+    let huge = fs::File::create(shop.daemon.file("huge")).unwrap();
+    huge.write_all_at(b"\nend\n", 300 << 20).unwrap();
+    assert_eq!(
+        read(&["huge", "--lines", "2:"]),
+        (b"end\n".to_vec(), Some(0))
+    );
+    let refused = shop.jig(&["read", "latin1", "--lines", "4"], "", 1);
     assert!(
-        refused.starts_with("jig: FILE_TOO_LARGE: line 1 of \"long\""),
+        refused.starts_with("jig: LINE_RANGE_INVALID: line 4 "),
         "{refused}"
     );
+    assert!(refused.contains("has 3 lines"), "{refused}");
     assert!(
         shop.jig(&["read", "none"], "", 1)
             .contains("FILE_NOT_FOUND")
@@ -277,14 +291,20 @@ async fn into_a_pipe_a_file_goes_byte_for_byte() {
 #[tokio::test]
 async fn a_file_that_changes_while_it_is_read_is_noticed() {
     let shop = Shop::open().await;
-    for arguments in [&["read", "f"][..], &["read", "f", "--lines", "1:"]] {
-        let lines = "0123456789abcde\n".repeat(6 << 20);
+    let lines = "0123456789abcde\n".repeat(6 << 20);
+    // Another one in its place, and one of the same size.
+    let others = ["changed".to_owned(), lines.replace('0', "1")];
+    let ways = [&["read", "f"][..], &["read", "f", "--lines", "1:"]];
+    for (arguments, other) in ways
+        .iter()
+        .flat_map(|way| others.iter().map(move |other| (way, other)))
+    {
         fs::write(shop.daemon.file("f"), &lines).unwrap();
         let mut child = shop.command(arguments).spawn().unwrap();
         let mut stdout = child.stdout.take().unwrap();
         // It has begun; most of it is not asked for before more is taken.
         stdout.read_exact(&mut [0]).unwrap();
-        fs::write(shop.daemon.file("f"), "changed").unwrap();
+        fs::write(shop.daemon.file("f"), other).unwrap();
         let mut rest = Vec::new();
         stdout.read_to_end(&mut rest).unwrap();
         let output = child.wait_with_output().unwrap();
