@@ -21,6 +21,8 @@ use crate::api::v1::{
 const CHUNK_BYTES: usize = 256 * 1024;
 /// Attempts in a row that may bring nothing before a transfer is given up.
 const ATTEMPTS: u32 = 8;
+/// Attempts to receive a file that is changed each time, before it is given up.
+const VERSIONS: u32 = 4;
 /// Wait before the second attempt; it doubles from there.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 
@@ -38,15 +40,12 @@ pub struct DownloadParts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Downloaded {
-    /// Size of the file.
+    /// Bytes that were received: all of the file.
     pub size_bytes: u64,
     /// SHA-256 of what was received, in lower-case hexadecimal.
     pub sha256: String,
     /// Permission bits of the file.
     pub mode: u32,
-    /// Whether the file was written to or cut off while it was read: what came is of no one state
-    /// that it had, and to be dropped by whoever wants the file.
-    pub changed: bool,
 }
 
 /// Why a file was not sent or received to its end.
@@ -203,14 +202,14 @@ impl Client {
     }
 
     /// Receives the file at `path` of the workspace into `file`, which is empty and open for reading
-    /// and writing. Runs of zeros take no room there. Goes on when the connection is lost, and starts again when the file was
-    /// replaced meanwhile. `progress` is told the bytes that came and the size. Writing may block
-    /// the thread.
+    /// and writing. Runs of zeros take no room there. Goes on when the connection is lost, and starts
+    /// again when the file was changed meanwhile: what comes is the file as it was at one time.
+    /// `progress` is told the bytes that came and the size. Writing may block the thread.
     ///
     /// # Errors
     ///
-    /// When a call failed for another reason, or too many in a row; when `file` could not be
-    /// written.
+    /// When a call failed for another reason, or too many in a row; `STALE_FILE` when the file was
+    /// changed each time; when `file` could not be written.
     pub async fn receive_file(
         &self,
         path: &str,
@@ -218,6 +217,7 @@ impl Client {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<Downloaded, TransferError> {
         let mut patience = Patience::default();
+        let mut version = 1;
         let mut request = DownloadRequest {
             path: path.to_owned(),
             ..DownloadRequest::default()
@@ -239,7 +239,12 @@ impl Client {
                     patience.wait_or(error).await?;
                 }
                 Err(TransferError::Call(error)) if error.name() == "STALE_FILE" => {
-                    patience.wait_or(error).await?;
+                    if version == VERSIONS {
+                        return Err(always_changed(path).into());
+                    }
+                    tokio::time::sleep(FIRST_WAIT * (1 << (version - 1))).await;
+                    version += 1;
+                    patience.came_to(0);
                     request.offset = 0;
                     request.expected_version = None;
                     file.set_len(0).map_err(TransferError::Local)?;
@@ -263,21 +268,28 @@ impl Client {
             size_bytes: 0,
             sha256: String::new(),
             mode: 0,
-            changed: false,
         };
+        let mut size = request.offset;
         while let Some(part) = parts.next().await? {
             let expected = request
                 .expected_version
                 .get_or_insert_with(|| part.version.clone());
-            whole.changed = *expected != part.version;
-            whole.size_bytes = part.size_bytes;
+            if *expected != part.version {
+                return Err(CallError::stale(&request.path).into());
+            }
+            size = part.size_bytes;
             whole.mode = part.mode;
             write(file, &part.data).map_err(TransferError::Local)?;
             request.offset = part.offset + part.data.len() as u64;
             whole.sha256 = part.sha256.unwrap_or_default();
             progress(request.offset, part.size_bytes);
         }
-        file.set_len(request.offset).map_err(TransferError::Local)?;
+        // It was cut off before its first bytes were read.
+        if request.offset != size {
+            return Err(CallError::stale(&request.path).into());
+        }
+        file.set_len(size).map_err(TransferError::Local)?;
+        whole.size_bytes = size;
         Ok(whole)
     }
 }
@@ -370,6 +382,15 @@ impl Patience {
 fn is_lost(error: &CallError) -> bool {
     let may_pass = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
     error.code == Code::Unavailable || may_pass && error.retry_after.is_some()
+}
+
+fn always_changed(path: &str) -> CallError {
+    CallError {
+        message: format!(
+            "{path:?} was changed each of the {VERSIONS} times that it was read: copy it when nothing writes to it"
+        ),
+        ..CallError::stale(path)
+    }
 }
 
 /// Writes at the position of the file. Zeros become a hole.

@@ -30,6 +30,8 @@ mod search;
 pub(crate) mod tools;
 /// Files of any size, in and out.
 mod transfer;
+/// Downloads of files that change meanwhile.
+mod transfer_changes;
 /// What there is of an upload before it is complete, whatever becomes of it and of the daemon.
 mod transfer_drafts;
 /// Uploads that somebody meddles with.

@@ -477,7 +477,7 @@ async fn the_client_goes_on_when_its_connection_is_cut() {
         .receive_file("file", &mut back, |bytes, _| cut_at(bytes))
         .await
         .unwrap();
-    assert_eq!((whole.sha256, whole.changed), (sha256(&bytes), false));
+    assert_eq!(whole.sha256, sha256(&bytes));
     assert!(fs::read(daemon.beside("back")).unwrap() == bytes);
     let error = client.receive_file("none", &mut back, |_, _| {}).await;
     let Err(TransferError::Call(CallError { reason, .. })) = error else {

@@ -18,7 +18,6 @@ pub(super) struct Copied {
     pub(super) destination: String,
     pub(super) size_bytes: u64,
     pub(super) sha256: String,
-    pub(super) changed: bool,
 }
 
 /// Why something was left out.
@@ -68,12 +67,6 @@ impl Copies {
                 style.name(&file.destination),
                 amount(file.size_bytes)
             ));
-            if file.changed {
-                output::note(&format!(
-                    "{} was written to while it was copied",
-                    escape::name(&file.source)
-                ));
-            }
         }
         for (path, why) in &self.left_out {
             let path = escape::name(path);
@@ -99,7 +92,6 @@ impl Copied {
             "destination": self.destination,
             "size_bytes": self.size_bytes,
             "sha256": self.sha256,
-            "changed": self.changed,
         })
     }
 }

@@ -26,7 +26,8 @@ use crate::{connection, exit, failure::Failure, global::Global};
 /// with such a name is `./:name`. Files appear whole or not at all, with the permission bits of what
 /// was copied; on this side without those that the umask takes. A copy whose connection is lost
 /// goes on by itself, and one into the workspace that was broken off goes on when it is repeated
-/// within a day, up to 64 GiB. Where DST ends with `/`, or is a directory of this side, the copy keeps its name in
+/// within a day, up to 64 GiB. A file of the workspace that is changed while it is copied is copied again, a few
+/// times, and is then an error. Where DST ends with `/`, or is a directory of this side, the copy keeps its name in
 /// it.
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {

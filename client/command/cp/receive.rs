@@ -168,7 +168,6 @@ async fn file(
         destination: to.display().to_string(),
         size_bytes: whole.size_bytes,
         sha256: whole.sha256,
-        changed: whole.changed,
     })
 }
 

@@ -136,7 +136,6 @@ async fn file(
         destination: format!(":{to}"),
         size_bytes: size,
         sha256,
-        changed: false,
     })
 }
 
