@@ -81,6 +81,36 @@ impl Local {
         }
     }
 
+    /// Something that a copy cannot be written to, for it would take its place: a device, a pipe.
+    pub(crate) fn no_destination(path: &Path) -> Self {
+        let regular = Self::no_file(path);
+        let message = format!("{}: write there what `jig read` prints", regular.message);
+        Self { message, ..regular }
+    }
+
+    /// A symbolic link where a copy is to be, and nothing where it leads to.
+    pub(crate) fn dangling(path: &Path) -> Self {
+        let message = format!(
+            "the local file {path:?} is a symbolic link that leads to no file: remove it, or name the file that it should lead to"
+        );
+        Self {
+            message,
+            ..Self::file(path, &ErrorKind::NotFound.into())
+        }
+    }
+
+    /// A symbolic link that whoever named the copy may not know of.
+    pub(crate) fn link(path: &Path) -> Self {
+        Self {
+            code: "PERMISSION_DENIED",
+            reason: Some("SYMLINK_BLOCKED"),
+            message: format!(
+                "the local file {path:?} is a symbolic link, which a copy of a directory does not follow: remove it, or copy the file by itself"
+            ),
+            path: Some(path.display().to_string()),
+        }
+    }
+
     /// Anything else. `problem` says what could not be done.
     pub(crate) fn new(problem: &str, error: &io::Error) -> Self {
         let known = TERMS.iter().find(|(kind, ..)| *kind == error.kind());

@@ -6,6 +6,8 @@ mod change;
 mod client;
 /// The client's command of each tool.
 mod commands;
+/// What `jig cp` does not replace, and how it ends before all is copied.
+mod copies;
 /// A daemon that is killed in the midst of a change.
 mod crash;
 /// `delete_path`.

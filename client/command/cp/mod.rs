@@ -4,11 +4,13 @@
 //! |---|---|
 //! | [`copies`] | what was copied and what was left out |
 //! | [`manner`] | how it is copied, and the names that copies have |
+//! | [`place`] | where on this side a copy is put |
 //! | [`receive`] | out of the workspace |
 //! | [`send`] | into the workspace |
 
 mod copies;
 mod manner;
+mod place;
 mod receive;
 mod send;
 
@@ -27,7 +29,8 @@ use crate::{connection, exit, failure::Failure, global::Global};
 /// was copied; on this side without those that the umask takes. A copy whose connection is lost
 /// goes on by itself, and one into the workspace that was broken off goes on when it is repeated
 /// within a day, up to 64 GiB. A file of the workspace that is changed while it is copied is copied again, a few
-/// times, and is then an error. Where DST ends with `/`, or is a directory of this side, the copy keeps its name in
+/// times, and is then an error. On this side a copy takes the place of a regular file, or of nothing,
+/// also where a symbolic link at DST leads; for devices and pipes there is `jig read`. Where DST ends with `/`, or is a directory of this side, the copy keeps its name in
 /// it.
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {

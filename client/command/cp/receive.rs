@@ -18,6 +18,7 @@ use jig::{
 use super::{
     copies::{Copied, Copies, Why},
     manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
+    place::{Links, place},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
 
@@ -46,7 +47,8 @@ pub(super) async fn receive(
             Ok(listed) => return tree(&client, (from, listed), to, &manner).await,
         }
     }
-    Ok(Copies::of(file(&client, from, &to, &manner).await?))
+    let copied = file(&client, from, (&to, Links::Follow), &manner).await?;
+    Ok(Copies::of(copied))
 }
 
 async fn tree(
@@ -83,7 +85,9 @@ async fn tree(
                     copies.leave_out(shown, Why::TooLong);
                 }
                 FileType::Directory => open.push((from, to, entry.mode)),
-                FileType::File => copies.files.push(file(client, from, &to, manner).await?),
+                FileType::File => copies
+                    .files
+                    .push(file(client, from, (&to, Links::Refuse), manner).await?),
                 FileType::Symlink => copies.leave_out(shown, Why::Symlink),
                 FileType::Fifo
                 | FileType::Socket
@@ -139,14 +143,15 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
 async fn file(
     client: &Client,
     from: String,
-    to: &Path,
+    (to, links): (&Path, Links),
     manner: &Manner,
 ) -> Result<Copied, Failure> {
     let fails = |error| Local::file(to, &error);
     if manner.no_clobber && to.symlink_metadata().is_ok() {
         return Err(Local::file_exists(to).into());
     }
-    let part = Part::create(to).map_err(fails)?;
+    let place = place(to, links)?;
+    let part = Part::create(&place).map_err(fails)?;
     let mut file = part.file.try_clone().map_err(fails)?;
     let progress = Progress::new(&from, manner.quiet);
     let show = |bytes, size| progress.at(bytes, size);
@@ -155,13 +160,13 @@ async fn file(
     file.set_permissions(Permissions::from_mode(whole.mode & 0o777 & !umask()))
         .map_err(fails)?;
     if manner.no_clobber {
-        let linked = fs::hard_link(&part.path, to);
+        let linked = fs::hard_link(&part.path, &place);
         if linked.as_ref().map_err(io::Error::kind) == Err(ErrorKind::AlreadyExists) {
             return Err(Local::file_exists(to).into());
         }
         linked.map_err(fails)?;
     } else {
-        fs::rename(&part.path, to).map_err(fails)?;
+        fs::rename(&part.path, &place).map_err(fails)?;
     }
     Ok(Copied {
         source: format!(":{from}"),
