@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use jig::client::{CallError, ConnectError, CopyError, TransferError};
+use jig::client::{CallError, Code, ConnectError, CopyError, TransferError};
 
 use crate::local::Local;
 
@@ -62,6 +62,29 @@ impl From<Local> for Failure {
 }
 
 impl Failure {
+    /// Whether it is about one of several files, and not about whom we call, the place that there is,
+    /// or the call as a whole, which the next file would come to as well.
+    pub(crate) fn is_of_one_file(&self) -> bool {
+        match self {
+            Self::Call(error) => {
+                let is_general = [
+                    Code::Unavailable,
+                    Code::Unauthenticated,
+                    Code::Unimplemented,
+                ];
+                let of_all = ["NO_SPACE", "UNKNOWN_WORKSPACE"];
+                !is_general.contains(&error.code) && !of_all.contains(&error.name())
+            }
+            Self::Local(local) => local.reason != Some("NO_SPACE"),
+            Self::System(_) | Self::Daemon(_) => true,
+            Self::Connect(_)
+            | Self::Embedded(_)
+            | Self::Usage(_)
+            | Self::Output(_)
+            | Self::Interrupted(_) => false,
+        }
+    }
+
     /// A transfer from or to the file at `path` of this side has failed.
     pub(crate) fn of_transfer(path: &Path, error: TransferError) -> Self {
         match error {

@@ -26,12 +26,28 @@ impl Failure {
         let Some(told) = self.told() else { return };
         if as_json {
             // Should that fail too, the exit code is all that is left.
-            output::json(&told.json()).ok();
+            output::json(&json!({ "error": told.json() })).ok();
         } else {
             for line in told.lines() {
                 output::note(&line);
             }
         }
+    }
+
+    /// On one line.
+    pub(crate) fn summary(&self) -> String {
+        self.or_signal().line()
+    }
+
+    /// As a JSON object.
+    pub(crate) fn json(&self) -> Value {
+        self.or_signal().json()
+    }
+
+    /// Also for what is not told by itself: a signal, or a reader who is gone.
+    fn or_signal(&self) -> Told {
+        let ended = || Told::new("CANCELLED", "it was ended before all was done");
+        self.told().unwrap_or_else(ended)
     }
 
     /// None for a reader who is gone, and for whoever pressed Ctrl-C.
@@ -107,9 +123,13 @@ impl Told {
         }
     }
 
-    fn lines(&self) -> Vec<String> {
+    fn line(&self) -> String {
         let name = self.reason.as_ref().unwrap_or(&self.code);
-        let mut lines = vec![format!("{name}: {}", self.message)];
+        format!("{name}: {}", self.message)
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut lines = vec![self.line()];
         for (field, description) in &self.violations {
             lines.push(format!("  {field}: {description}"));
         }
@@ -137,15 +157,13 @@ impl Told {
             .map(|(name, value)| (name.clone(), value.clone().into()))
             .collect();
         json!({
-            "error": {
-                "code": self.code,
-                "reason": self.reason,
-                "message": self.message,
-                "violations": violations,
-                "metadata": metadata,
-                "retry_after_sec": self.retry_after.map(|wait| wait.as_secs_f64()),
-                "call_id": self.call_id,
-            },
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
+            "violations": violations,
+            "metadata": metadata,
+            "retry_after_sec": self.retry_after.map(|wait| wait.as_secs_f64()),
+            "call_id": self.call_id,
         })
     }
 }
@@ -162,7 +180,7 @@ mod tests {
         told.violations = vec![("path".into(), "wrong".into())];
         assert_eq!(
             told.json(),
-            json!({ "error": {
+            json!({
                 "code": "NOT_FOUND",
                 "reason": "FILE_NOT_FOUND",
                 "message": "no such file",
@@ -170,7 +188,7 @@ mod tests {
                 "metadata": { "path": "a" },
                 "retry_after_sec": null,
                 "call_id": null,
-            } })
+            })
         );
     }
 
@@ -208,8 +226,8 @@ mod tests {
         let missing = Local::file("a".as_ref(), &io::ErrorKind::NotFound.into());
         let told = Failure::Local(missing).told().unwrap();
         assert!(told.lines()[0].starts_with("FILE_NOT_FOUND: the local file \"a\" "));
-        assert_eq!(told.json()["error"]["code"], "NOT_FOUND");
-        assert_eq!(told.json()["error"]["metadata"]["local_path"], "a");
+        assert_eq!(told.json()["code"], "NOT_FOUND");
+        assert_eq!(told.json()["metadata"]["local_path"], "a");
         let full = Failure::Output(io::ErrorKind::StorageFull.into());
         assert_eq!(full.told().unwrap().reason.as_deref(), Some("NO_SPACE"));
     }

@@ -33,6 +33,10 @@ fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
 /// Tells what went wrong; answers with the exit code that says so.
 fn failed(failure: &Failure, as_json: bool) -> u8 {
     failure.report(as_json);
+    exit_code(failure)
+}
+
+fn exit_code(failure: &Failure) -> u8 {
     match failure {
         Failure::Interrupted(code) => *code,
         Failure::Usage(_)

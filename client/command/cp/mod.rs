@@ -19,19 +19,23 @@ use std::process::ExitCode;
 use clap::Args;
 
 use self::{copies::Copies, manner::Manner};
-use super::finish;
+use super::{exit_code, failed};
 use crate::{connection, exit, failure::Failure, global::Global};
 
 /// Copy files into the workspace or out of it, of any size.
 ///
 /// The side that begins with `:` (or `jig:`) is the workspace; exactly one must. A file on this side
-/// with such a name is `./:name`. Files appear whole or not at all, with the permission bits of what
-/// was copied; on this side without those that the umask takes. A copy whose connection is lost
-/// goes on by itself, and one into the workspace that was broken off goes on when it is repeated
-/// within a day, up to 64 GiB. A file of the workspace that is changed while it is copied is copied again, a few
-/// times, and is then an error. On this side a copy takes the place of a regular file, or of nothing,
-/// also where a symbolic link at DST leads; for devices and pipes there is `jig read`. Where DST ends with `/`, or is a directory of this side, the copy keeps its name in
-/// it.
+/// with such a name is `./:name`. Where DST ends with `/`, or is a directory of this side, the copy
+/// keeps its name in it.
+///
+/// Files appear whole or not at all, with the permission bits of what was copied; on this side
+/// without those that the umask takes. A copy whose connection is lost goes on by itself, and one
+/// into the workspace that was broken off goes on when it is repeated within a day, up to 64 GiB. A
+/// file of the workspace that is changed while it is copied is copied again, a few times, and is
+/// then an error.
+///
+/// On this side a copy takes the place of a regular file or of nothing, also of the one that a
+/// symbolic link leads to which DST names. For devices and pipes there is `jig read`.
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
     /// What to copy: `file`, or `:file` in the workspace.
@@ -41,7 +45,8 @@ pub(crate) struct CpArgs {
     #[arg(value_name = "DST")]
     destination: String,
     /// Copy a directory with the files and directories in it; of `.`, what is in it. `.git` is left
-    /// out. So is what cannot be copied, as symbolic links: it is named, and the exit code is 1.
+    /// out. So is what cannot be copied, as symbolic links, or what a link of this side is in the way
+    /// of: it is named, with the reason, and the exit code is 1.
     #[arg(short, long)]
     recursive: bool,
     /// Fail where something is there.
@@ -67,26 +72,45 @@ pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
         expect: args.expect,
         quiet: as_json,
     };
+    let copies = Copies::default();
+    let to_fill = copies.clone();
     let result = match (side(&args.source), side(&args.destination)) {
-        (Side::Here(from), Side::Workspace(to)) => {
-            connection::call(global, move |client| send::send(client, from, to, manner))
-        }
+        (Side::Here(from), Side::Workspace(to)) => connection::call(global, move |client| {
+            send::send(client, from, to, manner, to_fill)
+        }),
         (Side::Workspace(from), Side::Here(to)) => connection::call(global, move |client| {
-            receive::receive(client, from, to.into(), manner)
+            receive::receive(client, from, to.into(), manner, to_fill)
         }),
         _ => Err(Failure::Usage(
             "exactly one of SRC and DST must begin with `:`, as what is in the workspace does"
                 .to_owned(),
         )),
     };
-    let printed = result.and_then(|copies: Copies| {
-        copies.print(as_json)?;
-        Ok(copies.is_all())
-    });
-    match printed {
-        Ok(false) => ExitCode::from(exit::FAILURE),
-        printed => finish(printed.map(drop), as_json),
+    ExitCode::from(match result {
+        Ok(()) => match told(&copies, None, as_json) {
+            Ok(()) if copies.is_all() => exit::SUCCESS,
+            Ok(()) => exit::FAILURE,
+            Err(failure) => failed(&failure, as_json),
+        },
+        Err(failure) if copies.is_nothing() => failed(&failure, as_json),
+        Err(failure) => {
+            // Why it ended matters more than that nobody reads what it did before.
+            let _unread = told(&copies, Some(&failure), as_json);
+            exit_code(&failure)
+        }
+    })
+}
+
+/// Says what was copied, and what broke the copy off.
+fn told(copies: &Copies, end: Option<&Failure>, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return copies.print_json(end);
     }
+    let printed = copies.print();
+    if let Some(end) = end {
+        end.report(false);
+    }
+    printed
 }
 
 fn side(text: &str) -> Side {

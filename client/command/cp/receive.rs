@@ -31,7 +31,8 @@ pub(super) async fn receive(
     from: String,
     mut to: PathBuf,
     manner: Manner,
-) -> Result<Copies, Failure> {
+    copies: Copies,
+) -> Result<(), Failure> {
     let into = to.is_dir() || to.as_os_str().as_encoded_bytes().ends_with(b"/");
     if into {
         match name_of(&from) {
@@ -44,11 +45,11 @@ pub(super) async fn receive(
         match entries(&client, &from).await {
             Err(error) if error.name() == "NOT_A_DIRECTORY" => {}
             Err(error) => return Err(error.into()),
-            Ok(listed) => return tree(&client, (from, listed), to, &manner).await,
+            Ok(listed) => return tree(&client, (from, listed), to, &manner, &copies).await,
         }
     }
-    let copied = file(&client, from, (&to, Links::Follow), &manner).await?;
-    Ok(Copies::of(copied))
+    copies.copied(file(&client, from, (&to, Links::Follow), &manner).await?);
+    Ok(())
 }
 
 async fn tree(
@@ -56,26 +57,40 @@ async fn tree(
     (from, listed): (String, ListDirectoryResponse),
     to: PathBuf,
     manner: &Manner,
-) -> Result<Copies, Failure> {
-    let mut copies = Copies::default();
+    copies: &Copies,
+) -> Result<(), Failure> {
     let path = if from.is_empty() { "." } else { &from };
     let request = StatPathRequest {
         path: path.to_owned(),
     };
     let mode = client.stat_path(request).await?.mode;
-    if let Some(above) = to.parent().filter(|above| !above.as_os_str().is_empty()) {
-        fs::create_dir_all(above).map_err(|error| Local::file(above, &error))?;
+    if !to.is_dir() {
+        if let Some(above) = to.parent().filter(|above| !above.as_os_str().is_empty()) {
+            fs::create_dir_all(above).map_err(|error| Local::file(above, &error))?;
+        }
+        make_directory(&to, mode)?;
     }
     let mut listed = Some(listed);
-    let mut open = vec![(from, to, mode)];
-    while let Some((from, to, mode)) = open.pop() {
-        make_directory(&to, mode).map_err(|error| Local::file(&to, &error))?;
+    let mut open = vec![(from, to)];
+    while let Some((from, to)) = open.pop() {
         let listed = match listed.take() {
             Some(listed) => listed,
-            None => entries(client, &from).await?,
+            None => match entries(client, &from).await {
+                Ok(listed) => listed,
+                Err(error) => {
+                    copies.failed(format!(":{from}"), error.into())?;
+                    continue;
+                }
+            },
         };
         for entry in listed.entries {
-            let name = safe_name(&entry)?;
+            let name = match safe_name(&entry) {
+                Ok(name) => name,
+                Err(failure) => {
+                    copies.failed(format!(":{}", join(&from, &entry.name)), failure)?;
+                    continue;
+                }
+            };
             let (from, to) = (join(&from, name), to.join(name));
             let shown = format!(":{from}");
             let is_too_long = from.len().max(to.as_os_str().len()) > LONGEST_PATH;
@@ -84,10 +99,14 @@ async fn tree(
                 FileType::File | FileType::Directory if is_too_long => {
                     copies.leave_out(shown, Why::TooLong);
                 }
-                FileType::Directory => open.push((from, to, entry.mode)),
-                FileType::File => copies
-                    .files
-                    .push(file(client, from, (&to, Links::Refuse), manner).await?),
+                FileType::Directory => match make_directory(&to, entry.mode) {
+                    Ok(()) => open.push((from, to)),
+                    Err(local) => copies.failed(shown, local.into())?,
+                },
+                FileType::File => match file(client, from, (&to, Links::Refuse), manner).await {
+                    Ok(file) => copies.copied(file),
+                    Err(failure) => copies.failed(shown, failure)?,
+                },
                 FileType::Symlink => copies.leave_out(shown, Why::Symlink),
                 FileType::Fifo
                 | FileType::Socket
@@ -100,7 +119,7 @@ async fn tree(
             copies.leave_out(format!(":{}", join(&from, "?")), Why::NoUtf8);
         }
     }
-    Ok(copies)
+    Ok(())
 }
 
 /// All entries of a directory.
@@ -132,11 +151,19 @@ fn safe_name(entry: &DirectoryEntry) -> Result<&str, Failure> {
 }
 
 /// Makes a directory, unless it is there. It can be written to by its owner: there is more to come.
-fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
+fn make_directory(path: &Path, mode: u32) -> Result<(), Local> {
     let made = DirBuilder::new().mode(mode & 0o777 | 0o700).create(path);
     match made {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        made => made,
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let there = path.symlink_metadata();
+            match there.map(|there| there.file_type()) {
+                Ok(kind) if kind.is_dir() => Ok(()),
+                Ok(kind) if kind.is_symlink() => Err(Local::link(path)),
+                _ => Err(Local::file(path, &ErrorKind::NotADirectory.into())),
+            }
+        }
+        Err(error) => Err(Local::file(path, &error)),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Files into the workspace.
 
 use std::{
-    fs::{self, File},
+    ffi::OsString,
+    fs::{self, File, FileType},
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
     os::unix::fs::PermissionsExt as _,
     path::Path,
     sync::Arc,
@@ -32,7 +34,8 @@ pub(super) async fn send(
     from: String,
     mut to: String,
     manner: Manner,
-) -> Result<Copies, Failure> {
+    copies: Copies,
+) -> Result<(), Failure> {
     let is_directory = Path::new(&from).is_dir();
     if to.is_empty() || to.ends_with('/') {
         match name_of(&from) {
@@ -47,24 +50,31 @@ pub(super) async fn send(
         )));
     }
     if is_directory {
-        tree(&client, &from, to, &manner).await
-    } else {
-        let copied = file(&client, Path::new(&from), to, &manner).await?;
-        Ok(Copies::of(copied))
+        return tree(&client, &from, to, &manner, &copies).await;
     }
+    copies.copied(file(&client, Path::new(&from), to, &manner).await?);
+    Ok(())
 }
 
-async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Result<Copies, Failure> {
-    let mut copies = Copies::default();
-    let mut open = vec![(Path::new(from).to_owned(), to)];
+async fn tree(
+    client: &Client,
+    from: &str,
+    to: String,
+    manner: &Manner,
+    copies: &Copies,
+) -> Result<(), Failure> {
+    let from = Path::new(from);
+    let mut open = vec![(from.to_owned(), to)];
     while let Some((directory, to)) = open.pop() {
-        let fails = |error| Local::file(&directory, &error);
-        let mut entries = Vec::new();
-        for entry in fs::read_dir(&directory).map_err(fails)? {
-            let entry = entry.map_err(fails)?;
-            entries.push((entry.file_name(), entry.file_type().map_err(fails)?));
-        }
-        entries.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+        let entries = match entries(&directory) {
+            Ok(entries) => entries,
+            Err(error) if directory == from => return Err(Local::file(from, &error).into()),
+            Err(error) => {
+                let local = Local::file(&directory, &error);
+                copies.failed(directory.display().to_string(), local.into())?;
+                continue;
+            }
+        };
         // Files bring their directory with them.
         let mut is_made = to.is_empty();
         for (name, kind) in entries {
@@ -85,8 +95,13 @@ async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Resul
                 open.push((path, to));
                 is_made = true;
             } else if kind.is_file() {
-                copies.files.push(file(client, &path, to, manner).await?);
-                is_made = true;
+                match file(client, &path, to, manner).await {
+                    Ok(file) => {
+                        copies.copied(file);
+                        is_made = true;
+                    }
+                    Err(failure) => copies.failed(shown, failure)?,
+                }
             } else {
                 let is_link = kind.is_symlink();
                 copies.leave_out(shown, if is_link { Why::Symlink } else { Why::NoFile });
@@ -94,10 +109,23 @@ async fn tree(client: &Client, from: &str, to: String, manner: &Manner) -> Resul
         }
         if !is_made {
             let request = CreateDirectoryRequest { path: to };
-            client.create_directory(request).await?;
+            if let Err(error) = client.create_directory(request).await {
+                copies.failed(directory.display().to_string(), error.into())?;
+            }
         }
     }
-    Ok(copies)
+    Ok(())
+}
+
+/// Names and kinds of what is in a directory, by name.
+fn entries(directory: &Path) -> io::Result<Vec<(OsString, FileType)>> {
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        entries.push((entry.file_name(), entry.file_type()?));
+    }
+    entries.sort_unstable_by(|one, other| one.0.cmp(&other.0));
+    Ok(entries)
 }
 
 async fn file(
