@@ -16,7 +16,7 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
 
 use crate::{
     files::tools::{CHANGING, READING, Tool},
-    support::{Daemon, Refusal, Setup, eventually, promptly, shell},
+    support::{Daemon, Refusal, Setup, access_list, eventually, promptly, shell},
 };
 
 /// Calls each tool on a path and checks how it is refused.
@@ -272,20 +272,7 @@ async fn case_62_attributes_lists_and_modes_neither_get_lost_nor_in_the_way() {
         let made = "mkdir closed && touch closed/f && chmod 000 closed; touch f; chmod 604 f";
         daemon.output(shell(made)).await;
         setxattr(daemon.file("f"), "user.mark", b"kept", XattrFlags::empty()).unwrap();
-        // Version 2, and rw- for the owner, r-- for user 4242, the group, the mask and others.
-        let entries: [(u16, u16, u32); 5] = [
-            (1, 6, !0),
-            (2, 4, 4242),
-            (4, 4, !0),
-            (0x10, 4, !0),
-            (0x20, 4, !0),
-        ];
-        let mut list = 2_u32.to_le_bytes().to_vec();
-        for (tag, permissions, id) in entries {
-            list.extend(tag.to_le_bytes());
-            list.extend(permissions.to_le_bytes());
-            list.extend(id.to_le_bytes());
-        }
+        let list = access_list(4);
         let acl = "system.posix_acl_access";
         setxattr(daemon.file("f"), acl, &list, XattrFlags::empty()).unwrap();
         Tool::Write.call(&daemon, "f").await.unwrap();

@@ -16,7 +16,7 @@ use rustix::{
 };
 use tonic::Status;
 
-use crate::support::{Daemon, Refusal, Setup, shell};
+use crate::support::{Daemon, Refusal, Setup, access_list, shell};
 
 fn file(path: &str, content: &str) -> WriteFileRequest {
     WriteFileRequest {
@@ -344,20 +344,8 @@ async fn what_replaces_a_file_is_open_to_those_that_the_file_was_and_no_others()
         for path in [&directory, &file_name] {
             std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
         }
-        // New files in the directory can be read by user 4242 (acl(5), version 2).
-        let entries: [(u16, u16, u32); 5] = [
-            (1, 6, !0),
-            (2, 7, 4242),
-            (4, 4, !0),
-            (0x10, 7, !0),
-            (0x20, 4, !0),
-        ];
-        let mut list = 2_u32.to_le_bytes().to_vec();
-        for (tag, permissions, id) in entries {
-            list.extend(tag.to_le_bytes());
-            list.extend(permissions.to_le_bytes());
-            list.extend(id.to_le_bytes());
-        }
+        // Somebody else may do all with new files in the directory.
+        let list = access_list(7);
         let none = XattrFlags::empty();
         setxattr(&directory, "system.posix_acl_default", &list, none).unwrap();
         setxattr(&file_name, "user.mark", b"kept", none).unwrap();

@@ -1,5 +1,6 @@
 //! Starting daemons, calling them, and looking at what they leave behind.
 
+mod acl;
 mod call;
 mod daemon;
 mod processes;
@@ -9,6 +10,7 @@ mod scale;
 mod setup;
 mod wait;
 
+pub(crate) use acl::access_list;
 pub(crate) use call::{Refusal, argv, describe, shell, with};
 pub(crate) use daemon::{Daemon, tools};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
