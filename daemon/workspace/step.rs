@@ -153,19 +153,39 @@ pub(super) fn undo(directory: &OwnedFd, name: &str, step: &Step) -> Result<(), E
         (Some(_), None) => renameat(directory, temporary, directory, name),
         (Some(_), Some(_)) if in_place == step.new => {
             exchange(directory, temporary, name)?;
-            finish(directory, temporary)
-        }
-        (Some(_), Some(_)) => {
-            tracing::warn!(
-                path = step.path,
-                temporary,
-                "what a change has put here was changed or replaced since, and is left: what was here before lies beside it under the temporary name"
-            );
+            if at(temporary)? == step.new {
+                return finish(directory, temporary);
+            }
+            // It was replaced just now: what has come out is somebody else's.
+            exchange(directory, temporary, name)?;
+            leave(step);
             Ok(())
         }
-        (None, Some(_)) if in_place == step.new && !step.replaces => finish(directory, name),
+        (Some(_), Some(_)) => {
+            leave(step);
+            Ok(())
+        }
+        (None, Some(_)) if in_place == step.new && !step.replaces => {
+            match put_new(directory, name, temporary) {
+                Err(Errno::NOENT) => return Ok(()), // gone just now
+                taken => taken?,
+            }
+            if at(temporary)? == step.new {
+                return finish(directory, temporary);
+            }
+            put_new(directory, temporary, name)
+        }
         (None, _) => Ok(()),
     }
+}
+
+fn leave(step: &Step) {
+    let (path, temporary) = (&step.path, &step.temporary);
+    tracing::warn!(
+        path,
+        temporary,
+        "what a change has put here was changed or replaced since, and is left: what was here before lies beside it under the temporary name"
+    );
 }
 
 /// Removes what is not needed any more, a directory with all that is in it.

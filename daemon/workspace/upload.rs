@@ -285,7 +285,12 @@ fn settle(directory: &OwnedFd, name: &str, place: &DraftPlace) -> Result<Left, E
         // Swapped; but nobody has looked yet whether the file that came out is the one to replace.
         (None, Some(size), Some(true)) if beside.is_some() => {
             exchange(directory, temporary, name)?;
-            Ok(Left::Draft(size))
+            if size_of_draft(at(temporary)?).is_some() {
+                return Ok(Left::Draft(size));
+            }
+            // It was replaced just now: what has come out is somebody else's.
+            exchange(directory, temporary, name)?;
+            Ok(Left::Nothing)
         }
         (None, Some(size), Some(_)) => Ok(Left::InPlace(size)),
         (None, _, _) => Ok(Left::Nothing),

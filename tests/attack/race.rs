@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{FileTypeExt as _, symlink},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -166,7 +166,15 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
             break;
         }
     }
-    assert_eq!((files.len(), fifos.len()), (6, 5), "{files:?} {fifos:?}");
     fs::write(daemon.file("stop"), "").unwrap();
     promptly("the command", swapping).await.unwrap().unwrap();
+    let is_fifo = |name| {
+        let found = fs::symlink_metadata(daemon.file(name)).unwrap();
+        found.file_type().is_fifo()
+    };
+    assert!(
+        is_fifo("f") ^ is_fifo("fifo"),
+        "a tool has taken away what it never saw"
+    );
+    assert_eq!((files.len(), fifos.len()), (6, 5), "{files:?} {fifos:?}");
 }
