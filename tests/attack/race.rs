@@ -10,9 +10,10 @@ use std::{
     },
 };
 
-use jig::api::v1::RunRequest;
+use jig::api::v1::{Outcome, RunRequest, RunResponse};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
+use tonic::Status;
 
 use crate::{
     files::tools::Tool,
@@ -52,9 +53,15 @@ const CALLS: &[(Tool, &str)] = &[
 fn swapping(daemon: &Daemon, names: [&str; 2]) -> RunRequest {
     let program = compile(daemon, "swap");
     RunRequest {
-        timeout_sec: Some(3600),
+        timeout_sec: Some(86_400),
         ..argv(&[&program, names[0], names[1]])
     }
+}
+
+/// Waits for a command that was told to stop, and that must have swapped until then.
+async fn ended(swapping: JoinHandle<Result<RunResponse, Status>>) {
+    let response = promptly("the command", swapping).await.unwrap().unwrap();
+    assert_eq!(response.outcome(), Outcome::Exited, "{response:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,7 +122,7 @@ async fn case_39_a_directory_that_becomes_a_link_and_back_leads_nowhere() {
         );
     }
     fs::write(daemon.file("stop"), "").unwrap();
-    promptly("the command", swapping).await.unwrap().unwrap();
+    ended(swapping).await;
     let content = |name: &str| fs::read_to_string(outside.join(name)).unwrap();
     assert_eq!(content("f"), "secret written");
     assert_eq!(content("n"), NOTEBOOK.replace("TEXT", "secret written"));
@@ -167,7 +174,7 @@ async fn case_46_a_file_that_becomes_a_fifo_holds_up_nobody() {
         }
     }
     fs::write(daemon.file("stop"), "").unwrap();
-    promptly("the command", swapping).await.unwrap().unwrap();
+    ended(swapping).await;
     let is_fifo = |name| {
         let found = fs::symlink_metadata(daemon.file(name)).unwrap();
         found.file_type().is_fifo()
