@@ -119,7 +119,7 @@ fn edit_file(
         diff: diff::unified(path.as_str(), text, &edited.text, MOST_DIFF),
         sha256: sha256(edited.text.as_bytes()),
     };
-    original.check_writable(path)?;
+    original.check_writable(path, None)?;
     // Edits may take each other back.
     if !params.dry_run && edited.text != text {
         change.write(path, Some(&original), Content::new(edited.text.as_bytes()))?;

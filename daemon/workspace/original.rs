@@ -173,9 +173,13 @@ impl Original {
     }
 
     /// Checks that whoever it belongs to may write to it: what no command could change is not
-    /// changed by the tools.
-    pub(crate) fn check_writable(&self, path: &RelativePath) -> Result<(), Error> {
-        if Mode::from_raw_mode(self.mode).contains(Mode::WUSR) {
+    /// changed by the tools. Whoever says what its `mode` is to be has thought of that.
+    pub(crate) fn check_writable(
+        &self,
+        path: &RelativePath,
+        mode: Option<u32>,
+    ) -> Result<(), Error> {
+        if mode.is_some() || Mode::from_raw_mode(self.mode).contains(Mode::WUSR) {
             return Ok(());
         }
         let path = path.as_str();

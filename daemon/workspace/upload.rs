@@ -112,9 +112,8 @@ impl Workspace {
         let existing = find_existing(directory.as_fd(), &name, target)?
             .map(|file| Original::look(&file, &target.path))
             .transpose()?;
-        // As for a change: whoever says what its mode is to be has thought of that.
-        if let Some(existing) = existing.as_ref().filter(|_| target.mode.is_none()) {
-            existing.check_writable(&target.path)?;
+        if let Some(existing) = &existing {
+            existing.check_writable(&target.path, target.mode)?;
         }
         let old = existing.as_ref().map(|existing| existing.stamp);
         if target.expected_sha256.is_some() && old != looked_at {

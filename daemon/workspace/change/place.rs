@@ -30,7 +30,7 @@ pub(super) const NEW_DIRECTORY: u32 = 0o755;
 
 impl Change<'_> {
     /// Checks that a new file could come to a path, without making anything.
-    pub(crate) fn check_vacant(&self, path: &RelativePath) -> Result<(), Error> {
+    pub(super) fn check_vacant(&self, path: &RelativePath) -> Result<(), Error> {
         let mut place = self.behind(path).clone();
         loop {
             let (above, name) = place.split_file()?;

@@ -56,9 +56,8 @@ impl Change<'_> {
         files: impl Iterator<Item = (&'f RelativePath, Option<&'f Original>, Content<'f>)>,
     ) -> Result<(), Error> {
         let coming = files.map(|(path, original, content)| {
-            // Whoever says what its mode is to be has thought of that.
-            if let Some(original) = original.filter(|_| content.mode.is_none()) {
-                original.check_writable(path)?;
+            if let Some(original) = original {
+                original.check_writable(path, content.mode)?;
             }
             Ok(Coming {
                 path,
@@ -79,9 +78,7 @@ impl Change<'_> {
         content: Content<'_>,
     ) -> Result<(), Error> {
         match original {
-            // Whoever says what its mode is to be has thought of that.
-            Some(original) if content.mode.is_none() => original.check_writable(path),
-            Some(_) => Ok(()),
+            Some(original) => original.check_writable(path, content.mode),
             None => self.check_vacant(path),
         }
     }
