@@ -3,10 +3,11 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 6] = [
     "jig/v1/artifact_service.proto",
     "jig/v1/daemon_service.proto",
     "jig/v1/options.proto",
+    "jig/v1/process_service.proto",
     "jig/v1/tool_service.proto",
     "jig/v1/transfer_service.proto",
 ];

@@ -13,13 +13,14 @@
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, layers (trace, explain, panic, deadline), health, reflection, drain
-//!   door/           one per way in: typed gRPC, artifacts, transfers, info; errors → statuses
+//!   door/           one per way in: typed gRPC, processes, artifacts, transfers, info; errors → statuses
 //!   call/           the pipeline: context, admission, drain, record
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
 //!   text/           changing text without a file: edits, patches, diffs, notebooks
-//!   process/        one command: spec, environment, output, stop ladder, outcome, supervision
+//!   process/        one command: spec, environment, input, output, stop ladder, outcome, supervision;
+//!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
 //!   sys/            system calls; the only module with `unsafe`
 //!   store/          state directory, sessions, events, artifacts
@@ -48,6 +49,9 @@
 //!    and everything that it left behind is gone.
 //! 7. The session records how the call ended; the permit is given back; the caller is answered.
 //!
+//! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 6: its
+//! caller, and whoever attaches, reads the process's transcript, which step 7 ends.
+//!
 //! # Always true
 //!
 //! * **A command that ran is a result, never an error.** Errors are about what the daemon could not
@@ -62,6 +66,8 @@
 //!   read `/etc`, `/lib`, `/proc`, `/run`, `/usr` and devices, nothing else.
 //! * **A change of files is made whole or not at all**, also when the daemon dies in the middle:
 //!   what it will do is in a journal first, and the next start undoes what was half done.
+//! * **A stream of a process ends with its one `exited`, or with an error.** Nothing is invented: a
+//!   process that was lost has no end that could be told.
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's
 //!   pidfd does; who else holds the pipe does not matter.
 //! * **Nothing polls.** What is waited for is an event; the only timers are limits.

@@ -21,7 +21,8 @@ use crate::api::v1::{
     ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
     StatPathResponse, WriteFileRequest, WriteFileResponse,
     artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
-    tool_service_client::ToolServiceClient, transfer_service_client::TransferServiceClient,
+    process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
+    transfer_service_client::TransferServiceClient,
 };
 
 /// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
@@ -137,6 +138,10 @@ impl Client {
 
     fn tools(&self) -> ToolServiceClient<Channel> {
         ToolServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    pub(super) fn processes(&self) -> ProcessServiceClient<Channel> {
+        ProcessServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
     pub(super) fn transfers(&self) -> TransferServiceClient<Channel> {

@@ -23,6 +23,7 @@ mod deadline;
 mod error;
 mod health;
 mod pages;
+mod process;
 mod stream;
 mod transfer;
 #[cfg(feature = "daemon")]
@@ -36,6 +37,7 @@ pub use content::{BytePages, LinePages};
 pub use error::{CallError, FieldViolation};
 pub use health::ServingStatus;
 pub use pages::FilePages;
+pub use process::{ProcessEvent, ProcessEvents};
 pub use stream::{ArtifactParts, CopyError};
 pub use tonic::Code;
 pub use transfer::{DownloadParts, Downloaded, TransferError, sha256_of};

@@ -36,6 +36,8 @@ pub(crate) enum Reason {
     UploadNotFound,
     /// The notebook has no such cell.
     CellNotFound,
+    /// No such process runs, or ended not long ago.
+    ProcessNotFound,
     /// Something is at the path already.
     FileExists,
     /// Something that is not a regular file is at the path.
@@ -60,6 +62,12 @@ pub(crate) enum Reason {
     StringNotFound,
     /// The program is not in an executable format.
     CommandNotExecutable,
+    /// The process has ended.
+    ProcessEnded,
+    /// The standard input of the process is closed.
+    StdinClosed,
+    /// An id that names one thing was used for another.
+    RequestIdReused,
     /// The file has changed since the caller read it.
     StaleFile,
     /// What came is not what its checksum says.
@@ -139,6 +147,7 @@ impl Reason {
             Self::ArtifactNotFound => "ARTIFACT_NOT_FOUND",
             Self::UploadNotFound => "UPLOAD_NOT_FOUND",
             Self::CellNotFound => "CELL_NOT_FOUND",
+            Self::ProcessNotFound => "PROCESS_NOT_FOUND",
             Self::FileExists => "FILE_EXISTS",
             Self::NotAFile => "NOT_A_FILE",
             Self::NotADirectory => "NOT_A_DIRECTORY",
@@ -151,6 +160,9 @@ impl Reason {
             Self::StringNotUnique => "STRING_NOT_UNIQUE",
             Self::StringNotFound => "STRING_NOT_FOUND",
             Self::CommandNotExecutable => "COMMAND_NOT_EXECUTABLE",
+            Self::ProcessEnded => "PROCESS_ENDED",
+            Self::StdinClosed => "STDIN_CLOSED",
+            Self::RequestIdReused => "REQUEST_ID_REUSED",
             Self::StaleFile => "STALE_FILE",
             Self::ChecksumMismatch => "CHECKSUM_MISMATCH",
             Self::Timeout => "TIMEOUT",

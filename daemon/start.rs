@@ -20,6 +20,7 @@ use super::{
     door::info::Info,
     embedded::{self, Durable},
     privileges::{self, Confinement},
+    process::registry::Registry,
     sandbox::{
         launch::KeeperProcess,
         level::{Isolation, Level},
@@ -360,6 +361,7 @@ async fn serve(
     let settings = Arc::new(RunSettings {
         path: config.path.clone(),
         artifact_bytes: config.artifact_bytes,
+        replay_bytes: config.replay_bytes,
         processes: config.limits.processes,
     });
     let mut scenes = Vec::new();
@@ -410,6 +412,7 @@ async fn serve(
         drain: Drain::default(),
         grace: config.grace,
         finished: Default::default(),
+        processes: Arc::new(Registry::new(config.process_retention)),
     });
     let runs_commands = isolation.is_ready();
     let info = Info {

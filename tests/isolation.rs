@@ -214,8 +214,6 @@ async fn what_is_the_hosts_or_the_daemons_is_not_there() {
         "/dev/kvm",
         "/dev/vda",
         "/dev/sda",
-        "/dev/tty",
-        "/dev/pts",
     ]) {
         let response = daemon.run(argv(&["ls", "-d", path])).await;
         assert_eq!(response.exit_code, Some(2), "{path}: {response:?}");

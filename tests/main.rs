@@ -36,6 +36,8 @@ mod isolation;
 mod lifecycle;
 /// Calls that are refused before there is a request.
 mod malformed;
+/// Commands that are watched and fed while they run.
+mod processes;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
 /// Sessions: their records, their numbers, their artifacts.

@@ -17,6 +17,7 @@ pub(crate) mod context;
 pub(crate) mod drain;
 mod record;
 pub(crate) mod recorded;
+mod start;
 
 use std::{
     collections::HashSet,
@@ -28,13 +29,15 @@ use std::{
 };
 
 use opentelemetry::{KeyValue, trace::SpanKind};
+use tokio::task::JoinHandle;
+use tokio_util::{sync::CancellationToken, task::task_tracker::TaskTrackerToken};
 use tracing::Instrument as _;
 
 use self::{admission::Admission, context::Incoming, drain::Drain};
 use crate::daemon::{
-    catalog::{Catalog, Checked, ToolSpec},
+    catalog::{Catalog, Checked},
     error::{Error, Reason, Violation},
-    process::supervise::Stop,
+    process::{registry::Registry, supervise::Stop},
     store::{session::Session, state_dir::StateDir},
     task,
     telemetry::{Telemetry, semconv, spans::Span},
@@ -63,6 +66,36 @@ pub(crate) struct Pipeline {
     pub(crate) grace: Duration,
     /// Calls that have ended.
     pub(crate) finished: AtomicU64,
+    /// The commands that were started and are watched.
+    pub(crate) processes: Arc<Registry>,
+}
+
+/// A call of the tool `T` that was let in, and whose start is recorded.
+struct Begun<T: Tool> {
+    incoming: Incoming,
+    params: T::Params,
+    work: Work,
+    /// When its time is up, unless it limits itself.
+    until: Instant,
+    /// Tells the work to end at once.
+    abandon: CancellationToken,
+    waited_for: TaskTrackerToken,
+}
+
+impl<T: Tool> Begun<T> {
+    /// Starts the work, in a task that goes on whatever becomes of the caller. Answers what tells it
+    /// to end.
+    fn spawn(
+        self,
+        pipeline: &Arc<Pipeline>,
+    ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
+        let incoming = self.incoming;
+        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
+        let work = Arc::clone(pipeline).execute::<T>(incoming, self.params, self.work);
+        let task = task::spawn_tracked(T::NAME, work.instrument(log));
+        drop(self.waited_for);
+        (task, self.abandon)
+    }
 }
 
 impl Pipeline {
@@ -125,14 +158,47 @@ impl Pipeline {
         incoming: Incoming,
         request: T::Request,
     ) -> Result<T::Response, Error> {
+        let begun = self.begin::<T>(incoming, request).await?;
+        let until = begun.until;
+        let (mut task, abandon) = begun.spawn(self);
+        // Dropped with the caller: then nobody waits for the work any more.
+        let abandoned = abandon.drop_guard();
+        let result = if T::LIMITS_ITSELF {
+            task.await
+        } else {
+            match tokio::time::timeout_at(until.into(), &mut task).await {
+                Ok(result) => result,
+                Err(_) => {
+                    // Told to end, most do so at once: then it is known whether anything was done.
+                    drop(abandoned);
+                    let ended = tokio::time::timeout(LAST_WORD, task).await;
+                    let ended = ended.map_err(|_| timed_out(T::NAME))?;
+                    return ended.map_err(Error::internal)?;
+                }
+            }
+        };
+        drop(abandoned);
+        result.map_err(Error::internal)?
+    }
+
+    /// Validates a call of the tool `T`, admits it, and records that it starts.
+    async fn begin<T: Tool>(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        request: T::Request,
+    ) -> Result<Begun<T>, Error> {
         let scene = self.scene(&incoming)?.clone();
         let spec = self
             .catalog
             .tool(T::NAME)
             .ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))?;
-        let (params, shown) = validate::<T>(spec, request, &scene)?;
+        let checked = match T::MESSAGE {
+            None => spec.check(request)?,
+            Some(message) => self.catalog.look_at(message, request)?,
+        };
+        let (params, shown) = validate::<T>(checked, &scene)?;
         // Taken before the drain is looked at: whoever is let in is waited for.
-        let _waited_for = task::hold();
+        let waited_for = task::hold();
         let permit = self.admission.enter(&self.drain)?;
         let session = self.session(&incoming).await?;
         let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
@@ -154,28 +220,14 @@ impl Pipeline {
             telemetry: self.telemetry.clone(),
             scene,
         };
-        let until = incoming.received + spec.default_timeout();
-        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
-        let work = Arc::clone(self).execute::<T>(incoming, params, work);
-        let mut task = task::spawn_tracked(T::NAME, work.instrument(log));
-        // Dropped with the caller: then nobody waits for the work any more.
-        let abandoned = abandon.drop_guard();
-        let result = if T::LIMITS_ITSELF {
-            task.await
-        } else {
-            match tokio::time::timeout_at(until.into(), &mut task).await {
-                Ok(result) => result,
-                Err(_) => {
-                    // Told to end, most do so at once: then it is known whether anything was done.
-                    drop(abandoned);
-                    let ended = tokio::time::timeout(LAST_WORD, task).await;
-                    let ended = ended.map_err(|_| timed_out(T::NAME))?;
-                    return ended.map_err(Error::internal)?;
-                }
-            }
-        };
-        drop(abandoned);
-        result.map_err(Error::internal)?
+        Ok(Begun {
+            until: incoming.received + spec.default_timeout(),
+            incoming,
+            params,
+            work,
+            abandon,
+            waited_for,
+        })
     }
 
     /// The work of one call, to its end, with the place that it holds so long.
@@ -224,18 +276,17 @@ impl Pipeline {
     }
 }
 
-/// Checks a request against the rules of its fields and with its tool; answers its parameters, and
-/// what a record shows of them.
+/// Checks a request, whose fields were looked at one by one, with its tool; answers its parameters,
+/// and what a record shows of them.
 fn validate<T: Tool>(
-    spec: &ToolSpec,
-    request: T::Request,
+    checked: Checked<T::Request>,
     scene: &Scene,
 ) -> Result<(T::Params, serde_json::Value), Error> {
     let Checked {
         request,
         params: shown,
         mut violations,
-    } = spec.check(request)?;
+    } = checked;
     let params = T::check(request, scene, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(each_field_once(violations)));

@@ -69,16 +69,26 @@ impl Catalog {
         self.methods.iter().map(String::as_str)
     }
 
-    /// Checks a request of a method that is not a tool, named by its full name.
+    /// Checks a request of a method that is not a tool, named by its full name, and fills in
+    /// defaults.
+    pub(crate) fn look_at<T: Message + Default>(
+        &self,
+        message: &str,
+        request: T,
+    ) -> Result<Checked<T>, Error> {
+        match self.messages.get(message) {
+            Some(rules) => rules.check(request),
+            None => Err(Error::internal(format!("no method takes {message}"))),
+        }
+    }
+
+    /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
     pub(crate) fn check<T: Message + Default>(
         &self,
         message: &str,
         request: T,
     ) -> Result<T, Error> {
-        let Some(rules) = self.messages.get(message) else {
-            return Err(Error::internal(format!("no method takes {message}")));
-        };
-        let checked = rules.check(request)?;
+        let checked = self.look_at(message, request)?;
         if checked.violations.is_empty() {
             Ok(checked.request)
         } else {

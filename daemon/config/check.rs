@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_SANDBOX_ID,
+    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_REPLAY_BYTES,
+    DEFAULT_SANDBOX_ID,
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
@@ -19,6 +20,8 @@ use crate::daemon::{
 
 /// Longest time that can be configured.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Bytes that can be kept of what a started command wrote: at least what it may write at once, twice.
+const REPLAY_BYTES: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
 
 impl Config {
     /// Reads the file that `args` names, if any, and puts both together.
@@ -128,6 +131,26 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         ));
     }
     let limits = limits(&file.limits, &mut problems);
+    let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
+    if !REPLAY_BYTES.contains(&replay_bytes) {
+        problems.push(format!(
+            "limits.replay_bytes {replay_bytes}: give {} to {} bytes",
+            REPLAY_BYTES.start(),
+            REPLAY_BYTES.end()
+        ));
+    }
+    let process_retention = parse(
+        file.limits.process_retention.as_deref(),
+        DEFAULT_PROCESS_RETENTION,
+        &mut problems,
+        |text| {
+            time(text).ok_or_else(|| {
+                format!(
+                    "limits.process_retention {text}: give a time of at most a day, such as 15m"
+                )
+            })
+        },
+    );
     let concurrent_calls = count(
         file.limits.concurrent_calls,
         DEFAULT_CONCURRENT_CALLS,
@@ -161,6 +184,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         grace,
         limits,
         artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
+        replay_bytes,
+        process_retention,
         sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,

@@ -71,6 +71,8 @@ pub(super) struct Limits {
     pub(super) tmp_bytes: Option<u64>,
     pub(super) tmp_inodes: Option<u32>,
     pub(super) artifact_bytes: Option<u64>,
+    pub(super) replay_bytes: Option<usize>,
+    pub(super) process_retention: Option<String>,
     pub(super) concurrent_calls: Option<usize>,
     pub(super) concurrent_runs: Option<usize>,
 }

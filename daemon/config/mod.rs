@@ -33,6 +33,10 @@ const DEFAULT_DRAIN: Duration = Duration::from_secs(25);
 const DEFAULT_GRACE: Duration = Duration::from_secs(2);
 /// Bytes that an artifact keeps of a stream.
 const DEFAULT_ARTIFACT_BYTES: u64 = 64 << 20;
+/// Bytes that are kept in memory of what a started command wrote.
+const DEFAULT_REPLAY_BYTES: usize = 1 << 20;
+/// How long a started command is kept when it has ended: longer than a client needs to come back.
+const DEFAULT_PROCESS_RETENTION: Duration = Duration::from_secs(15 * 60);
 /// Calls at one time: each holds at most its inline output, twice, and 64 KiB in pipes.
 const DEFAULT_CONCURRENT_CALLS: usize = 2048;
 /// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a
@@ -71,6 +75,10 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     /// Bytes that an artifact keeps of a stream.
     pub(crate) artifact_bytes: u64,
+    /// Bytes that are kept in memory of what a started command wrote.
+    pub(crate) replay_bytes: usize,
+    /// How long a started command is kept when it has ended.
+    pub(crate) process_retention: Duration,
     /// Whether a change of a file is answered only when the disk has written it down.
     pub(crate) sync_files: bool,
     /// Calls at one time.

@@ -3,6 +3,7 @@
 pub(crate) mod artifacts;
 pub(crate) mod info;
 pub(crate) mod metadata;
+pub(crate) mod processes;
 pub(crate) mod status;
 pub(crate) mod tools;
 pub(crate) mod transfer;

@@ -70,8 +70,9 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::UnknownWorkspace
         | Reason::ArtifactNotFound
         | Reason::UploadNotFound
-        | Reason::CellNotFound => Code::NotFound,
-        Reason::FileExists => Code::AlreadyExists,
+        | Reason::CellNotFound
+        | Reason::ProcessNotFound => Code::NotFound,
+        Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
         // Read again, and decide anew.
         Reason::StaleFile | Reason::ChecksumMismatch => Code::Aborted,
         // Change the state of the workspace or the daemon first.
@@ -86,6 +87,8 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::PatchHunkFail
         | Reason::DirectoryNotEmpty
         | Reason::CommandNotExecutable
+        | Reason::ProcessEnded
+        | Reason::StdinClosed
         | Reason::SandboxUnavailable => Code::FailedPrecondition,
         // Take more time, or ask for less.
         Reason::Timeout => Code::DeadlineExceeded,

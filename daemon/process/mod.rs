@@ -11,10 +11,24 @@
 //!    ▼                                    │
 //! Killing: SIGKILL to the sandbox's init ─┘ its pidfd says that it is gone
 //! ```
+//!
+//! | file | holds |
+//! |---|---|
+//! | [`spec`], [`environment`] | what is asked for |
+//! | [`supervise`], [`connect`], [`stop`] | the task that owns the command, what connects it, how it is ended |
+//! | [`output`], [`input`] | what it writes and reads |
+//! | [`live`], [`transcript`], [`registry`] | commands that are watched and fed while they run |
+//! | [`outcome`], [`finished`] | what is told about it |
 
+mod connect;
 pub(crate) mod environment;
+pub(crate) mod finished;
+pub(crate) mod input;
+pub(crate) mod live;
 pub(crate) mod outcome;
 pub(crate) mod output;
+pub(crate) mod registry;
 pub(crate) mod spec;
 mod stop;
 pub(crate) mod supervise;
+pub(crate) mod transcript;

@@ -1,7 +1,5 @@
 //! How a command ended, told from its wait status and from what the daemon did to it.
 
-use crate::daemon::sys::process::Usage;
-
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
@@ -22,17 +20,6 @@ pub(crate) enum Cause {
     TimeUp,
     /// Nobody waits for it any more, or the daemon is shutting down.
     Cancelled,
-}
-
-/// A command that ended, and all that is known about it but its output.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Ended {
-    /// How.
-    pub(crate) outcome: Outcome,
-    /// What it used; nothing is known of a command that was killed.
-    pub(crate) usage: Usage,
-    /// Whether something of it could not be killed in time.
-    pub(crate) kill_pending: bool,
 }
 
 impl Outcome {
@@ -73,49 +60,98 @@ impl Outcome {
     }
 }
 
-/// Name of a signal (signal(7)): `SIGKILL`.
+/// Names of the signals that have one (signal(7)).
+const SIGNALS: &[(i32, &str)] = &[
+    (libc::SIGHUP, "SIGHUP"),
+    (libc::SIGINT, "SIGINT"),
+    (libc::SIGQUIT, "SIGQUIT"),
+    (libc::SIGILL, "SIGILL"),
+    (libc::SIGTRAP, "SIGTRAP"),
+    (libc::SIGABRT, "SIGABRT"),
+    (libc::SIGBUS, "SIGBUS"),
+    (libc::SIGFPE, "SIGFPE"),
+    (libc::SIGKILL, "SIGKILL"),
+    (libc::SIGUSR1, "SIGUSR1"),
+    (libc::SIGSEGV, "SIGSEGV"),
+    (libc::SIGUSR2, "SIGUSR2"),
+    (libc::SIGPIPE, "SIGPIPE"),
+    (libc::SIGALRM, "SIGALRM"),
+    (libc::SIGTERM, "SIGTERM"),
+    (libc::SIGSTKFLT, "SIGSTKFLT"),
+    (libc::SIGCHLD, "SIGCHLD"),
+    (libc::SIGCONT, "SIGCONT"),
+    (libc::SIGSTOP, "SIGSTOP"),
+    (libc::SIGTSTP, "SIGTSTP"),
+    (libc::SIGTTIN, "SIGTTIN"),
+    (libc::SIGTTOU, "SIGTTOU"),
+    (libc::SIGURG, "SIGURG"),
+    (libc::SIGXCPU, "SIGXCPU"),
+    (libc::SIGXFSZ, "SIGXFSZ"),
+    (libc::SIGVTALRM, "SIGVTALRM"),
+    (libc::SIGPROF, "SIGPROF"),
+    (libc::SIGWINCH, "SIGWINCH"),
+    (libc::SIGIO, "SIGIO"),
+    (libc::SIGPWR, "SIGPWR"),
+    (libc::SIGSYS, "SIGSYS"),
+];
+/// The first real-time signal: the kernel's begin at 32, of which the C library keeps two to itself.
+const FIRST_REAL_TIME: i32 = 34;
+/// The last one.
+const LAST_SIGNAL: i32 = 64;
+
+/// Name of a signal: `SIGKILL`.
 pub(crate) fn signal_name(signal: i32) -> String {
-    let name = match signal {
-        libc::SIGHUP => "SIGHUP",
-        libc::SIGINT => "SIGINT",
-        libc::SIGQUIT => "SIGQUIT",
-        libc::SIGILL => "SIGILL",
-        libc::SIGTRAP => "SIGTRAP",
-        libc::SIGABRT => "SIGABRT",
-        libc::SIGBUS => "SIGBUS",
-        libc::SIGFPE => "SIGFPE",
-        libc::SIGKILL => "SIGKILL",
-        libc::SIGUSR1 => "SIGUSR1",
-        libc::SIGSEGV => "SIGSEGV",
-        libc::SIGUSR2 => "SIGUSR2",
-        libc::SIGPIPE => "SIGPIPE",
-        libc::SIGALRM => "SIGALRM",
-        libc::SIGTERM => "SIGTERM",
-        libc::SIGSTKFLT => "SIGSTKFLT",
-        libc::SIGCHLD => "SIGCHLD",
-        libc::SIGCONT => "SIGCONT",
-        libc::SIGSTOP => "SIGSTOP",
-        libc::SIGTSTP => "SIGTSTP",
-        libc::SIGTTIN => "SIGTTIN",
-        libc::SIGTTOU => "SIGTTOU",
-        libc::SIGURG => "SIGURG",
-        libc::SIGXCPU => "SIGXCPU",
-        libc::SIGXFSZ => "SIGXFSZ",
-        libc::SIGVTALRM => "SIGVTALRM",
-        libc::SIGPROF => "SIGPROF",
-        libc::SIGWINCH => "SIGWINCH",
-        libc::SIGIO => "SIGIO",
-        libc::SIGPWR => "SIGPWR",
-        libc::SIGSYS => "SIGSYS",
-        // The kernel's real-time signals begin at 32, of which the C library keeps two to itself.
-        number => return format!("SIGRTMIN+{}", number - 34),
+    let known = SIGNALS.iter().find(|(number, _)| *number == signal);
+    match known {
+        Some((_, name)) => (*name).to_owned(),
+        None => format!("SIGRTMIN+{}", signal - FIRST_REAL_TIME),
+    }
+}
+
+/// The signal of a name, with or without `SIG`, in any case; or of a number.
+pub(crate) fn signal_number(text: &str) -> Option<i32> {
+    let number = if let Ok(number) = text.parse() {
+        number
+    } else {
+        let text = text.to_ascii_uppercase();
+        let name = text.strip_prefix("SIG").unwrap_or(&text);
+        match name.strip_prefix("RTMIN") {
+            Some("") => FIRST_REAL_TIME,
+            Some(offset) => {
+                FIRST_REAL_TIME + i32::from(offset.strip_prefix('+')?.parse::<u8>().ok()?)
+            }
+            None => SIGNALS.iter().find(|(_, known)| &known[3..] == name)?.0,
+        }
     };
-    name.to_owned()
+    (1..=LAST_SIGNAL).contains(&number).then_some(number)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Cause, Outcome};
+    use super::{Cause, Outcome, signal_name, signal_number};
+
+    #[test]
+    fn signals_are_known_by_their_names_and_numbers() {
+        for signal in 1..=64 {
+            assert_eq!(signal_number(&signal.to_string()), Some(signal));
+            if signal != 32 && signal != 33 {
+                assert_eq!(signal_number(&signal_name(signal)), Some(signal));
+            }
+        }
+        for (text, signal) in [
+            ("TERM", 15),
+            ("sigint", 2),
+            ("SIGRTMIN", 34),
+            ("RTMIN+1", 35),
+        ] {
+            assert_eq!(signal_number(text), Some(signal), "{text}");
+        }
+        for text in [
+            "", "0", "65", "-1", "SIG", "NOPE", "RTMIN+31", "RTMIN-1", "RTMIN+-1",
+        ] {
+            assert_eq!(signal_number(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn a_wait_status_is_read_in_the_light_of_what_the_daemon_did() {

@@ -5,6 +5,7 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::OwnedFd,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,7 +20,12 @@ use tokio::{
     time::timeout_at,
 };
 
-use crate::daemon::{store::artifact::Sink, sys::readiness::watch, task};
+use super::{finished::Captured, live::Process};
+use crate::daemon::{
+    store::{artifact::Sink, session::StreamName},
+    sys::readiness::watch,
+    task,
+};
 
 /// Bytes read at a time: the capacity of a pipe.
 const CHUNK_BYTES: usize = 64 * 1024;
@@ -27,6 +33,9 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const FIRST_CHUNK_BYTES: usize = 4 * 1024;
 /// Bytes gathered before they are written to the artifact.
 const FLUSH_BYTES: usize = 256 * 1024;
+/// Most bytes that a terminal holds between its two ends, where it does not tell how many there are
+/// (TTYB_DEFAULT_MEM_LIMIT of drivers/tty/tty_buffer.c and the line discipline's own buffer).
+const TERMINAL_HOLDS: u64 = 640 * 1024 + 4096;
 /// Chunks read before others get a turn.
 const CHUNKS_PER_TURN: usize = 4;
 /// How long the disk may take for what is left when the command has ended. Its caller gets its
@@ -38,12 +47,24 @@ const DISK_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Stream {
     /// The end that is read; none once the other end was closed.
     pipe: Option<AsyncFd<OwnedFd>>,
+    is_terminal: bool,
     capture: Capture,
     /// Read but not yet given to the artifact.
     pending: Vec<u8>,
     /// Memory for what is read while `pending` is being written.
     spare: Vec<u8>,
     artifact: Artifact,
+    /// Who else gets all of it.
+    tap: Option<Tap>,
+}
+
+/// Where a stream's bytes go beside the answer and the artifact.
+#[derive(Debug)]
+pub(super) struct Tap {
+    /// Whose they are.
+    pub(super) process: Arc<Process>,
+    /// Which of its streams.
+    pub(super) stream: StreamName,
 }
 
 /// Where a stream's artifact is.
@@ -55,19 +76,6 @@ enum Artifact {
     Writing(JoinHandle<(Sink, Vec<u8>)>),
     /// Lost with such a thread.
     Lost,
-}
-
-/// What a command wrote.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Captured {
-    /// Text for the answer.
-    pub(crate) text: String,
-    /// All bytes that it wrote.
-    pub(crate) bytes: u64,
-    /// Whether the text leaves some out.
-    pub(crate) truncated: bool,
-    /// Why the artifact is incomplete though it is under its cap; empty when it is not.
-    pub(crate) artifact_error: String,
 }
 
 /// Head and tail of a stream, in bounded memory.
@@ -90,24 +98,42 @@ enum Readiness {
 // === impl Stream ===
 
 impl Stream {
-    /// Makes a stream; answers it with the end that the command writes to.
-    pub(crate) fn new(inline_bytes: usize, sink: Sink) -> io::Result<(Self, OwnedFd)> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-        ioctl_fionbio(&reader, true)?;
-        let stream = Self {
-            pipe: Some(watch(reader)?),
+    /// A stream that nothing is read from yet.
+    pub(super) fn new(inline_bytes: usize, sink: Sink, tap: Option<Tap>) -> Self {
+        Self {
+            pipe: None,
+            is_terminal: false,
             capture: Capture::new(inline_bytes),
             pending: Vec::new(),
             spare: Vec::new(),
             artifact: Artifact::Idle(sink),
-        };
-        Ok((stream, writer))
+            tap,
+        }
     }
 
-    /// Waits until there is something to read and reads a bounded amount of it; while the disk is
-    /// behind, waits for the disk. Never ready once the stream was closed. May be cancelled:
-    /// nothing that was read is lost.
-    pub(crate) async fn advance(&mut self) {
+    /// Makes a pipe to be read; answers the end that the command writes to.
+    pub(super) fn pipe(&mut self) -> io::Result<OwnedFd> {
+        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+        self.read_from(reader)?;
+        Ok(writer)
+    }
+
+    /// Reads from a terminal from now on, of which `end` is the other end.
+    pub(super) fn read_from_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
+        self.is_terminal = true;
+        self.read_from(end)
+    }
+
+    fn read_from(&mut self, reader: OwnedFd) -> io::Result<()> {
+        ioctl_fionbio(&reader, true)?;
+        self.pipe = Some(watch(reader)?);
+        Ok(())
+    }
+
+    /// Waits until there is something to read and reads a bounded amount of it; while the disk, or
+    /// whoever taps it, is behind, waits for them. Never ready once the stream was closed. May be
+    /// cancelled: nothing that was read is lost.
+    pub(super) async fn advance(&mut self) {
         if self.pending.len() >= FLUSH_BYTES {
             self.written().await;
             self.flush();
@@ -116,11 +142,19 @@ impl Stream {
             Some(pipe) if pipe.readable().await.is_ok() => {}
             Some(_) | None => std::future::pending().await,
         }
+        if let Some(tap) = &self.tap {
+            tap.process.transcript.room().await;
+        }
         for _ in 0..CHUNKS_PER_TURN {
             if !self.read_chunk(Readiness::Known) {
                 return;
             }
             if self.pending.len() >= FLUSH_BYTES && !self.flush() {
+                return;
+            }
+            if let Some(tap) = &self.tap
+                && !tap.process.transcript.has_room()
+            {
                 return;
             }
         }
@@ -129,14 +163,17 @@ impl Stream {
     }
 
     /// Reads what the command had written when it ended, and hardly more: somebody else may hold
-    /// the pipe and write on.
-    pub(crate) async fn finish(mut self, path: &str) -> Captured {
+    /// the other end and write on.
+    pub(super) async fn finish(mut self, path: &str) -> Captured {
         let deadline = Instant::now() + DISK_PATIENCE;
-        let mut left = self
-            .pipe
-            .as_ref()
-            .and_then(|pipe| ioctl_fionread(pipe.get_ref()).ok())
-            .unwrap_or(0);
+        let mut left = match &self.pipe {
+            Some(pipe) if self.is_terminal => {
+                let there = ioctl_fionread(pipe.get_ref()).unwrap_or(0);
+                there.max(TERMINAL_HOLDS)
+            }
+            Some(pipe) => ioctl_fionread(pipe.get_ref()).unwrap_or(0),
+            None => 0,
+        };
         while left > 0 {
             let before = self.capture.bytes;
             if !self.read_chunk(Readiness::Unknown) {
@@ -179,8 +216,11 @@ impl Stream {
                 false
             }
             Ok(_) => {
-                self.capture
-                    .push(self.pending.get(before..).unwrap_or_default());
+                let chunk = self.pending.get(before..).unwrap_or_default();
+                self.capture.push(chunk);
+                if let Some(tap) = &self.tap {
+                    tap.process.transcript.push(tap.stream, chunk);
+                }
                 if !self.artifact.wants_more() {
                     self.pending.truncate(before);
                 }

@@ -5,13 +5,18 @@ use std::{ffi::CString, time::Duration};
 use bytes::Bytes;
 
 use super::environment::Environment;
-use crate::daemon::{error::Violation, sandbox::image::Command};
+use crate::daemon::{
+    error::Violation,
+    sandbox::image::{Command, TerminalSize},
+};
 
 /// Most bytes that arguments and environment may take together, pointers included: a quarter of the
 /// stack limit of 8 MiB (execve(2)), less room for what the kernel puts there itself and for the
 /// caller's trace context and baggage, which come out of 16 KiB of metadata.
 const LARGEST_IMAGE: usize = (2 << 20) - (64 << 10);
 
+/// Longest command that is shown, in bytes.
+const LONGEST_DISPLAY: usize = 1024;
 /// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
 const LONGEST_NAME: usize = 255;
 
@@ -34,11 +39,22 @@ pub(crate) struct Spec {
     /// Its environment.
     pub(crate) environment: Environment,
     /// What it reads.
-    pub(crate) stdin: Bytes,
-    /// How long it may take.
-    pub(crate) timeout: Duration,
+    pub(crate) stdin: Stdin,
+    /// Size of the terminal that it gets instead of pipes, if it is to get one.
+    pub(crate) terminal: Option<TerminalSize>,
+    /// How long it may take; nothing for as long as it wants.
+    pub(crate) timeout: Option<Duration>,
     /// Most bytes of each stream that the answer holds.
     pub(crate) inline_bytes: usize,
+}
+
+/// What a command reads.
+#[derive(Debug, Clone)]
+pub(crate) enum Stdin {
+    /// These bytes, and then the end.
+    Whole(Bytes),
+    /// What it is fed while it runs.
+    Fed,
 }
 
 impl Program {
@@ -68,6 +84,19 @@ impl Program {
         }
     }
 
+    /// What is executed, for people: the text, or the arguments with spaces between them.
+    pub(crate) fn display(&self) -> String {
+        let text = match self {
+            Self::Shell(text) => text.to_string_lossy().into_owned(),
+            Self::Argv(argv) => {
+                let words: Vec<_> = argv.iter().map(|word| word.to_string_lossy()).collect();
+                words.join(" ")
+            }
+        };
+        let end = text.floor_char_boundary(LONGEST_DISPLAY);
+        text.get(..end).unwrap_or_default().to_owned()
+    }
+
     /// Name of the program, for people: `sh` for a shell's text.
     pub(crate) fn name(&self) -> String {
         let program = match self {
@@ -95,7 +124,6 @@ impl Spec {
             programs,
             argv,
             envp: self.environment.strings(),
-            has_stdin: !self.stdin.is_empty(),
         }
     }
 

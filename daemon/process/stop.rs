@@ -10,8 +10,8 @@ use super::outcome::Cause;
 pub(super) enum Ladder {
     /// It runs, until its time is up.
     Running {
-        /// When that is.
-        until: Instant,
+        /// When that is, if ever.
+        until: Option<Instant>,
     },
     /// It was asked to end.
     Ending {
@@ -53,7 +53,8 @@ impl Ladder {
     /// When the next step is due.
     pub(super) fn next(self) -> Option<Instant> {
         match self {
-            Self::Running { until } | Self::Ending { until, .. } => Some(until),
+            Self::Running { until } => until,
+            Self::Ending { until, .. } => Some(until),
             Self::Killing { .. } => None,
         }
     }
@@ -69,7 +70,11 @@ impl Ladder {
     /// Takes the step that `event` asks for.
     pub(super) fn on(self, event: Event, grace: Duration) -> (Self, Action) {
         match (self, event) {
-            (Self::Running { until }, Event::Timer(now)) if now < until => (self, Action::Wait),
+            (Self::Running { until }, Event::Timer(now))
+                if until.is_none_or(|until| now < until) =>
+            {
+                (self, Action::Wait)
+            }
             (Self::Running { .. }, Event::Timer(now)) => (
                 Self::Ending {
                     cause: Cause::TimeUp,
@@ -115,8 +120,9 @@ mod tests {
         let now = Instant::now();
         let (second, grace) = (Duration::from_secs(1), Duration::from_secs(2));
         let running = Ladder::Running {
-            until: now + second,
+            until: Some(now + second),
         };
+        let endless = Ladder::Running { until: None };
         let ending = |cause| Ladder::Ending {
             cause,
             until: now + second + grace,
@@ -138,6 +144,18 @@ mod tests {
                 Action::Terminate,
             ),
             (running, Event::Abandoned, killing(cancelled), Action::Kill),
+            (
+                endless,
+                Event::Timer(now + 9 * second),
+                endless,
+                Action::Wait,
+            ),
+            (
+                endless,
+                Event::Drain(now + second),
+                ending(cancelled),
+                Action::Terminate,
+            ),
             (
                 ending(time),
                 Event::Timer(now + second),

@@ -1,25 +1,26 @@
 //! One task owns one command from the moment it asks for a sandbox until nothing of it is left.
 
 use std::{
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::AsFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use rustix::fs::{Gid, Uid, fchown};
-use tokio::time::{sleep_until, timeout_at};
+use tokio::{sync::mpsc, time::sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    outcome::{Ended, Outcome},
-    output::{Captured, Stream},
+    connect::{Connections, connect},
+    finished::{Ended, Finished},
+    live::{Live, Order, Process},
+    outcome::Outcome,
     spec::Spec,
     stop::{Action, Event, Ladder},
 };
 use crate::daemon::{
     sandbox::{
         pool::Pool,
-        running::{End, Running, Streams, sealed_file},
+        running::{End, Running, Word},
         stage::{Failure, Stage},
     },
     store::artifact::Sink,
@@ -49,19 +50,6 @@ pub(crate) struct Artifacts {
     pub(crate) stderr: (Sink, String),
 }
 
-/// A command that was run.
-#[derive(Debug)]
-pub(crate) struct Finished {
-    /// How it ended.
-    pub(crate) ended: Ended,
-    /// What it wrote.
-    pub(crate) stdout: Captured,
-    /// What it wrote as errors.
-    pub(crate) stderr: Captured,
-    /// From dispatch until nothing of it was left.
-    pub(crate) duration: Duration,
-}
-
 /// Why a command was not run, or is not known to have ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
@@ -88,50 +76,35 @@ pub(crate) trait Observer: Send {
     fn started(&mut self, pid: Option<i32>);
 }
 
-/// Runs a command. To be polled to its end: what is to end it early comes through `stop`.
+/// Runs a command; where somebody watches it, `live` is the side of this task. To be polled to its end: what is to end it early comes through `stop`.
 pub(crate) async fn run(
     spec: &Spec,
     pool: &Arc<Pool>,
     artifacts: Artifacts,
     stop: &Stop,
     observer: &mut impl Observer,
+    live: Option<Live>,
 ) -> Result<Finished, RunError> {
-    let deadline = Instant::now() + spec.timeout;
-    let prepare = |error: std::io::Error| {
-        RunError::NotStarted(Failure::kernel(
-            Stage::StandardStreams,
-            Errno::from_io_error(&error).unwrap_or(Errno::IO),
-            "",
-        ))
-    };
-    let (stdout, stdout_end) =
-        Stream::new(spec.inline_bytes, artifacts.stdout.0).map_err(prepare)?;
-    let (stderr, stderr_end) =
-        Stream::new(spec.inline_bytes, artifacts.stderr.0).map_err(prepare)?;
-    let stdin = if spec.stdin.is_empty() {
-        None
-    } else {
-        Some(sealed_file(c"jig-stdin", &spec.stdin).map_err(prepare)?)
-    };
-    let streams = Streams {
-        stdin: stdin.as_ref().map(|fd| fd.as_fd()),
-        stdout: stdout_end.as_fd(),
-        stderr: stderr_end.as_fd(),
-    };
+    let (process, orders) = live.map(|live| (live.process, live.orders)).unzip();
+    let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
+    let Artifacts { stdout, stderr } = artifacts;
+    let (stdout_path, stderr_path) = (stdout.1, stderr.1);
+    let (mut connections, ends) =
+        connect(spec, stdout.0, stderr.0, process.as_ref()).map_err(not_connected)?;
+    let streams = ends.streams(spec);
     let command = spec.command();
     let mut stale = 0;
     let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = timeout_at(deadline.into(), pool.take()) => {
-                taken.map_err(|_| RunError::NoSandboxInTime)?.map_err(RunError::NotStarted)?
-            }
+            taken = pool.take() => taken.map_err(RunError::NotStarted)?,
+            () = wait_until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
         };
         let dispatched = Instant::now();
-        give_pipes(pool, [&stdout_end, &stderr_end]);
-        match warm.dispatch(&command, &streams) {
+        ends.give_to(pool);
+        match warm.dispatch(&command, &streams, ends.start.as_ref().map(AsFd::as_fd)) {
             Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
@@ -139,38 +112,36 @@ pub(crate) async fn run(
             Err(failure) => return Err(RunError::NotStarted(failure)),
         }
     };
-    drop(stdin);
+    let outputs = ends.dispatched();
     observer.started(running.pid());
 
     let mut watched = Watched {
         running,
-        stdout,
-        stderr,
+        connections: &mut connections,
+        process,
+        orders,
         ladder: Ladder::Running { until: deadline },
     };
     let ended = watched.wait(stop).await;
     // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
     // command's: what ends a command is told by its init, who is not to wait for that.
-    drop((stdout_end, stderr_end));
+    drop(outputs);
     let duration = dispatched.elapsed();
-    let (ended, stdout, stderr) = match ended {
-        Waited::Ended(ended) => (ended?, watched.stdout, watched.stderr),
-        Waited::ToKill(cause) => {
-            let gone = watched.running.kill().await;
-            (
-                Ended {
-                    outcome: Outcome::killed(cause),
-                    usage: Default::default(),
-                    kill_pending: !gone,
-                },
-                watched.stdout,
-                watched.stderr,
-            )
-        }
+    let ended = match ended {
+        Waited::Ended(ended) => ended?,
+        Waited::ToKill(cause) => Ended {
+            kill_pending: !watched.running.kill().await,
+            outcome: Outcome::killed(cause),
+            usage: Default::default(),
+        },
     };
+    if let Some(process) = &watched.process {
+        // Its end may be known before the word that it was executed has come.
+        process.start();
+    }
     let (stdout, stderr) = tokio::join!(
-        stdout.finish(&artifacts.stdout.1),
-        stderr.finish(&artifacts.stderr.1)
+        connections.stdout.finish(&stdout_path),
+        connections.stderr.finish(&stderr_path)
     );
     Ok(Finished {
         ended,
@@ -180,27 +151,17 @@ pub(crate) async fn run(
     })
 }
 
-/// Gives the pipes to the command's user, who could not open them by name (`/dev/stderr`)
-/// otherwise: that asks whose they are, also of who has them open.
-fn give_pipes(pool: &Pool, pipes: [&OwnedFd; 2]) {
-    let Some(identity) = pool.identity() else {
-        return;
-    };
-    for pipe in pipes {
-        // They are the daemon's own user's already where it may not give them away.
-        let _own = fchown(
-            pipe,
-            Some(Uid::from_raw(identity.uid)),
-            Some(Gid::from_raw(identity.gid)),
-        );
-    }
+fn not_connected(error: std::io::Error) -> RunError {
+    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    RunError::NotStarted(Failure::kernel(Stage::StandardStreams, errno, ""))
 }
 
 /// A command that runs, and what is watched meanwhile.
-struct Watched {
+struct Watched<'a> {
     running: Running,
-    stdout: Stream,
-    stderr: Stream,
+    connections: &'a mut Connections,
+    process: Option<Arc<Process>>,
+    orders: Option<mpsc::Receiver<Order>>,
     ladder: Ladder,
 }
 
@@ -209,18 +170,29 @@ enum Waited {
     ToKill(super::outcome::Cause),
 }
 
-impl Watched {
+impl Watched<'_> {
     /// Waits until the command ends or has to be killed, reading what it writes.
     async fn wait(&mut self, stop: &Stop) -> Waited {
         loop {
             let draining = self.ladder.cause().is_some();
             let event = tokio::select! {
                 biased;
-                end = self.running.end() => return self.ended(end),
+                word = self.running.word() => match word {
+                    Word::End(end) => return self.ended(end),
+                    Word::Terminal(end) => match self.connections.connect_terminal(end) {
+                        Ok(()) => continue,
+                        // Without its terminal it could not be heard.
+                        Err(_) => Event::Abandoned,
+                    },
+                },
                 () = stop.abandon.cancelled() => Event::Abandoned,
                 () = wait_until(self.ladder.next()) => Event::Timer(Instant::now()),
                 () = stop.drain.cancelled(), if !draining => Event::Drain(Instant::now()),
-                () = advance(&mut self.stdout, &mut self.stderr) => continue,
+                () = self.connections.advance(self.process.as_deref()) => continue,
+                order = next_order(&mut self.orders) => {
+                    self.obey(order);
+                    continue;
+                }
             };
             let (ladder, action) = self.ladder.on(event, stop.grace);
             self.ladder = ladder;
@@ -229,6 +201,13 @@ impl Watched {
                 (Action::Kill, Some(cause)) => return Waited::ToKill(cause),
                 (Action::Wait | Action::Kill, _) => {}
             }
+        }
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Signal(signal) => self.running.signal(signal),
+            Order::Resize(size) => self.connections.resize(size),
         }
     }
 
@@ -253,11 +232,15 @@ impl Watched {
     }
 }
 
-/// Reads whichever of the two has something, neither before the other. May be cancelled.
-async fn advance(stdout: &mut Stream, stderr: &mut Stream) {
-    tokio::select! {
-        () = stdout.advance() => {}
-        () = stderr.advance() => {}
+/// Waits for an order; for ever where nobody can give one.
+async fn next_order(orders: &mut Option<mpsc::Receiver<Order>>) -> Order {
+    let order = match orders {
+        Some(orders) => orders.recv().await,
+        None => None,
+    };
+    match order {
+        Some(order) => order,
+        None => std::future::pending().await,
     }
 }
 

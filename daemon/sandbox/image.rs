@@ -18,8 +18,28 @@ pub(crate) struct Command {
     pub(crate) argv: Vec<CString>,
     /// Environment, as `NAME=value`.
     pub(crate) envp: Vec<CString>,
-    /// Whether a descriptor for its standard input comes with the request.
-    pub(crate) has_stdin: bool,
+}
+
+/// What a command is connected to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wiring {
+    /// Descriptors that come with the request, in this order.
+    Descriptors {
+        /// Whether there is one for its standard input before those of its two outputs; without, it
+        /// reads nothing.
+        stdin: bool,
+    },
+    /// A terminal that its process makes in the sandbox.
+    Terminal(TerminalSize),
+}
+
+/// Size of a terminal, in characters; of no size where nobody has said which.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TerminalSize {
+    /// Characters in a line.
+    pub(crate) columns: u16,
+    /// Lines.
+    pub(crate) rows: u16,
 }
 
 /// Where things are in an image.
@@ -27,8 +47,11 @@ pub(crate) struct Command {
 pub(super) struct Header {
     /// Whether to run the probe instead of a command.
     pub(super) probe: bool,
-    /// Whether a descriptor for the standard input comes first.
-    pub(super) has_stdin: bool,
+    /// Whether a descriptor comes first, to be written to when the command cannot be executed, and
+    /// closed by its execution.
+    pub(super) has_start: bool,
+    /// What the command is connected to.
+    pub(super) wiring: Wiring,
     /// Bytes of the image.
     pub(super) length: usize,
     /// Offset of the directory's path.
@@ -47,23 +70,32 @@ pub(super) struct Header {
     pub(super) envc: usize,
 }
 
-const WORDS: usize = 10;
+/// Flags of a header.
+const PROBE: u32 = 1;
+const START: u32 = 2;
+const STDIN: u32 = 4;
+const TERMINAL: u32 = 8;
+
+const WORDS: usize = 12;
 /// Bytes of the header; a multiple of 8, so that the lists are aligned.
 pub(super) const HEADER_BYTES: usize = WORDS * 4;
-const MAGIC: u32 = 0x6a69_6701;
+const MAGIC: u32 = 0x6a69_6702;
 
 /// Image that asks for the probe.
 pub(crate) fn probe_image() -> Vec<u8> {
     let mut image = vec![0; HEADER_BYTES + 8];
     let length = u32::try_from(image.len()).expect("a header is short");
-    write_header(&mut image, [MAGIC, 1, length, 0, 0, 0, 0, 0, 0, 0]);
+    write_header(
+        &mut image,
+        [MAGIC, PROBE, length, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+    );
     image
 }
 
 impl Command {
     /// Lays the command out. Answers nothing when it is larger than 4 GiB, which no kernel would
     /// execute.
-    pub(crate) fn image(&self) -> Option<Vec<u8>> {
+    pub(crate) fn image(&self, wiring: Wiring, has_start: bool) -> Option<Vec<u8>> {
         let argv = HEADER_BYTES;
         let envp = argv + 8 * (self.argv.len() + 1);
         let cwd = envp + 8 * (self.envp.len() + 1);
@@ -83,9 +115,15 @@ impl Command {
             }
         }
         let word = |value: usize| u32::try_from(value).ok();
+        let start = if has_start { START } else { 0 };
+        let (flags, size) = match wiring {
+            Wiring::Descriptors { stdin: true } => (STDIN, [0, 0]),
+            Wiring::Descriptors { stdin: false } => (0, [0, 0]),
+            Wiring::Terminal(TerminalSize { columns, rows }) => (TERMINAL, [columns, rows]),
+        };
         let header = [
             MAGIC,
-            if self.has_stdin { 2 } else { 0 },
+            flags | start,
             word(image.len())?,
             word(cwd)?,
             word(programs)?,
@@ -94,6 +132,8 @@ impl Command {
             word(self.argv.len())?,
             word(envp)?,
             word(self.envp.len())?,
+            u32::from(size[0]),
+            u32::from(size[1]),
         ];
         write_header(&mut image, header);
         Some(image)
@@ -121,10 +161,22 @@ impl Header {
             argc,
             envp,
             envc,
+            columns,
+            rows,
         ] = words;
+        let is = |flag: u32| flags & flag as usize != 0;
+        let wiring = if is(TERMINAL) {
+            Wiring::Terminal(TerminalSize {
+                columns: u16::try_from(columns).ok()?,
+                rows: u16::try_from(rows).ok()?,
+            })
+        } else {
+            Wiring::Descriptors { stdin: is(STDIN) }
+        };
         (magic == MAGIC as usize).then_some(Self {
-            probe: flags & 1 != 0,
-            has_stdin: flags & 2 != 0,
+            probe: is(PROBE),
+            has_start: is(START),
+            wiring,
             length,
             cwd,
             programs,

@@ -18,23 +18,27 @@
 use std::{
     convert::Infallible,
     ffi::{CStr, CString},
-    os::fd::OwnedFd,
+    os::fd::{AsFd as _, OwnedFd},
     sync::atomic::{AtomicI32, AtomicU32, Ordering},
 };
 
 use rustix::{
     fs::{Mode, OFlags, open},
+    io::dup,
     mount::{MountFlags, mount, mount_bind},
     process::{
-        Pid, Resource, Rlimit, Signal, chdir, set_parent_process_death_signal, setrlimit, setsid,
+        Pid, Resource, Rlimit, Signal, chdir, ioctl_tiocsctty, set_parent_process_death_signal,
+        setrlimit, setsid,
     },
+    pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
+    termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
 use super::{
     canary, capabilities,
-    image::{HEADER_BYTES, Header},
+    image::{HEADER_BYTES, Header, TerminalSize, Wiring},
     landlock::Rules,
     plan::{HOME, Limits},
     stage::Stage,
@@ -194,6 +198,15 @@ fn build(state: &State) -> Result<(), Broken> {
             .map_err(|errno| Broken(Stage::MountScratch, errno))?;
     }
 
+    mount(
+        c"devpts",
+        c"/dev/pts",
+        c"devpts",
+        MountFlags::NOSUID | MountFlags::NOEXEC,
+        TERMINAL_OPTIONS,
+    )
+    .map_err(|errno| Broken(Stage::MountTerminals, errno))?;
+
     capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
     blueprint
         .rules
@@ -204,6 +217,9 @@ fn build(state: &State) -> Result<(), Broken> {
     check().map_err(|errno| Broken(Stage::SelfCheck, errno))
 }
 
+/// Terminals of the run alone, fewer than the machine has for all (devpts, kernel documentation
+/// filesystems/devpts.rst).
+const TERMINAL_OPTIONS: &CStr = c"newinstance,ptmxmode=0666,mode=0620,max=64";
 const HOME_PATH: &CStr = c"/home/agent";
 const _: () = assert!(
     HOME_PATH.to_bytes().len() == HOME.len(),
@@ -251,7 +267,7 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
     let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
 
     let buffer = cabin.take_image().ok_or(Errno::BUSY)?;
-    let mut fds: [Option<OwnedFd>; 4] = [const { None }; 4];
+    let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
     let mut received = fds.iter_mut();
     let Received { length, .. } = receive_bytes(kept(), buffer, |fd| {
         if let Some(place) = received.next() {
@@ -271,15 +287,40 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
         exit_now(0);
     }
     let mut fds = fds.into_iter().flatten();
-    let stdin = if header.has_stdin {
-        Some(fds.next().ok_or(Errno::BADF)?)
-    } else {
-        None
+    // Closed by the execution: whoever waits for it learns by that, or by what is written before,
+    // what has become of it.
+    let start = match header.has_start {
+        true => Some(fds.next().ok_or(Errno::BADF)?),
+        false => None,
     };
-    let (stdout, stderr) = (
-        fds.next().ok_or(Errno::BADF)?,
-        fds.next().ok_or(Errno::BADF)?,
-    );
+    let result = connect_and_execute(cabin, buffer, length, &header, fds);
+    if let (Some(start), Err(errno)) = (start, &result) {
+        let _nobody_waits = rustix::io::write(start, &errno.raw_os_error().to_ne_bytes());
+    }
+    result
+}
+
+/// Connects the command to what it reads and writes, and executes it.
+fn connect_and_execute(
+    cabin: &'static Cabin<State>,
+    buffer: &'static mut [u8],
+    length: usize,
+    header: &Header,
+    mut fds: impl Iterator<Item = OwnedFd>,
+) -> Result<Infallible, Errno> {
+    let state = &cabin.state;
+    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
+    let descriptors = match header.wiring {
+        Wiring::Terminal(_) => None,
+        Wiring::Descriptors { stdin } => {
+            let stdin = match stdin {
+                true => Some(fds.next().ok_or(Errno::BADF)?),
+                false => None,
+            };
+            let stdout = fds.next().ok_or(Errno::BADF)?;
+            Some((stdin, stdout, fds.next().ok_or(Errno::BADF)?))
+        }
+    };
     // What does not fit in one message comes as a memory file, its header in the message.
     let image: &'static mut [u8] = if length == HEADER_BYTES && header.length > length {
         cabin.map_image(fds.next().ok_or(Errno::BADF)?, header.length)?
@@ -291,6 +332,18 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
 
     at(Stage::Session);
     setsid()?;
+    let (stdin, stdout, stderr) = match (header.wiring, descriptors) {
+        (Wiring::Terminal(size), _) => {
+            at(Stage::Terminal);
+            let terminal = make_terminal(size)?;
+            let stdout = dup(&terminal)?;
+            (Some(terminal), stdout, None)
+        }
+        (Wiring::Descriptors { .. }, Some((stdin, stdout, stderr))) => {
+            (stdin, stdout, Some(stderr))
+        }
+        (Wiring::Descriptors { .. }, None) => return Err(Errno::BADF),
+    };
     at(Stage::StandardStreams);
     match stdin {
         Some(stdin) => dup2_stdin(stdin)?,
@@ -300,8 +353,8 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
             Mode::empty(),
         )?)?,
     }
-    dup2_stdout(stdout)?;
-    dup2_stderr(stderr)?;
+    dup2_stdout(&stdout)?;
+    dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
     at(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
     at(Stage::ResourceLimits);
@@ -314,7 +367,34 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
         },
     )?;
     at(Stage::Execute);
-    Err(execute(&image, &header))
+    Err(execute(&image, header))
+}
+
+/// Makes a terminal, sends its other end to the daemon, and makes it the controlling terminal of
+/// this process, which leads a session.
+fn make_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let daemons_end = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
+    unlockpt(&daemons_end)?;
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let terminal = ioctl_tiocgptpeer(&daemons_end, flags)?;
+    tcsetwinsize(
+        &terminal,
+        Winsize {
+            ws_row: size.rows,
+            ws_col: size.columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        },
+    )?;
+    let mut modes = tcgetattr(&terminal)?;
+    // So that erasing a character erases all bytes of it.
+    modes.input_modes |= InputModes::IUTF8;
+    tcsetattr(&terminal, OptionalActions::Now, &modes)?;
+    let report = Report::Terminal.encode();
+    send_bytes(kept(), &report, &[daemons_end.as_fd()])?;
+    ioctl_tiocsctty(&terminal)?;
+    Ok(terminal)
 }
 
 /// Tries the programs in order, as execvp(3) does. Returns only when none could be executed.

@@ -6,7 +6,9 @@ use std::{
     io::{self, Write as _},
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink},
+        unix::fs::{
+            FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink,
+        },
     },
     path::{Path, PathBuf},
 };
@@ -56,8 +58,17 @@ const ETC_FILES: &[&str] = &[
 ];
 /// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
 const LARGEST_COPY: u64 = 2 << 20;
-/// Devices that commands see.
-const DEVICES: &[&str] = &["null", "zero", "full", "random", "urandom"];
+/// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). A
+/// container's /dev can hold anything under these names.
+const DEVICES: &[(&str, (u32, u32))] = &[
+    ("null", (1, 3)),
+    ("zero", (1, 5)),
+    ("full", (1, 7)),
+    ("random", (1, 8)),
+    ("urandom", (1, 9)),
+    // Whatever terminal controls the process that opens it; none unless it has one.
+    ("tty", (5, 0)),
+];
 /// File systems that must not come along below a directory that is mounted: they would show the
 /// daemon's host.
 const REVEALING: &[&str] = &[
@@ -144,8 +155,11 @@ pub(super) fn build(
     let device_flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount(c"tmpfs", c"dev", c"tmpfs", device_flags, DEVICE_OPTIONS)
         .map_err(build("mounting /dev"))?;
-    mkdirat(CWD, "dev/shm", Mode::from_raw_mode(0o755)).map_err(build("making /dev/shm"))?;
+    for directory in ["dev/shm", "dev/pts"] {
+        mkdirat(CWD, directory, Mode::from_raw_mode(0o755)).map_err(build("filling /dev"))?;
+    }
     for (target, link) in [
+        ("pts/ptmx", "dev/ptmx"),
         ("/proc/self/fd", "dev/fd"),
         ("/proc/self/fd/0", "dev/stdin"),
         ("/proc/self/fd/1", "dev/stdout"),
@@ -262,12 +276,12 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
             });
         }
     }
-    for name in DEVICES {
+    for (name, number) in DEVICES {
         let path = Path::new("/dev").join(name);
         let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
-        // Major 1 is the kernel's memory devices. A container's /dev can hold anything under these
-        // names.
-        if rustix::fs::major(metadata.rdev()) != 1 {
+        let device = metadata.rdev();
+        let is_character = metadata.file_type().is_char_device();
+        if !is_character || (rustix::fs::major(device), rustix::fs::minor(device)) != *number {
             return Err(Failure::other(
                 Stage::OpenSource,
                 format!("{} is not the device of that name", path.display()),

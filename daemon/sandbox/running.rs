@@ -16,7 +16,7 @@ use tokio::{io::unix::AsyncFd, sync::oneshot, time::timeout};
 use super::{
     canary,
     channel::Channel,
-    image::{Command, HEADER_BYTES, probe_image},
+    image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
     stage::{Failure, Stage},
     wire::{REPORT_BYTES, Report},
 };
@@ -81,34 +81,63 @@ pub(crate) enum End {
     Gone,
 }
 
+/// What a sandbox says while a command is in it.
+#[derive(Debug)]
+pub(crate) enum Word {
+    /// The command's terminal was made; this is its other end.
+    Terminal(OwnedFd),
+    /// It is over.
+    End(End),
+}
+
 /// Standard streams of a command.
 #[derive(Debug)]
-pub(crate) struct Streams<'a> {
-    /// What it reads; nothing for an empty input.
-    pub(crate) stdin: Option<BorrowedFd<'a>>,
-    /// Where it writes.
-    pub(crate) stdout: BorrowedFd<'a>,
-    /// Where it writes errors.
-    pub(crate) stderr: BorrowedFd<'a>,
+pub(crate) enum Streams<'a> {
+    /// Descriptors.
+    Descriptors {
+        /// What it reads; nothing for an empty input.
+        stdin: Option<BorrowedFd<'a>>,
+        /// Where it writes.
+        stdout: BorrowedFd<'a>,
+        /// Where it writes errors.
+        stderr: BorrowedFd<'a>,
+    },
+    /// A terminal for all three, which [`Word::Terminal`] brings the other end of.
+    Terminal(TerminalSize),
 }
 
 // === impl Warm ===
 
 impl Warm {
-    /// Sends the command in. What comes back is told by [`Running::end`].
+    /// Sends the command in. What comes back is told by [`Running::word`].
+    ///
+    /// `start` is closed in the sandbox when the command was executed, and written to before when
+    /// it could not be.
     pub(crate) fn dispatch(
         self,
         command: &Command,
         streams: &Streams<'_>,
+        start: Option<BorrowedFd<'_>>,
     ) -> Result<Running, Failure> {
         let failed = |errno| Failure::kernel(Stage::ReceiveRequest, errno, "sending the request");
-        let image = command.image().ok_or_else(|| failed(Errno::TOOBIG))?;
+        let mut fds: Vec<BorrowedFd<'_>> = start.into_iter().collect();
+        let wiring = match *streams {
+            Streams::Terminal(size) => Wiring::Terminal(size),
+            Streams::Descriptors {
+                stdin,
+                stdout,
+                stderr,
+            } => {
+                fds.extend(stdin.into_iter().chain([stdout, stderr]));
+                Wiring::Descriptors {
+                    stdin: stdin.is_some(),
+                }
+            }
+        };
+        let image = command
+            .image(wiring, start.is_some())
+            .ok_or_else(|| failed(Errno::TOOBIG))?;
         let running = self.start();
-        let mut fds: Vec<BorrowedFd<'_>> = streams
-            .stdin
-            .into_iter()
-            .chain([streams.stdout, streams.stderr])
-            .collect();
         if image.len() <= IMAGE_BYTES {
             running.control.send(&image, &fds).map_err(failed)?;
         } else {
@@ -131,7 +160,7 @@ impl Warm {
         let report = timeout(PROBE_PATIENCE, running.report())
             .await
             .map_err(|_| Failure::other(Stage::Canary, "it did not answer"))?;
-        let result = match report {
+        let result = match report.map(|(report, _)| report) {
             Some(Report::Probed { failed: 0 }) => Ok(()),
             Some(Report::Probed { failed }) => {
                 let checks: Vec<_> = canary::failed_checks(failed).collect();
@@ -143,11 +172,11 @@ impl Warm {
             Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
                 Err(Failure::kernel(stage, errno, "probe"))
             }
-            Some(Report::Ready | Report::Ended { .. }) | None => {
+            Some(Report::Ready | Report::Ended { .. } | Report::Terminal) | None => {
                 Err(Failure::other(Stage::Canary, "the sandbox died"))
             }
         };
-        running.end().await;
+        while matches!(running.word().await, Word::Terminal(_)) {}
         result
     }
 
@@ -169,21 +198,24 @@ impl Running {
         self.command.map(|pid| pid.as_raw_nonzero().get())
     }
 
-    /// Waits until the command has ended and everything that it left behind is gone, or the sandbox
-    /// has died. May be cancelled and called again.
-    pub(crate) async fn end(&mut self) -> End {
+    /// Waits until the sandbox has something to say; at the latest when the command has ended and
+    /// everything that it left behind is gone, or the sandbox has died. May be cancelled and called
+    /// again.
+    pub(crate) async fn word(&mut self) -> Word {
         loop {
             let end = match self.report().await {
-                Some(Report::Ended { status, usage }) => End::Ended { status, usage },
-                Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
-                    End::NotStarted { stage, errno }
-                }
-                Some(Report::Ready | Report::Probed { .. }) => continue,
+                Some((Report::Ended { status, usage }, _)) => End::Ended { status, usage },
+                Some((
+                    Report::NotStarted { stage, errno } | Report::Failed { stage, errno },
+                    _,
+                )) => End::NotStarted { stage, errno },
+                Some((Report::Terminal, Some(terminal))) => return Word::Terminal(terminal),
+                Some((Report::Ready | Report::Probed { .. } | Report::Terminal, _)) => continue,
                 // The socket may close while processes still live: only the pidfd tells.
-                None => return End::Gone,
+                None => return Word::End(End::Gone),
             };
             self.free();
-            return end;
+            return Word::End(end);
         }
     }
 
@@ -204,10 +236,12 @@ impl Running {
         kill_and_wait(pidfd, fate).await
     }
 
-    async fn report(&self) -> Option<Report> {
+    /// What comes next, with the descriptor that came with it.
+    async fn report(&self) -> Option<(Report, Option<OwnedFd>)> {
         let mut bytes = [0; REPORT_BYTES];
-        let (received, _) = self.control.receive(&mut bytes).await.ok()?;
-        Report::decode(bytes.get(..received.length)?)
+        let (received, fds) = self.control.receive(&mut bytes).await.ok()?;
+        let report = Report::decode(bytes.get(..received.length)?)?;
+        Some((report, fds.into_iter().next()))
     }
 
     fn free(&mut self) {

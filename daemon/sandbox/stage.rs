@@ -57,6 +57,8 @@ pub(crate) enum Stage {
     MaskProc,
     /// Mounting the run's `/tmp`, `/dev/shm` and home directory.
     MountScratch,
+    /// Mounting the run's terminals.
+    MountTerminals,
     /// Setting resource limits.
     ResourceLimits,
     /// Restricting the run with Landlock.
@@ -69,6 +71,8 @@ pub(crate) enum Stage {
     ReceiveRequest,
     /// Giving the command a session of its own.
     Session,
+    /// Making the command's terminal.
+    Terminal,
     /// Giving the command its standard streams.
     StandardStreams,
     /// Entering the command's directory.
@@ -125,12 +129,14 @@ impl Stage {
             Self::MountProc => "mount_proc",
             Self::MaskProc => "mask_proc",
             Self::MountScratch => "mount_scratch",
+            Self::MountTerminals => "mount_terminals",
             Self::ResourceLimits => "resource_limits",
             Self::Landlock => "landlock",
             Self::SelfCheck => "self_check",
             Self::CommandProcess => "command_process",
             Self::ReceiveRequest => "receive_request",
             Self::Session => "session",
+            Self::Terminal => "terminal",
             Self::StandardStreams => "standard_streams",
             Self::ChangeDirectory => "change_directory",
             Self::Execute => "execute",
@@ -151,7 +157,7 @@ impl Stage {
             Self::Identity | Self::SetUser => {
                 "run the daemon as root with CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN, or as an ordinary user that owns its workspace"
             }
-            Self::Propagation | Self::BuildRoot | Self::MountScratch => {
+            Self::Propagation | Self::BuildRoot | Self::MountScratch | Self::MountTerminals => {
                 "allow mounts in the daemon's user namespace: containerd's default AppArmor profile denies them (use a Localhost profile), and so do \
                  seccomp profiles without mount, move_mount, open_tree and mount_setattr"
             }
@@ -187,6 +193,7 @@ impl Stage {
             | Self::CommandProcess
             | Self::ReceiveRequest
             | Self::Session
+            | Self::Terminal
             | Self::StandardStreams
             | Self::ChangeDirectory
             | Self::Execute
@@ -220,12 +227,14 @@ const ALL: [Stage; LAST as usize] = [
     Stage::MountProc,
     Stage::MaskProc,
     Stage::MountScratch,
+    Stage::MountTerminals,
     Stage::ResourceLimits,
     Stage::Landlock,
     Stage::SelfCheck,
     Stage::CommandProcess,
     Stage::ReceiveRequest,
     Stage::Session,
+    Stage::Terminal,
     Stage::StandardStreams,
     Stage::ChangeDirectory,
     Stage::Execute,

@@ -110,6 +110,8 @@ pub(crate) enum Report {
         /// What all of them used.
         usage: Usage,
     },
+    /// The command's terminal was made; the descriptor of its other end comes with the report.
+    Terminal,
     /// The probe was run: bits of the checks that failed.
     Probed {
         /// Bits by the index of [`super::canary::CHECKS`].
@@ -283,6 +285,7 @@ impl Report {
                 ],
             ),
             Self::Probed { failed } => (5, [failed, 0, 0, 0]),
+            Self::Terminal => (6, [0; 4]),
         };
         let mut chunks = bytes.chunks_exact_mut(8);
         let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
@@ -323,6 +326,7 @@ impl Report {
                 },
             },
             5 => Self::Probed { failed: first },
+            6 => Self::Terminal,
             _ => return None,
         })
     }

@@ -34,13 +34,17 @@ use crate::{
         self,
         v1::{
             artifact_service_server::ArtifactServiceServer,
-            daemon_service_server::DaemonServiceServer, tool_service_server::ToolServiceServer,
+            daemon_service_server::DaemonServiceServer,
+            process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
             transfer_service_server::TransferServiceServer,
         },
     },
     daemon::{
         call::{Pipeline, drain::Drain},
-        door::{artifacts::Artifacts, info::Info, tools::Tools, transfer::Transfers},
+        door::{
+            artifacts::Artifacts, info::Info, processes::Processes, tools::Tools,
+            transfer::Transfers,
+        },
         sandbox::pool::Sandboxes,
         task,
     },
@@ -144,6 +148,10 @@ pub(crate) async fn serve(
         .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(
             &pipeline,
         ))))
+        .add_service(
+            ProcessServiceServer::new(Processes(Arc::clone(&pipeline)))
+                .max_decoding_message_size(LARGEST_REQUEST),
+        )
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     let incoming = ReceiverStream::new(listeners.accept(drain.begun_token()));
@@ -265,6 +273,7 @@ async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bo
     for (service, serving) in [
         ("", serving && runs_commands),
         ("jig.v1.ToolService", serving && runs_commands),
+        ("jig.v1.ProcessService", serving && runs_commands),
         ("jig.v1.ArtifactService", serving),
         ("jig.v1.TransferService", serving),
         ("jig.v1.DaemonService", serving),

@@ -12,6 +12,7 @@ pub(crate) mod read_file;
 pub(crate) mod read_notebook;
 pub(crate) mod run;
 pub(crate) mod search;
+pub(crate) mod start;
 pub(crate) mod stat_path;
 pub(crate) mod write_file;
 
@@ -46,12 +47,14 @@ const NOTICE: Duration = Duration::from_millis(20);
 pub(crate) trait Tool: Send + 'static {
     /// Its name in the contract.
     const NAME: &'static str;
+    /// Full name of its request where that is not the one of the tool's own RPC.
+    const MESSAGE: Option<&'static str> = None;
     /// Whether it takes its time limit from the request and enforces it itself.
     const LIMITS_ITSELF: bool = false;
     /// What is asked.
     type Request: Message + Default + Send + 'static;
     /// What is answered.
-    type Response: Message + Default + Send + 'static;
+    type Response: Send + 'static;
     /// The request, checked.
     type Params: Send + 'static;
 
@@ -92,6 +95,8 @@ pub(crate) struct RunSettings {
     pub(crate) path: Vec<String>,
     /// Bytes of each stream that its artifact keeps.
     pub(crate) artifact_bytes: u64,
+    /// Bytes that are kept in memory of what a started command wrote.
+    pub(crate) replay_bytes: usize,
     /// Processes that a run may have, for its span.
     pub(crate) processes: u32,
 }
@@ -141,6 +146,16 @@ impl<R> Done<R> {
             facts: serde_json::Map::new(),
             event: None,
             error_type: None,
+        }
+    }
+
+    /// The same, with another answer.
+    fn map<S>(self, answer: impl FnOnce(R) -> S) -> Done<S> {
+        Done {
+            response: answer(self.response),
+            facts: self.facts,
+            event: self.event,
+            error_type: self.error_type,
         }
     }
 

@@ -1,33 +1,34 @@
 //! `run`: one command in a sandbox of its own.
 
+mod refusal;
+mod span;
+
+pub(crate) mod answer;
+
 use std::{ffi::CString, time::Duration};
 
-use opentelemetry::{KeyValue, trace::SpanKind};
-use serde_json::{Map, Value};
-
+use self::{
+    answer::{facts, response},
+    span::ProcessSpan,
+};
 use super::{Done, Scene, Tool, Work};
 use crate::{
-    api::v1::{self, Outcome as WireOutcome},
+    api::v1,
     daemon::{
-        error::{Error, Reason, Violation},
+        error::{Error, Violation},
         process::{
             environment::Environment,
-            outcome::{Outcome, signal_name},
-            spec::{Program, Spec},
-            supervise::{self, Artifacts, Finished, Observer, RunError},
+            live::{Exit, Live},
+            outcome::Outcome,
+            spec::{Program, Spec, Stdin},
+            supervise::{self, Artifacts, RunError},
         },
-        sandbox::stage::{Failure, Stage},
+        sandbox::image::TerminalSize,
         store::session::StreamName,
-        telemetry::{
-            semconv::{self, process_error},
-            spans::Span,
-        },
+        telemetry::semconv::process_error,
         workspace::RelativePath,
     },
 };
-
-/// How long to wait before asking again when no sandbox was free.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The tool.
 #[derive(Debug)]
@@ -36,12 +37,12 @@ pub(crate) struct Run;
 /// A request that was checked.
 #[derive(Debug)]
 pub(crate) struct Params {
-    program: Program,
-    cwd: RelativePath,
-    environment: Environment,
-    stdin: bytes::Bytes,
-    timeout: Option<Duration>,
-    inline_bytes: usize,
+    pub(super) program: Program,
+    pub(super) cwd: RelativePath,
+    pub(super) environment: Environment,
+    pub(super) stdin: bytes::Bytes,
+    pub(super) timeout: Option<Duration>,
+    pub(super) inline_bytes: usize,
 }
 
 impl Tool for Run {
@@ -136,352 +137,118 @@ impl Tool for Run {
     }
 
     async fn execute(params: Params, work: Work) -> Result<Done<v1::RunResponse>, Error> {
-        let Work {
-            scene,
-            session,
-            step,
-            stop,
-            default_timeout,
-            span,
-            telemetry,
-            ..
-        } = work;
-        if !scene.isolation.is_ready() {
-            return Err(unavailable(&scene));
-        }
-        if scene.sandboxes.is_lost() {
-            return Err(lost());
-        }
-        let cwd = params.cwd.absolute(scene.workspace.mount_path());
-        let Params {
-            program,
-            environment,
-            stdin,
-            timeout,
-            inline_bytes,
-            ..
-        } = params;
-        let timeout = timeout.unwrap_or(default_timeout);
-        let name = program.name();
-        let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &scene);
-        let mut environment = environment;
-        for (name, value) in telemetry.propagators().variables(process.span.context()) {
-            environment.provide(&name, value);
-        }
-        let cwd =
-            CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?;
-        let spec = Spec {
-            program,
-            cwd,
-            environment,
-            stdin,
-            timeout,
-            inline_bytes,
+        let timeout = params.timeout.unwrap_or(work.default_timeout);
+        let connection = Connection {
+            stdin: Stdin::Whole(params.stdin.clone()),
+            terminal: None,
+            live: None,
         };
-        let cap = scene.settings.artifact_bytes;
-        let (stdout, stderr) = (
-            session.sink(step, StreamName::Stdout, cap),
-            session.sink(step, StreamName::Stderr, cap),
-        );
-        let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
-        let mut observer = process;
-        let artifacts = Artifacts { stdout, stderr };
-        let finished =
-            supervise::run(&spec, &scene.sandboxes, artifacts, &stop, &mut observer).await;
-        match finished {
-            Ok(finished) => {
-                observer.finished(&finished);
-                let error_type = matches!(finished.ended.outcome, Outcome::TimedOut(_))
-                    .then_some(process_error::TIMEOUT);
-                let facts = facts(&finished, &stdout_path, &stderr_path);
-                let response = response(finished, stdout_path, stderr_path, &scene);
-                Ok(Done {
-                    facts,
-                    error_type,
-                    ..Done::plain(response)
-                })
-            }
-            Err(error) => {
-                let error_type = match error {
-                    RunError::Lost => process_error::SANDBOX_LOST,
-                    RunError::Abandoned | RunError::Draining => process_error::CANCELLED,
-                    RunError::NotStarted(_) | RunError::NoSandboxInTime => {
-                        process_error::SPAWN_FAILED
-                    }
-                };
-                Err(observer.failed(run_error(error, &spec), error_type))
-            }
-        }
+        let isolation = work.scene.isolation.level.to_string();
+        let done = perform(params, Some(timeout), connection, work).await?;
+        Ok(done.map(|exit| response(exit, isolation)))
     }
 }
 
-/// The span of the command's process.
-struct ProcessSpan {
-    span: Span,
+/// What a command is connected to.
+pub(super) struct Connection {
+    /// What it reads.
+    pub(super) stdin: Stdin,
+    /// Size of the terminal that it gets, if any.
+    pub(super) terminal: Option<TerminalSize>,
+    /// The side of its task, where it is watched while it runs.
+    pub(super) live: Option<Live>,
 }
 
-impl ProcessSpan {
-    fn start(
-        telemetry: &crate::daemon::telemetry::Telemetry,
-        tool: &Span,
-        name: &str,
-        cwd: &std::path::Path,
-        timeout: Duration,
-        scene: &Scene,
-    ) -> Self {
-        let attributes = vec![
-            KeyValue::new(semconv::PROCESS_EXECUTABLE_NAME, name.to_owned()),
-            KeyValue::new(
-                semconv::PROCESS_WORKING_DIRECTORY,
-                cwd.display().to_string(),
-            ),
-            KeyValue::new(semconv::SANDBOX_LEVEL, scene.isolation.level.to_string()),
-            KeyValue::new(semconv::SANDBOX_NETWORK, "none"),
-            KeyValue::new(semconv::LIMIT_WALL, timeout.as_secs_f64()),
-            KeyValue::new(semconv::LIMIT_PIDS, i64::from(scene.settings.processes)),
-        ];
-        Self {
-            span: Span::start(
-                telemetry.tracer(),
-                name.to_owned(),
-                SpanKind::Client,
-                attributes,
-                tool.context(),
-            ),
-        }
+/// Runs a command, whoever asked for it and however its output is told.
+pub(super) async fn perform(
+    params: Params,
+    timeout: Option<Duration>,
+    connection: Connection,
+    work: Work,
+) -> Result<Done<Exit>, Error> {
+    let Work {
+        scene,
+        session,
+        step,
+        stop,
+        span,
+        telemetry,
+        ..
+    } = work;
+    if !scene.isolation.is_ready() {
+        return Err(refusal::unavailable(&scene));
     }
-
-    /// Ends the span of a command that ran. What it exited with is the command's affair and marks
-    /// this span only.
-    fn finished(self, finished: &Finished) {
-        let span = self.span;
-        let ended = &finished.ended;
-        let error_type = match ended.outcome {
-            Outcome::Exited(0) => None,
-            Outcome::Exited(_) => Some(process_error::EXIT_NONZERO),
-            Outcome::Signaled(_) => Some(process_error::SIGNAL),
-            Outcome::TimedOut(_) => Some(process_error::TIMEOUT),
-            Outcome::Cancelled(_) => Some(process_error::CANCELLED),
-        };
-        if let Some(code) = ended.outcome.exit_code() {
-            span.set(semconv::PROCESS_EXIT_CODE, i64::from(code));
-        }
-        if let Some(signal) = ended.outcome.signal() {
-            span.set(semconv::PROCESS_SIGNAL, signal_name(signal));
-        }
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        span.set(
-            semconv::PROCESS_TERMINATION_REASON,
-            error_type.unwrap_or("exit_zero"),
-        );
-        span.set(
-            semconv::PROCESS_CPU_USER,
-            Duration::from_micros(ended.usage.user_us).as_secs_f64(),
-        );
-        span.set(
-            semconv::PROCESS_CPU_SYSTEM,
-            Duration::from_micros(ended.usage.system_us).as_secs_f64(),
-        );
-        span.set(
-            semconv::PROCESS_MAX_RSS,
-            signed(ended.usage.max_rss_kib.saturating_mul(1024)),
-        );
-        span.set(semconv::PROCESS_STDOUT_BYTES, signed(finished.stdout.bytes));
-        span.set(semconv::PROCESS_STDERR_BYTES, signed(finished.stderr.bytes));
-        span.set(
-            semconv::PROCESS_TRUNCATED,
-            finished.stdout.truncated || finished.stderr.truncated,
-        );
-        if let Some(error_type) = error_type {
-            span.fail(error_type);
-        }
-        span.end();
+    if scene.sandboxes.is_lost() {
+        return Err(refusal::lost());
     }
-
-    fn failed(self, error: Error, error_type: &'static str) -> Error {
-        self.span.fail(error_type);
-        self.span.end();
-        error
+    let cwd = params.cwd.absolute(scene.workspace.mount_path());
+    let Params {
+        program,
+        mut environment,
+        inline_bytes,
+        ..
+    } = params;
+    let name = program.name();
+    let mut observer = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &scene);
+    for (name, value) in telemetry.propagators().variables(observer.context()) {
+        environment.provide(&name, value);
     }
-}
-
-impl Observer for ProcessSpan {
-    fn started(&mut self, pid: Option<i32>) {
-        if let Some(pid) = pid {
-            self.span.set(semconv::PROCESS_PID, i64::from(pid));
-        }
-        self.span.set(semconv::PROCESS_VPID, 2);
-    }
-}
-
-fn response(
-    finished: Finished,
-    stdout_path: String,
-    stderr_path: String,
-    scene: &Scene,
-) -> v1::RunResponse {
-    let Finished {
-        ended,
-        stdout,
-        stderr,
-        duration,
-    } = finished;
-    let outcome = match ended.outcome {
-        Outcome::Exited(_) => WireOutcome::Exited,
-        Outcome::Signaled(_) => WireOutcome::Signaled,
-        Outcome::TimedOut(_) => WireOutcome::TimedOut,
-        Outcome::Cancelled(_) => WireOutcome::Cancelled,
+    let Connection {
+        stdin,
+        terminal,
+        live,
+    } = connection;
+    let spec = Spec {
+        program,
+        cwd: CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?,
+        environment,
+        stdin,
+        terminal,
+        timeout,
+        inline_bytes,
     };
-    let millis = |micros: u64| u32::try_from(micros / 1000).unwrap_or(u32::MAX);
-    let artifact_error = [
-        ("stdout", stdout.artifact_error),
-        ("stderr", stderr.artifact_error),
-    ]
-    .into_iter()
-    .filter(|(_, error)| !error.is_empty())
-    .map(|(name, error)| format!("{name}: {error}"))
-    .collect::<Vec<_>>()
-    .join("; ");
-    v1::RunResponse {
-        outcome: outcome.into(),
-        exit_code: ended.outcome.exit_code(),
-        signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
-        stdout: stdout.text,
-        stderr: stderr.text,
-        stdout_bytes: stdout.bytes,
-        stderr_bytes: stderr.bytes,
-        stdout_truncated: stdout.truncated,
-        stderr_truncated: stderr.truncated,
-        stdout_path,
-        stderr_path,
-        limit: String::new(),
-        kill_pending: ended.kill_pending,
-        duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
-        usage: Some(v1::ResourceUsage {
-            user_ms: millis(ended.usage.user_us),
-            system_ms: millis(ended.usage.system_us),
-            max_rss_bytes: ended.usage.max_rss_kib.saturating_mul(1024),
-        }),
-        isolation: scene.isolation.level.to_string(),
-        artifact_error,
-    }
-}
-
-fn facts(finished: &Finished, stdout_path: &str, stderr_path: &str) -> Map<String, Value> {
-    let outcome = match finished.ended.outcome {
-        Outcome::Exited(_) => "EXITED",
-        Outcome::Signaled(_) => "SIGNALED",
-        Outcome::TimedOut(_) => "TIMED_OUT",
-        Outcome::Cancelled(_) => "CANCELLED",
-    };
-    let mut facts = Map::new();
-    let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
-    add("outcome", outcome.into());
-    add("exit_code", finished.ended.outcome.exit_code().into());
-    add("stdout_bytes", finished.stdout.bytes.into());
-    add("stderr_bytes", finished.stderr.bytes.into());
-    add("stdout_path", stdout_path.into());
-    add("stderr_path", stderr_path.into());
-    facts
-}
-
-fn unavailable(scene: &Scene) -> Error {
-    let isolation = &scene.isolation;
-    let Some((workspace, failure)) = &isolation.failure else {
-        let text = format!(
-            "commands are not run: the isolation is {}, and the operator asks for {} at least (--minimum-level)",
-            isolation.level, isolation.minimum
-        );
-        return Error::new(Reason::SandboxUnavailable, text);
-    };
-    let remedy = failure.stage.remedy();
-    let text = format!(
-        "commands are not run: this host gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}",
-        isolation.level, isolation.minimum
+    let cap = scene.settings.artifact_bytes;
+    let (stdout, stderr) = (
+        session.sink(step, StreamName::Stdout, cap),
+        session.sink(step, StreamName::Stderr, cap),
     );
-    Error::new(Reason::SandboxUnavailable, text)
-        .with("stage", failure.stage.name())
-        .with("errno", failure.errno_name())
-        .with("remedy", remedy)
-        .with("workspace", workspace.clone())
-}
-
-/// The keeper of sandboxes has died, which nothing but an operator or a defect can bring about.
-fn lost() -> Error {
-    let remedy = "restart the daemon";
-    let text = format!("commands are not run: the process that makes sandboxes has died: {remedy}");
-    Error::new(Reason::SandboxUnavailable, text)
-        .with("stage", Stage::Launcher.name())
-        .with("errno", "")
-        .with("remedy", remedy)
-}
-
-/// Why a command was not run, in the terms of the contract.
-fn run_error(error: RunError, spec: &Spec) -> Error {
-    match error {
-        RunError::NotStarted(failure) => not_started(failure, spec),
-        RunError::NoSandboxInTime => Error::new(
-            Reason::ResourceExhausted,
-            "no sandbox became free within timeout_sec: too many commands run at once; try again later, or allow more at a time (limits.concurrent_runs)",
-        )
-        .retry_after(RETRY_AFTER),
-        RunError::Abandoned => Error::new(
-            Reason::Timeout,
-            "nobody waited any more before the command was started; nothing was run",
-        ),
-        RunError::Draining => Error::new(
-            Reason::Draining,
-            "the daemon was told to end before the command was started; nothing was run: retry elsewhere or later",
-        ),
-        RunError::Lost => Error::new(
-            Reason::SandboxError,
-            "the sandbox was lost while the command ran: what it did until then stands, and its output is in the artifacts as far as it was read",
-        ),
+    let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
+    if let Some(live) = &live {
+        live.process
+            .set_paths(stdout_path.clone(), stderr_path.clone());
     }
-}
-
-fn not_started(failure: Failure, spec: &Spec) -> Error {
-    let cwd = spec.cwd.to_string_lossy().into_owned();
-    let program = match &spec.program {
-        Program::Shell(_) => "/bin/sh".to_owned(),
-        Program::Argv(argv) => argv
-            .first()
-            .map(|program| program.to_string_lossy().into_owned())
-            .unwrap_or_default(),
-    };
-    match (failure.stage, failure.errno) {
-        (Stage::ChangeDirectory, libc::ENOENT) => {
-            Error::new(Reason::DirectoryNotFound, format!("cwd {cwd:?} does not exist")).with("cwd", cwd)
+    let artifacts = Artifacts { stdout, stderr };
+    let finished = supervise::run(
+        &spec,
+        &scene.sandboxes,
+        artifacts,
+        &stop,
+        &mut observer,
+        live,
+    )
+    .await;
+    match finished {
+        Ok(finished) => {
+            observer.finished(&finished);
+            let timed_out = matches!(finished.ended.outcome, Outcome::TimedOut(_));
+            let exit = Exit {
+                finished,
+                stdout_path,
+                stderr_path,
+            };
+            Ok(Done {
+                facts: facts(&exit),
+                error_type: timed_out.then_some(process_error::TIMEOUT),
+                ..Done::plain(exit)
+            })
         }
-        (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd:?} is not a directory")).with("cwd", cwd),
-        (Stage::ChangeDirectory, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("cwd {cwd:?} cannot be entered by the sandbox's user")).with("cwd", cwd)
-        }
-        (Stage::ChangeDirectory, libc::ELOOP) => Error::new(Reason::SymlinkBlocked, format!("cwd {cwd:?} is a loop of links")).with("cwd", cwd),
-        (Stage::ChangeDirectory, libc::ENAMETOOLONG) => Error::invalid_field("cwd", "is longer than the kernel takes"),
-        (Stage::Execute, libc::ENOENT | libc::ENOTDIR) => Error::new(
-            Reason::CommandNotFound,
-            format!("{program:?} was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds"),
-        )
-        .with("program", program),
-        (Stage::Execute, libc::EACCES) => {
-            Error::new(Reason::PermissionDenied, format!("{program:?} may not be executed: it has no execute permission, or is a directory"))
-                .with("program", program)
-        }
-        (Stage::Execute, libc::ENOEXEC) => Error::new(
-            Reason::CommandNotExecutable,
-            format!("{program:?} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
-        )
-        .with("program", program),
-        (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
-        (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
-        (_, libc::EMFILE | libc::ETOOMANYREFS | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
-            let text = format!("the host has not enough left to build a sandbox: {failure}");
-            Error::new(Reason::ResourceExhausted, text).with("stage", failure.stage.name()).with("errno", failure.errno_name()).retry_after(RETRY_AFTER)
-        }
-        (stage, _) => {
-            let text = format!("the command was not run: {failure}. What may help: {}", stage.remedy());
-            Error::new(Reason::SandboxError, text).with("stage", stage.name()).with("errno", failure.errno_name()).caused_by(failure)
+        Err(error) => {
+            let error_type = match error {
+                RunError::Lost => process_error::SANDBOX_LOST,
+                RunError::Abandoned | RunError::Draining => process_error::CANCELLED,
+                RunError::NotStarted(_) | RunError::NoSandboxInTime => process_error::SPAWN_FAILED,
+            };
+            Err(observer.failed(refusal::run_error(error, &spec), error_type))
         }
     }
 }

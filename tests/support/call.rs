@@ -103,8 +103,9 @@ fn code_of(reason: &str) -> Code {
         | "UNKNOWN_WORKSPACE"
         | "ARTIFACT_NOT_FOUND"
         | "UPLOAD_NOT_FOUND"
-        | "CELL_NOT_FOUND" => Code::NotFound,
-        "FILE_EXISTS" => Code::AlreadyExists,
+        | "CELL_NOT_FOUND"
+        | "PROCESS_NOT_FOUND" => Code::NotFound,
+        "FILE_EXISTS" | "REQUEST_ID_REUSED" => Code::AlreadyExists,
         "STALE_FILE" | "CHECKSUM_MISMATCH" => Code::Aborted,
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
@@ -117,6 +118,8 @@ fn code_of(reason: &str) -> Code {
         | "PATCH_HUNK_FAIL"
         | "DIRECTORY_NOT_EMPTY"
         | "COMMAND_NOT_EXECUTABLE"
+        | "PROCESS_ENDED"
+        | "STDIN_CLOSED"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,

@@ -84,12 +84,14 @@ impl Daemon {
         self.channel.clone()
     }
 
+    /// A channel to it of its own.
+    pub(crate) fn new_connection(&self) -> Channel {
+        lazy_channel(&format!("unix:{}", self.place.socket().display()))
+    }
+
     /// A client of its tools on a connection of its own.
     pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
-        tools(lazy_channel(&format!(
-            "unix:{}",
-            self.place.socket().display()
-        )))
+        tools(self.new_connection())
     }
 
     /// Runs a command, whatever becomes of the call.

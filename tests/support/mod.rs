@@ -3,6 +3,7 @@
 mod acl;
 mod call;
 mod daemon;
+mod process;
 mod processes;
 mod program;
 mod proxy;
@@ -13,6 +14,7 @@ mod wait;
 pub(crate) use acl::access_list;
 pub(crate) use call::{Refusal, argv, describe, shell, with};
 pub(crate) use daemon::{Daemon, tools};
+pub(crate) use process::{Watch, started, wait_for_end};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
 pub(crate) use program::{HostProgram, check_answers, compile};
 pub(crate) use proxy::Proxy;

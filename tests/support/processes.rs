@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use jig::api::v1::RunRequest;
+use jig::api::v1::{RunRequest, StartRequest};
 
 use super::wait::eventually;
 
@@ -36,6 +36,12 @@ impl Mark {
 
     /// Marks a command.
     pub(crate) fn on(&self, mut request: RunRequest) -> RunRequest {
+        request.env.insert(VARIABLE.to_owned(), self.0.clone());
+        request
+    }
+
+    /// Marks a command that is watched.
+    pub(crate) fn on_process(&self, mut request: StartRequest) -> StartRequest {
         request.env.insert(VARIABLE.to_owned(), self.0.clone());
         request
     }

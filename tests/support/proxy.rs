@@ -49,6 +49,11 @@ impl Proxy {
         lazy_channel(&format!("unix:{}", self.path.display()))
     }
 
+    /// The socket that it listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.path.clone()
+    }
+
     /// Cuts every connection.
     pub(crate) fn cut(&self) {
         for stream in self.streams.lock().unwrap().drain(..) {

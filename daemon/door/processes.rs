@@ -1,0 +1,328 @@
+//! `jig.v1.ProcessService`: commands that are watched and fed while they run.
+
+mod stream;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use self::stream::{AtDeadline, Sending};
+use super::{metadata::incoming, status};
+use crate::{
+    api::v1::{
+        self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
+        OnDisconnect, ProcessInfo, ProcessState, ResizeTerminalRequest, ResizeTerminalResponse,
+        SendSignalRequest, SendSignalResponse, StartRequest, StartResponse, WriteStdinRequest,
+        WriteStdinResponse, process_service_server::ProcessService,
+    },
+    daemon::{
+        call::{Pipeline, context::Incoming},
+        error::{Error, Reason, Violation},
+        process::{
+            input::{Write, WriteError},
+            live::{EnterError, Order, Process},
+            outcome::{signal_name, signal_number},
+            registry::Entry,
+            transcript::Position,
+        },
+        sandbox::image::TerminalSize,
+        tool::run::answer::wire_outcome,
+    },
+};
+
+/// How long to wait before asking again when too many read.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Processes(pub(crate) Arc<Pipeline>);
+
+#[tonic::async_trait]
+impl ProcessService for Processes {
+    type StartStream = ReceiverStream<Result<StartResponse, Status>>;
+    type AttachStream = ReceiverStream<Result<AttachResponse, Status>>;
+
+    async fn start(
+        &self,
+        request: Request<StartRequest>,
+    ) -> Result<Response<Self::StartStream>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        let request = request.into_inner();
+        let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
+        let isolation = self.isolation(&incoming);
+        let reader = self.0.start(incoming, request).await;
+        let reader = reader.map_err(|error| status::answer(&error, &call_id))?;
+        let at_deadline = if reader.process().about.ends_alone {
+            AtDeadline::End
+        } else {
+            AtDeadline::Leave
+        };
+        let sending = Sending {
+            reader,
+            call_id,
+            isolation,
+            silence: keep_alive(silence),
+            deadline,
+            at_deadline,
+        };
+        Ok(Response::new(sending.begin()))
+    }
+
+    async fn attach(
+        &self,
+        request: Request<AttachRequest>,
+    ) -> Result<Response<Self::AttachStream>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        let (deadline, isolation) = (incoming.deadline, self.isolation(&incoming));
+        let (reader, silence) = self
+            .read(&incoming, request.into_inner())
+            .map_err(|error| status::answer(&error, &call_id))?;
+        let sending = Sending {
+            reader,
+            call_id,
+            isolation,
+            silence: keep_alive(silence),
+            deadline,
+            at_deadline: AtDeadline::Leave,
+        };
+        Ok(Response::new(sending.begin()))
+    }
+
+    async fn write_stdin(
+        &self,
+        request: Request<WriteStdinRequest>,
+    ) -> Result<Response<WriteStdinResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        self.write(&incoming, request.into_inner())
+            .await
+            .map(|accepted_bytes| Response::new(WriteStdinResponse { accepted_bytes }))
+            .map_err(|error| status::answer(&error, &call_id))
+    }
+
+    async fn send_signal(
+        &self,
+        request: Request<SendSignalRequest>,
+    ) -> Result<Response<SendSignalResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        self.signal(&incoming, request.into_inner())
+            .await
+            .map(|()| Response::new(SendSignalResponse {}))
+            .map_err(|error| status::answer(&error, &call_id))
+    }
+
+    async fn resize_terminal(
+        &self,
+        request: Request<ResizeTerminalRequest>,
+    ) -> Result<Response<ResizeTerminalResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        self.resize(&incoming, request.into_inner())
+            .await
+            .map(|()| Response::new(ResizeTerminalResponse {}))
+            .map_err(|error| status::answer(&error, &call_id))
+    }
+
+    async fn list_processes(
+        &self,
+        request: Request<ListProcessesRequest>,
+    ) -> Result<Response<ListProcessesResponse>, Status> {
+        let incoming = incoming(&request)?;
+        let scene = self.0.scene(&incoming);
+        let scene = scene.map_err(|error| status::answer(&error, &incoming.call_id))?;
+        let entries = self.0.processes.list(scene.workspace.name());
+        Ok(Response::new(ListProcessesResponse {
+            processes: entries.iter().map(info).collect(),
+        }))
+    }
+}
+
+impl Processes {
+    /// Finds the process that a request names.
+    fn find(&self, incoming: &Incoming, id: &str) -> Result<Arc<Process>, Error> {
+        let workspace = self.0.scene(incoming)?.workspace.name();
+        let found = self.0.processes.find(workspace, id);
+        found.map(|entry| entry.process).ok_or_else(|| {
+            let text = format!(
+                "no process {id:?} runs in workspace {workspace}, nor ended there not long ago: ListProcesses tells which do"
+            );
+            Error::new(Reason::ProcessNotFound, text).with("process_id", id)
+        })
+    }
+
+    fn isolation(&self, incoming: &Incoming) -> String {
+        let scene = self.0.scene(incoming);
+        scene.map_or_else(|_| String::new(), |scene| scene.isolation.level.to_string())
+    }
+
+    fn read(
+        &self,
+        incoming: &Incoming,
+        request: AttachRequest,
+    ) -> Result<(crate::daemon::process::live::Reader, Option<u32>), Error> {
+        let request = self.0.catalog.check("jig.v1.AttachRequest", request)?;
+        let process = self.find(incoming, &request.process_id)?;
+        let position = Position {
+            after_sequence: request.after_sequence,
+            stdout_offset: request.stdout_offset,
+            stderr_offset: request.stderr_offset,
+        };
+        let reader = process.read(position).map_err(|error| match error {
+            EnterError::Beyond(written) => beyond(position, written),
+            EnterError::TooMany => {
+                let text = format!("{error}: end one of them, or try again later");
+                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+            }
+        })?;
+        Ok((reader, request.keep_alive_sec))
+    }
+
+    async fn write(&self, incoming: &Incoming, request: WriteStdinRequest) -> Result<u64, Error> {
+        let request = self.0.catalog.check("jig.v1.WriteStdinRequest", request)?;
+        if request.data.is_empty() && !request.eof {
+            return Err(Error::invalid_field("data", "must be given, unless eof is"));
+        }
+        let process = self.find(incoming, &request.process_id)?;
+        let write = Write {
+            id: request.write_id.clone(),
+            data: request.data,
+            ends: request.eof,
+        };
+        process
+            .input
+            .write(write)
+            .await
+            .map_err(|error| match error {
+                WriteError::Closed if process.has_ended() => ended(&process),
+                WriteError::Closed => {
+                    let text = "the process reads nothing more: its input was ended, or it has closed it";
+                    Error::new(Reason::StdinClosed, text)
+                        .with("process_id", process.about.id.clone())
+                }
+                WriteError::Reused => {
+                    let text = format!(
+                        "write_id {:?} was that of another write of this process: give each write its own",
+                        request.write_id
+                    );
+                    Error::new(Reason::RequestIdReused, text).with("write_id", request.write_id)
+                }
+            })
+    }
+
+    async fn signal(&self, incoming: &Incoming, request: SendSignalRequest) -> Result<(), Error> {
+        let request = self.0.catalog.check("jig.v1.SendSignalRequest", request)?;
+        let Some(signal) = signal_number(&request.signal) else {
+            let text =
+                "must be the name of a signal, such as SIGTERM or TERM, or its number, 1 to 64";
+            return Err(Error::invalid_field("signal", text));
+        };
+        let process = self.find(incoming, &request.process_id)?;
+        self.order(&process, Order::Signal(signal)).await
+    }
+
+    async fn resize(
+        &self,
+        incoming: &Incoming,
+        request: ResizeTerminalRequest,
+    ) -> Result<(), Error> {
+        let request = self
+            .0
+            .catalog
+            .check("jig.v1.ResizeTerminalRequest", request)?;
+        let process = self.find(incoming, &request.process_id)?;
+        if !process.about.has_terminal {
+            let text =
+                "must be that of a process with a terminal; this one was started without pty";
+            return Err(Error::invalid_field("process_id", text));
+        }
+        let size = TerminalSize {
+            columns: u16::try_from(request.cols).map_err(Error::internal)?,
+            rows: u16::try_from(request.rows).map_err(Error::internal)?,
+        };
+        self.order(&process, Order::Resize(size)).await
+    }
+
+    async fn order(&self, process: &Process, order: Order) -> Result<(), Error> {
+        if !process.has_ended() && process.order(order).await {
+            Ok(())
+        } else {
+            Err(ended(process))
+        }
+    }
+}
+
+fn keep_alive(seconds: Option<u32>) -> Duration {
+    Duration::from_secs(u64::from(seconds.unwrap_or(30)))
+}
+
+fn ended(process: &Process) -> Error {
+    let text = "the process has ended; Attach tells how";
+    Error::new(Reason::ProcessEnded, text).with("process_id", process.about.id.clone())
+}
+
+/// A position that lies behind what was written.
+fn beyond(asked: Position, written: Position) -> Error {
+    let fields = [
+        (
+            "after_sequence",
+            asked.after_sequence,
+            written.after_sequence,
+        ),
+        ("stdout_offset", asked.stdout_offset, written.stdout_offset),
+        ("stderr_offset", asked.stderr_offset, written.stderr_offset),
+    ];
+    let beyond = fields
+        .into_iter()
+        .filter(|(_, asked, written)| asked > written);
+    let violations = beyond.map(|(field, asked, written)| {
+        let text =
+            format!("is {asked}, but this process has only got to {written}: is it another?");
+        Violation::new(field, text)
+    });
+    Error::invalid(violations.collect())
+}
+
+fn info(entry: &Entry) -> ProcessInfo {
+    let process = &entry.process;
+    let about = &process.about;
+    let ending = process.transcript.ending();
+    let exit = ending.as_deref().and_then(|ending| ending.as_ref().ok());
+    let outcome = exit.map(|exit| exit.finished.ended.outcome);
+    let state = if process.has_ended() {
+        ProcessState::Ended
+    } else if process.transcript.has_started() {
+        ProcessState::Running
+    } else {
+        ProcessState::Starting
+    };
+    let on_disconnect = if about.ends_alone {
+        OnDisconnect::Kill
+    } else {
+        OnDisconnect::Keep
+    };
+    ProcessInfo {
+        process_id: about.id.clone(),
+        state: state.into(),
+        command: about.command.clone(),
+        cwd: about.cwd.clone(),
+        has_terminal: about.has_terminal,
+        on_disconnect: on_disconnect.into(),
+        session: entry.session.clone(),
+        start_time: process.start_time().map(Into::into),
+        end_time: process.end_time().map(Into::into),
+        outcome: outcome
+            .map_or(v1::Outcome::Unspecified, wire_outcome)
+            .into(),
+        exit_code: outcome.and_then(|outcome| outcome.exit_code()),
+        signal: outcome
+            .and_then(|outcome| outcome.signal())
+            .map(signal_name)
+            .unwrap_or_default(),
+        last_sequence: process.transcript.last_sequence(),
+        attached: u32::try_from(process.transcript.readers()).unwrap_or(u32::MAX),
+    }
+}

@@ -1,0 +1,437 @@
+//! What a command writes, kept for those who watch it: a bounded ring of numbered chunks, and where
+//! each reader has got to.
+//!
+//! A reader that is slower than the command is waited for, as far as it is the fastest of all: the
+//! command is read no faster than somebody takes it, and a reader that falls behind the others
+//! learns what it has missed. One that takes nothing for [`PATIENCE`] is not waited for any more.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use tokio::{sync::Notify, time::timeout_at};
+
+use crate::daemon::store::session::StreamName;
+
+/// How long a reader may take nothing while there is something for it, before the command goes on
+/// without it.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most chunks that are kept, so that many small ones cost no more than few large ones.
+const CHUNKS_AT_MOST: usize = 16 * 1024;
+
+/// The chunks, and who reads them. `E` is how it ends.
+#[derive(Debug)]
+pub(crate) struct Transcript<E> {
+    state: Mutex<State<E>>,
+    /// Something was added.
+    added: Notify,
+    /// Something was read, or somebody left.
+    taken: Notify,
+    keep_bytes: usize,
+}
+
+/// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
+/// of either stream; the first is 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Its number.
+    pub(crate) sequence: u64,
+    /// What it was written to.
+    pub(crate) stream: StreamName,
+    /// Position of its first byte in that stream.
+    pub(crate) offset: u64,
+    /// Its bytes; never empty.
+    pub(crate) data: Bytes,
+}
+
+/// What a reader gets.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Event<E> {
+    /// The command was executed. Comes once, and first.
+    Started,
+    /// It wrote something.
+    Chunk(Chunk),
+    /// What it wrote up to here is not kept any more.
+    Gap(Gap),
+    /// It is over. Comes once, and last.
+    End(E),
+}
+
+/// What a reader has missed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Gap {
+    /// Number of the next chunk.
+    pub(crate) next_sequence: u64,
+    /// Position in standard output of the next byte that comes of it.
+    pub(crate) stdout_offset: u64,
+    /// Position in standard error of the next byte that comes of it.
+    pub(crate) stderr_offset: u64,
+}
+
+/// Where a reader begins.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Position {
+    /// Number of the last chunk that it has; 0 for none.
+    pub(crate) after_sequence: u64,
+    /// Bytes of standard output that it has, whatever their chunks.
+    pub(crate) stdout_offset: u64,
+    /// Bytes of standard error that it has, whatever their chunks.
+    pub(crate) stderr_offset: u64,
+}
+
+#[derive(Debug)]
+struct State<E> {
+    kept: VecDeque<Kept>,
+    /// Number of the next chunk.
+    next: u64,
+    /// Bytes of both streams that were written.
+    written: PerStream,
+    /// Bytes of both streams that are not kept any more.
+    dropped: PerStream,
+    started: bool,
+    end: Option<E>,
+    readers: HashMap<u64, Progress>,
+    next_reader: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    chunk: Chunk,
+    /// Bytes of both streams that were written up to its end.
+    end: u64,
+}
+
+/// Where a reader has got to.
+#[derive(Debug, Clone, Copy)]
+struct Progress {
+    /// Bytes of both streams that were written up to there.
+    position: u64,
+    /// When it last had all there was, or took something.
+    moved: Instant,
+}
+
+/// Bytes of each stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct PerStream {
+    stdout: u64,
+    stderr: u64,
+}
+
+/// A reader's place. Given back with [`Transcript::leave`].
+#[derive(Debug)]
+pub(crate) struct Place {
+    id: u64,
+    next: u64,
+    /// What it has of each stream, as far as it has said so.
+    has: PerStream,
+    told_start: bool,
+    told_end: bool,
+}
+
+/// Who may be waited for.
+#[derive(Debug, PartialEq, Eq)]
+enum Room {
+    /// There is room.
+    Free,
+    /// All readers are behind; the first of them is given up at this time.
+    Until(Instant),
+}
+
+impl<E: Clone> Transcript<E> {
+    /// An empty one that keeps at most `keep_bytes`.
+    pub(crate) fn new(keep_bytes: usize) -> Self {
+        Self {
+            state: Mutex::new(State {
+                kept: VecDeque::new(),
+                next: 1,
+                written: PerStream::default(),
+                dropped: PerStream::default(),
+                started: false,
+                end: None,
+                readers: HashMap::new(),
+                next_reader: 0,
+            }),
+            added: Notify::new(),
+            taken: Notify::new(),
+            keep_bytes,
+        }
+    }
+
+    /// The command was executed.
+    pub(crate) fn start(&self) {
+        self.state().started = true;
+        self.added.notify_waiters();
+    }
+
+    /// Adds what the command wrote to `stream`. The oldest chunks make room.
+    pub(crate) fn push(&self, stream: StreamName, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
+        let mut state = self.state();
+        let (now, before) = (Instant::now(), state.written.sum());
+        for reader in state.readers.values_mut() {
+            if reader.position == before {
+                reader.moved = now; // it had all there was
+            }
+        }
+        let chunk = Chunk {
+            sequence: state.next,
+            stream,
+            offset: *state.written.of(stream),
+            data: Bytes::copy_from_slice(data),
+        };
+        state.started = true;
+        state.next += 1;
+        *state.written.of(stream) += data.len() as u64;
+        let end = state.written.sum();
+        state.kept.push_back(Kept { chunk, end });
+        while state.kept_bytes() > self.keep_bytes as u64 || state.kept.len() > CHUNKS_AT_MOST {
+            let Some(Kept { chunk, .. }) = state.kept.pop_front() else {
+                break;
+            };
+            *state.dropped.of(chunk.stream) += chunk.data.len() as u64;
+        }
+        drop(state);
+        self.added.notify_waiters();
+    }
+
+    /// It is over. Whatever is said later is not heard.
+    pub(crate) fn end(&self, end: E) {
+        self.state().end.get_or_insert(end);
+        self.added.notify_waiters();
+        self.taken.notify_waiters();
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ending(&self) -> Option<E> {
+        self.state().end.clone()
+    }
+
+    /// Whether the command was executed.
+    pub(crate) fn has_started(&self) -> bool {
+        self.state().started
+    }
+
+    /// Number of the last chunk.
+    pub(crate) fn last_sequence(&self) -> u64 {
+        self.state().next - 1
+    }
+
+    /// Bytes in memory.
+    pub(crate) fn kept_bytes(&self) -> u64 {
+        self.state().kept_bytes()
+    }
+
+    /// Waits until what comes next may be read from the command: until a reader that moves is close
+    /// enough behind, or nobody is to be waited for. May be cancelled.
+    pub(crate) async fn room(&self) {
+        loop {
+            let taken = self.taken.notified();
+            let until = match self.state().room(self.window(), Instant::now()) {
+                Room::Free => return,
+                Room::Until(instant) => instant,
+            };
+            // Either is a reason to look again.
+            let _either = timeout_at(until.into(), taken).await;
+        }
+    }
+
+    /// Whether [`Transcript::room`] would not wait.
+    pub(crate) fn has_room(&self) -> bool {
+        self.state().room(self.window(), Instant::now()) == Room::Free
+    }
+
+    /// How far the fastest reader may be behind: not so far that it could miss something before it
+    /// is its turn.
+    fn window(&self) -> u64 {
+        self.keep_bytes as u64 / 2
+    }
+
+    /// Begins to read behind `position`. Answers what was written if that lies beyond it.
+    pub(crate) fn enter(&self, position: Position) -> Result<Place, Position> {
+        let mut state = self.state();
+        let written = Position {
+            after_sequence: state.next - 1,
+            stdout_offset: state.written.stdout,
+            stderr_offset: state.written.stderr,
+        };
+        if position.after_sequence > written.after_sequence
+            || position.stdout_offset > written.stdout_offset
+            || position.stderr_offset > written.stderr_offset
+        {
+            return Err(written);
+        }
+        let id = state.next_reader;
+        state.next_reader += 1;
+        let next = position.after_sequence + 1;
+        let progress = Progress {
+            position: state.end_of(position.after_sequence),
+            moved: Instant::now(),
+        };
+        state.readers.insert(id, progress);
+        Ok(Place {
+            id,
+            next,
+            has: PerStream {
+                stdout: position.stdout_offset,
+                stderr: position.stderr_offset,
+            },
+            told_start: false,
+            told_end: false,
+        })
+    }
+
+    /// How many read.
+    pub(crate) fn readers(&self) -> usize {
+        self.state().readers.len()
+    }
+
+    /// Stops reading. Answers how many others go on.
+    pub(crate) fn leave(&self, place: &Place) -> usize {
+        let mut state = self.state();
+        state.readers.remove(&place.id);
+        let left = state.readers.len();
+        drop(state);
+        self.taken.notify_waiters();
+        left
+    }
+
+    /// Waits for what comes next. Answers nothing behind the end. May be cancelled: nothing is lost.
+    pub(crate) async fn next(&self, place: &mut Place) -> Option<Event<E>> {
+        if place.told_end {
+            return None;
+        }
+        loop {
+            let added = self.added.notified();
+            let event = self.state().next(place);
+            if let Some(event) = event {
+                self.taken.notify_waiters();
+                return Some(event);
+            }
+            added.await;
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<E>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<E: Clone> State<E> {
+    fn first_kept(&self) -> u64 {
+        self.kept
+            .front()
+            .map_or(self.next, |kept| kept.chunk.sequence)
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.written.sum() - self.dropped.sum()
+    }
+
+    fn kept(&self, sequence: u64) -> Option<&Kept> {
+        let index = sequence.checked_sub(self.first_kept())?;
+        self.kept.get(usize::try_from(index).ok()?)
+    }
+
+    /// Bytes of both streams that were written up to the end of a chunk, or that are not kept any
+    /// more.
+    fn end_of(&self, sequence: u64) -> u64 {
+        self.kept(sequence)
+            .map_or(self.dropped.sum(), |kept| kept.end)
+    }
+
+    fn next(&mut self, place: &mut Place) -> Option<Event<E>> {
+        if self.started && !place.told_start {
+            place.told_start = true;
+            return Some(Event::Started);
+        }
+        let event = loop {
+            let first = self.first_kept();
+            if place.next < first {
+                place.next = first;
+                let (has, dropped) = (place.has, self.dropped);
+                place.has = PerStream {
+                    stdout: has.stdout.max(dropped.stdout),
+                    stderr: has.stderr.max(dropped.stderr),
+                };
+                // What it has already is no loss to it.
+                if place.has != has {
+                    break Some(Event::Gap(Gap {
+                        next_sequence: first,
+                        stdout_offset: place.has.stdout,
+                        stderr_offset: place.has.stderr,
+                    }));
+                }
+            }
+            let Some(Kept { chunk, .. }) = self.kept(place.next) else {
+                break None;
+            };
+            place.next += 1;
+            let has = place.has.of(chunk.stream);
+            if let Some(chunk) = chunk.behind(*has) {
+                *has = chunk.offset + chunk.data.len() as u64;
+                break Some(Event::Chunk(chunk));
+            }
+        };
+        let position = self.end_of(place.next - 1);
+        if let Some(progress) = self.readers.get_mut(&place.id) {
+            progress.position = position;
+            progress.moved = Instant::now();
+        }
+        if event.is_none() && self.end.is_some() {
+            place.told_end = true;
+            return self.end.clone().map(Event::End);
+        }
+        event
+    }
+
+    /// Whether somebody is less than `window` bytes behind, or nobody is waited for.
+    fn room(&self, window: u64, now: Instant) -> Room {
+        let mut until: Option<Instant> = None;
+        for reader in self.readers.values() {
+            if self.written.sum() - reader.position < window {
+                return Room::Free;
+            }
+            let patience = reader.moved + PATIENCE;
+            if patience > now {
+                until = Some(until.map_or(patience, |until| until.max(patience)));
+            }
+        }
+        match until {
+            Some(until) if self.end.is_none() => Room::Until(until),
+            Some(_) | None => Room::Free,
+        }
+    }
+}
+
+impl Chunk {
+    /// The part of it that lies behind `offset` of its stream, if any.
+    fn behind(&self, offset: u64) -> Option<Self> {
+        let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+        (skip < self.data.len()).then(|| Self {
+            offset: self.offset + skip as u64,
+            data: self.data.slice(skip..),
+            ..*self
+        })
+    }
+}
+
+impl PerStream {
+    fn of(&mut self, stream: StreamName) -> &mut u64 {
+        match stream {
+            StreamName::Stdout => &mut self.stdout,
+            StreamName::Stderr => &mut self.stderr,
+        }
+    }
+
+    fn sum(self) -> u64 {
+        self.stdout + self.stderr
+    }
+}
+
+#[cfg(test)]
+mod tests;

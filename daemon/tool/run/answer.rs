@@ -1,0 +1,86 @@
+//! What is told about a command that ran: to its caller, and in the record of the call.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    api::v1::{self, Outcome as WireOutcome},
+    daemon::{
+        process::{
+            finished::Finished,
+            live::Exit,
+            outcome::{Outcome, signal_name},
+        },
+        sys::process::Usage,
+    },
+};
+
+/// The answer to a call of `run`.
+pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
+    let artifact_error = exit.artifact_error();
+    let Exit {
+        finished,
+        stdout_path,
+        stderr_path,
+    } = exit;
+    let Finished {
+        ended,
+        stdout,
+        stderr,
+        duration,
+    } = finished;
+    v1::RunResponse {
+        outcome: wire_outcome(ended.outcome).into(),
+        exit_code: ended.outcome.exit_code(),
+        signal: ended.outcome.signal().map(signal_name).unwrap_or_default(),
+        stdout: stdout.text,
+        stderr: stderr.text,
+        stdout_bytes: stdout.bytes,
+        stderr_bytes: stderr.bytes,
+        stdout_truncated: stdout.truncated,
+        stderr_truncated: stderr.truncated,
+        stdout_path,
+        stderr_path,
+        limit: String::new(),
+        kill_pending: ended.kill_pending,
+        duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
+        usage: Some(wire_usage(&ended.usage)),
+        isolation,
+        artifact_error,
+    }
+}
+
+/// How a command ended, in the contract's words.
+pub(crate) fn wire_outcome(outcome: Outcome) -> WireOutcome {
+    match outcome {
+        Outcome::Exited(_) => WireOutcome::Exited,
+        Outcome::Signaled(_) => WireOutcome::Signaled,
+        Outcome::TimedOut(_) => WireOutcome::TimedOut,
+        Outcome::Cancelled(_) => WireOutcome::Cancelled,
+    }
+}
+
+/// What a command used, in the contract's units.
+pub(crate) fn wire_usage(usage: &Usage) -> v1::ResourceUsage {
+    let millis = |micros: u64| u32::try_from(micros / 1000).unwrap_or(u32::MAX);
+    v1::ResourceUsage {
+        user_ms: millis(usage.user_us),
+        system_ms: millis(usage.system_us),
+        max_rss_bytes: usage.max_rss_kib.saturating_mul(1024),
+    }
+}
+
+/// What the record of the call says.
+pub(super) fn facts(exit: &Exit) -> Map<String, Value> {
+    let finished = &exit.finished;
+    let outcome = wire_outcome(finished.ended.outcome).as_str_name();
+    let outcome = outcome.trim_start_matches("OUTCOME_");
+    let mut facts = Map::new();
+    let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
+    add("outcome", outcome.into());
+    add("exit_code", finished.ended.outcome.exit_code().into());
+    add("stdout_bytes", finished.stdout.bytes.into());
+    add("stderr_bytes", finished.stderr.bytes.into());
+    add("stdout_path", exit.stdout_path.as_str().into());
+    add("stderr_path", exit.stderr_path.as_str().into());
+    facts
+}

@@ -1,0 +1,118 @@
+//! Why a command was not run, in the terms of the contract.
+
+use std::time::Duration;
+
+use crate::daemon::{
+    error::{Error, Reason},
+    process::{
+        spec::{Program, Spec},
+        supervise::RunError,
+    },
+    sandbox::stage::{Failure, Stage},
+    tool::Scene,
+};
+
+/// How long to wait before asking again when no sandbox was free.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Refuses where commands are not run at all.
+pub(super) fn unavailable(scene: &Scene) -> Error {
+    let isolation = &scene.isolation;
+    let Some((workspace, failure)) = &isolation.failure else {
+        let text = format!(
+            "commands are not run: the isolation is {}, and the operator asks for {} at least (--minimum-level)",
+            isolation.level, isolation.minimum
+        );
+        return Error::new(Reason::SandboxUnavailable, text);
+    };
+    let remedy = failure.stage.remedy();
+    let text = format!(
+        "commands are not run: this host gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}",
+        isolation.level, isolation.minimum
+    );
+    Error::new(Reason::SandboxUnavailable, text)
+        .with("stage", failure.stage.name())
+        .with("errno", failure.errno_name())
+        .with("remedy", remedy)
+        .with("workspace", workspace.clone())
+}
+
+/// The keeper of sandboxes has died, which nothing but an operator or a defect can bring about.
+pub(super) fn lost() -> Error {
+    let remedy = "restart the daemon";
+    let text = format!("commands are not run: the process that makes sandboxes has died: {remedy}");
+    Error::new(Reason::SandboxUnavailable, text)
+        .with("stage", Stage::Launcher.name())
+        .with("errno", "")
+        .with("remedy", remedy)
+}
+
+/// Why a command was not run, in the terms of the contract.
+pub(super) fn run_error(error: RunError, spec: &Spec) -> Error {
+    match error {
+        RunError::NotStarted(failure) => not_started(failure, spec),
+        RunError::NoSandboxInTime => Error::new(
+            Reason::ResourceExhausted,
+            "no sandbox became free within timeout_sec: too many commands run at once; try again later, or allow more at a time (limits.concurrent_runs)",
+        )
+        .retry_after(RETRY_AFTER),
+        RunError::Abandoned => Error::new(
+            Reason::Timeout,
+            "nobody waited any more before the command was started; nothing was run",
+        ),
+        RunError::Draining => Error::new(
+            Reason::Draining,
+            "the daemon was told to end before the command was started; nothing was run: retry elsewhere or later",
+        ),
+        RunError::Lost => Error::new(
+            Reason::SandboxError,
+            "the sandbox was lost while the command ran: what it did until then stands, and its output is in the artifacts as far as it was read",
+        ),
+    }
+}
+
+fn not_started(failure: Failure, spec: &Spec) -> Error {
+    let cwd = spec.cwd.to_string_lossy().into_owned();
+    let program = match &spec.program {
+        Program::Shell(_) => "/bin/sh".to_owned(),
+        Program::Argv(argv) => argv
+            .first()
+            .map(|program| program.to_string_lossy().into_owned())
+            .unwrap_or_default(),
+    };
+    match (failure.stage, failure.errno) {
+        (Stage::ChangeDirectory, libc::ENOENT) => {
+            Error::new(Reason::DirectoryNotFound, format!("cwd {cwd:?} does not exist")).with("cwd", cwd)
+        }
+        (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd:?} is not a directory")).with("cwd", cwd),
+        (Stage::ChangeDirectory, libc::EACCES) => {
+            Error::new(Reason::PermissionDenied, format!("cwd {cwd:?} cannot be entered by the sandbox's user")).with("cwd", cwd)
+        }
+        (Stage::ChangeDirectory, libc::ELOOP) => Error::new(Reason::SymlinkBlocked, format!("cwd {cwd:?} is a loop of links")).with("cwd", cwd),
+        (Stage::ChangeDirectory, libc::ENAMETOOLONG) => Error::invalid_field("cwd", "is longer than the kernel takes"),
+        (Stage::Execute, libc::ENOENT | libc::ENOTDIR) => Error::new(
+            Reason::CommandNotFound,
+            format!("{program:?} was not found in the sandbox; commands see /usr, /opt, the workspace and what the operator binds"),
+        )
+        .with("program", program),
+        (Stage::Execute, libc::EACCES) => {
+            Error::new(Reason::PermissionDenied, format!("{program:?} may not be executed: it has no execute permission, or is a directory"))
+                .with("program", program)
+        }
+        (Stage::Execute, libc::ENOEXEC) => Error::new(
+            Reason::CommandNotExecutable,
+            format!("{program:?} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
+        )
+        .with("program", program),
+        (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
+        (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
+        (_, libc::EMFILE | libc::ETOOMANYREFS | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
+            let text = format!("the host has not enough left to build a sandbox: {failure}");
+            Error::new(Reason::ResourceExhausted, text).with("stage", failure.stage.name()).with("errno", failure.errno_name()).retry_after(RETRY_AFTER)
+        }
+        (stage, _) => {
+            let text = format!("the command was not run: {failure}. What may help: {}", stage.remedy());
+            Error::new(Reason::SandboxError, text).with("stage", stage.name()).with("errno", failure.errno_name()).caused_by(failure)
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Coming back to a process: what was missed, and what cannot be had any more.
+
+use jig::api::v1::{AttachRequest, OnDisconnect, StartRequest};
+
+use crate::support::{
+    Daemon, Refusal, Setup, eventually, full_size, shell, started, wait_for_end, with,
+};
+
+/// Bytes that are kept of what a process writes, unless the operator says otherwise.
+const KEPT: usize = 1 << 20;
+/// A mebibyte of which every part can be told from every other, on both streams in turns.
+const BOTH_STREAMS: &str = "i=0; while [ $i -lt 64 ]; do \
+    head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\"; \
+    head -c 8192 /dev/zero | tr '\\0' \"$(printf '\\\\%03o' $((i % 64 + 64)))\" >&2; \
+    i=$((i + 1)); done";
+
+fn kept(command: &str) -> StartRequest {
+    StartRequest {
+        on_disconnect: Some(OnDisconnect::Keep.into()),
+        ..started(shell(command))
+    }
+}
+
+#[tokio::test]
+async fn coming_back_at_any_chunk_gives_the_exact_rest() {
+    let daemon = Daemon::start().await;
+    let mut whole = daemon.watch(kept(BOTH_STREAMS)).await;
+    let exited = whole.finish().await;
+    assert_eq!(whole.stdout.len() + whole.stderr.len(), KEPT);
+    assert!(whole.gaps.is_empty());
+    for after in 0..=whole.sequence {
+        let request = AttachRequest {
+            after_sequence: after,
+            ..whole.position()
+        };
+        let mut rest = daemon.try_attach(request).await.unwrap();
+        assert_eq!(rest.finish().await, exited);
+        let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+        for (sequence, is_stderr, offset, length) in &whole.chunks {
+            if *sequence > after {
+                let from = usize::try_from(*offset).unwrap();
+                let (source, into) = if *is_stderr {
+                    (&whole.stderr, &mut stderr)
+                } else {
+                    (&whole.stdout, &mut stdout)
+                };
+                into.extend_from_slice(&source[from..from + length]);
+            }
+        }
+        assert!(
+            rest.stdout == stdout && rest.stderr == stderr,
+            "after {after}"
+        );
+        assert!(rest.gaps.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn coming_back_at_any_byte_gives_the_exact_rest() {
+    let daemon = Daemon::start().await;
+    let mut whole = daemon
+        .watch(kept(
+            "i=0; while [ $i -lt 131072 ]; do i=$((i + 1)); printf '%08d' $i; done",
+        ))
+        .await;
+    whole.finish().await;
+    assert_eq!(whole.stdout.len(), KEPT);
+    // All bytes when there is time; a prime number of them in between otherwise.
+    let step = full_size(1, 16_411);
+    for offset in (0..=KEPT).step_by(step) {
+        let request = AttachRequest {
+            process_id: whole.id.clone(),
+            stdout_offset: offset as u64,
+            ..AttachRequest::default()
+        };
+        let mut rest = daemon.try_attach(request).await.unwrap();
+        rest.finish().await;
+        assert!(rest.stdout == whole.stdout[offset..], "from byte {offset}");
+        let first = rest.chunks.first().map(|chunk| chunk.2);
+        assert_eq!(first, (offset < KEPT).then_some(offset as u64));
+        assert!(rest.gaps.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_kept_any_more_is_an_explicit_gap() {
+    let daemon = Daemon::start().await;
+    let line = "a line of output that is long enough to be worth something\\n";
+    let watch = daemon
+        .watch(kept(&format!(
+            "read go; yes '{line}' | head -c 5000000; echo; echo end >&2; read stop"
+        )))
+        .await;
+    let id = watch.id.clone();
+    drop(watch);
+    daemon.write(&id, b"\n").await.unwrap();
+    let written = async || {
+        let listed = daemon.list_processes().await;
+        listed
+            .first()
+            .is_some_and(|process| process.last_sequence > 0 && process.attached == 0)
+    };
+    eventually("it writes with nobody there", written).await;
+    daemon.write(&id, b"\n").await.unwrap();
+    let exited = wait_for_end(&daemon, &id).await;
+    assert_eq!(exited.stdout_bytes, 5_000_001);
+    let (artifact, _) = daemon.artifact(&exited.stdout_path).await;
+    assert_eq!(artifact.len(), 5_000_001);
+
+    let mut late = daemon.attach(&id).await;
+    late.finish().await;
+    let [gap] = late.gaps[..] else {
+        panic!("one gap: {:?}", late.gaps);
+    };
+    let from = usize::try_from(gap.stdout_offset).unwrap();
+    assert!(late.stdout == artifact[from..], "what comes is exact");
+    assert!(late.stdout.len() > KEPT / 2 && late.stdout.len() <= KEPT);
+    assert_eq!(
+        late.chunks.first().map(|chunk| chunk.0),
+        Some(gap.next_sequence)
+    );
+    assert_eq!(late.stderr, b"end\n");
+    assert_eq!(gap.stderr_offset, 0);
+
+    // Who has the bytes already misses nothing.
+    let request = AttachRequest {
+        process_id: id.clone(),
+        stdout_offset: gap.stdout_offset + 7,
+        ..AttachRequest::default()
+    };
+    let mut rest = daemon.try_attach(request).await.unwrap();
+    rest.finish().await;
+    assert!(rest.gaps.is_empty(), "{:?}", rest.gaps);
+    assert!(rest.stdout == artifact[from + 7..]);
+}
+
+#[tokio::test]
+async fn several_read_the_same() {
+    let daemon = Daemon::start().await;
+    let mut first = daemon.watch(kept("read a; seq 100000; exit 9")).await;
+    let mut others = Vec::new();
+    for _ in 0..5 {
+        others.push(daemon.attach(&first.id).await);
+    }
+    daemon.write(&first.id, b"\n").await.unwrap();
+    let mut ends = vec![tokio::spawn(
+        async move { (first.finish().await, first.stdout) },
+    )];
+    for mut other in others {
+        ends.push(tokio::spawn(
+            async move { (other.finish().await, other.stdout) },
+        ));
+    }
+    let mut results = Vec::new();
+    for end in ends {
+        results.push(end.await.unwrap());
+    }
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
+    assert_eq!(results[0].0.exit_code, Some(9));
+    assert_eq!(results[0].1.len(), 588_895);
+}
+
+#[tokio::test]
+async fn a_position_that_was_never_reached_is_refused() {
+    let daemon = Daemon::start().await;
+    let mut watch = daemon.watch(kept("printf abc; printf de >&2")).await;
+    watch.finish().await;
+    let request = AttachRequest {
+        process_id: watch.id.clone(),
+        after_sequence: 3,
+        stdout_offset: 4,
+        stderr_offset: 3,
+        keep_alive_sec: None,
+    };
+    let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    assert_eq!(
+        refusal.fields(),
+        ["after_sequence", "stderr_offset", "stdout_offset"]
+    );
+    assert!(
+        refusal.message.contains("only got to 2"),
+        "{}",
+        refusal.message
+    );
+}
+
+#[tokio::test]
+async fn a_process_is_known_in_its_workspace_only() {
+    let daemon = Setup::new().start().await;
+    for request in [
+        AttachRequest::default(),
+        AttachRequest {
+            process_id: "x".repeat(65),
+            ..AttachRequest::default()
+        },
+    ] {
+        let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
+        assert_eq!(refusal.fields(), ["process_id"]);
+    }
+    let request = AttachRequest {
+        process_id: "01ARZ3NDEKTSV4RRFFQ69G5FAV".to_owned(),
+        ..AttachRequest::default()
+    };
+    let refusal = Refusal::of(&daemon.try_attach(request).await.unwrap_err());
+    assert_eq!(refusal.reason, "PROCESS_NOT_FOUND");
+    assert!(
+        refusal.message.contains("ListProcesses"),
+        "{}",
+        refusal.message
+    );
+}
+
+#[tokio::test]
+async fn a_process_of_another_workspace_is_not_found_whatever_is_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = format!("other={}", folder.path().display());
+    let daemon = Setup::new()
+        .arguments(&["--workspace", &other])
+        .start()
+        .await;
+    let watch = daemon.watch(kept("cat")).await;
+    let there = |message| with("jig-workspace", "other", message);
+    let attach = there(watch.position());
+    let status = daemon.processes().attach(attach).await.unwrap_err();
+    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
+    let mut request = tonic::Request::new(jig::api::v1::SendSignalRequest {
+        process_id: watch.id.clone(),
+        signal: "KILL".to_owned(),
+    });
+    request
+        .metadata_mut()
+        .insert("jig-workspace", "other".parse().unwrap());
+    let status = daemon.processes().send_signal(request).await.unwrap_err();
+    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
+    let list = with(
+        "jig-workspace",
+        "other",
+        jig::api::v1::ListProcessesRequest {},
+    );
+    let listed = daemon.processes().list_processes(list).await.unwrap();
+    assert!(listed.into_inner().processes.is_empty());
+    assert_eq!(daemon.list_processes().await.len(), 1);
+}
+
+#[tokio::test]
+async fn an_end_is_kept_for_the_configured_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jig.toml");
+    std::fs::write(&config, "[limits]\nprocess_retention = \"1s\"\n").unwrap();
+    let config = config.display().to_string();
+    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let mut watch = daemon.watch(kept("exit 4")).await;
+    watch.finish().await;
+    assert_eq!(wait_for_end(&daemon, &watch.id).await.exit_code, Some(4));
+    eventually("it is forgotten", async || {
+        daemon.list_processes().await.is_empty()
+    })
+    .await;
+    let status = daemon.try_attach(watch.position()).await.unwrap_err();
+    assert_eq!(Refusal::of(&status).reason, "PROCESS_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn streams_of_one_process_are_bounded() {
+    let daemon = Daemon::start().await;
+    let first = daemon.watch(kept("cat")).await;
+    let mut others = Vec::new();
+    for _ in 1..64 {
+        others.push(daemon.attach(&first.id).await);
+    }
+    let refusal = Refusal::of(&daemon.try_attach(first.position()).await.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    others.pop();
+    eventually("a place is free again", async || {
+        daemon.try_attach(first.position()).await.is_ok()
+    })
+    .await;
+}

@@ -1,0 +1,119 @@
+//! Readers that are slow, and those that are not; output without end.
+
+use jig::api::v1::{OnDisconnect, StartRequest};
+
+use crate::support::{Daemon, Mark, eventually, full_size, promptly, shell, started};
+
+/// Whether a process is writing to a pipe that is full (proc_pid_syscall(5)).
+fn waits_for_a_pipe(pid: i32) -> bool {
+    let call = std::fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap_or_default();
+    call.starts_with("1 0x1 ")
+}
+
+fn kept(command: &str) -> StartRequest {
+    StartRequest {
+        on_disconnect: Some(OnDisconnect::Keep.into()),
+        ..started(shell(command))
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_does_not_slow_another() {
+    let daemon = Daemon::start().await;
+    let mut fast = daemon
+        .watch(kept("read go; head -c 50000000 /dev/zero"))
+        .await;
+    // Each on a connection of its own, and none of them ever takes anything.
+    let mut stopped = Vec::new();
+    for _ in 0..3 {
+        let channel = daemon.new_connection();
+        let processes = jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
+        let watch = crate::support::Watch::attach(processes, fast.position()).await;
+        stopped.push(watch.unwrap());
+    }
+    daemon.write(&fast.id, b"\n").await.unwrap();
+    let exited = fast.finish().await;
+    assert_eq!(exited.stdout_bytes, 50_000_000);
+    assert_eq!(fast.stdout.len(), 50_000_000);
+    assert!(fast.gaps.is_empty());
+    // Those that stopped learn that they missed something, and how it ended.
+    for mut watch in stopped {
+        assert_eq!(watch.finish().await, exited);
+        assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gaps);
+        assert!(watch.stdout.len() < 50_000_000);
+    }
+}
+
+#[tokio::test]
+async fn a_command_waits_for_its_only_reader() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let request = kept("read go; head -c 20000000 /dev/zero; echo written > flag");
+    let mut watch = daemon.watch(mark.on_process(request)).await;
+    daemon.write(&watch.id, b"\n").await.unwrap();
+    // Nobody reads here: the connection's windows, the ring and the pipe fill up, and the rest waits
+    // in the command.
+    eventually("it waits", async || {
+        let written = daemon.list_processes().await[0].last_sequence > 4;
+        written && mark.processes().iter().any(|pid| waits_for_a_pipe(*pid))
+    })
+    .await;
+    assert!(!daemon.file("flag").exists());
+    let exited = watch.finish().await;
+    assert!(daemon.file("flag").exists());
+    assert_eq!(watch.stdout.len(), 20_000_000);
+    assert!(watch.gaps.is_empty() && exited.exit_code == Some(0));
+}
+
+#[tokio::test]
+async fn output_without_end_takes_no_memory() {
+    let daemon = crate::support::Setup::new().alone().start().await;
+    let bytes = full_size(10_000_000_000, 200_000_000);
+    let request = started(shell(&format!("yes | head -c {bytes}")));
+    let mut stream = daemon
+        .processes()
+        .start(request)
+        .await
+        .unwrap()
+        .into_inner();
+    let (mut came, mut most, mut gaps) = (0_usize, 0, 0);
+    let mut next = 0;
+    let mut exited = None;
+    // Counted and dropped: the test is to take no memory either.
+    while let Some(message) = promptly("more comes", stream.message()).await.unwrap() {
+        use jig::api::v1::start_response::Event;
+        match message.event.unwrap() {
+            Event::Stdout(output) => {
+                assert_eq!(output.offset, came as u64);
+                assert_eq!(output.data.first(), Some(&b"y\n"[came % 2]));
+                came += output.data.len();
+            }
+            Event::Gap(_) => gaps += 1,
+            Event::Exited(end) => exited = Some(end),
+            _ => {}
+        }
+        if came >= next {
+            most = most.max(daemon.resident_bytes());
+            next += 10_000_000;
+        }
+    }
+    assert_eq!((came, gaps), (bytes, 0));
+    assert_eq!(exited.unwrap().stdout_bytes, bytes as u64);
+    eprintln!("{bytes} bytes, at most {} MiB resident", most >> 20);
+    assert!(most < 64 << 20, "{most} bytes resident");
+}
+
+#[tokio::test]
+async fn output_that_nobody_reads_takes_no_memory() {
+    let daemon = Daemon::start().await;
+    let watch = daemon
+        .watch(kept("read go; yes | head -c 300000000; echo; read stop"))
+        .await;
+    let id = watch.id.clone();
+    drop(watch);
+    daemon.write(&id, b"\n\n").await.unwrap();
+    let mut late = daemon.attach(&id).await;
+    let exited = promptly("it ends", late.exited_at_last()).await;
+    assert_eq!(exited.stdout_bytes, 300_000_001);
+    assert!(daemon.resident_bytes() < 64 << 20);
+}

@@ -1,0 +1,10 @@
+//! `ProcessService`: commands that are watched and fed while they run.
+
+mod attach;
+mod backpressure;
+mod disconnect;
+mod list;
+mod signal;
+mod start;
+mod stdin;
+mod terminal;
