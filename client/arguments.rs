@@ -4,7 +4,14 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
 
-use crate::{bench::BenchArgs, command, escape, exit, failure::Failure, global::Global, output};
+use crate::{
+    bench::BenchArgs,
+    command::{self, exec::ExecArgs, run::RunArgs},
+    escape, exit,
+    failure::Failure,
+    global::Global,
+    output,
+};
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
@@ -22,7 +29,11 @@ pub(crate) struct Arguments {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Run(command::run::RunArgs),
+    Run(RunArgs),
+    Exec(ExecArgs),
+    Attach(command::exec::AttachArgs),
+    Ps(command::processes::PsArgs),
+    Kill(command::processes::KillArgs),
     Read(command::read::ReadArgs),
     Ls(command::ls::LsArgs),
     Cp(command::cp::CpArgs),
@@ -66,8 +77,10 @@ impl Arguments {
     pub(crate) fn from_words(words: &[OsString]) -> Result<Self, Unparsed> {
         let mut arguments =
             Self::try_parse_from(words).map_err(|error| Unparsed::new(error, words))?;
-        if let Command::Run(args) = &mut arguments.command {
-            args.note_escape(words);
+        if let Command::Run(RunArgs { words: own, .. })
+        | Command::Exec(ExecArgs { words: own, .. }) = &mut arguments.command
+        {
+            own.note_escape(words);
         }
         Ok(arguments)
     }
@@ -86,7 +99,7 @@ impl Unparsed {
         let is_said = || {
             let mut flags = words.iter().take_while(|word| *word != "--");
             // The words of a command can be anything.
-            subcommand != Some("run") && flags.any(|word| word == "--json")
+            !matches!(subcommand, Some("run" | "exec")) && flags.any(|word| word == "--json")
         };
         Self {
             as_json: matches.as_ref().is_some_and(is_set) || is_said(),

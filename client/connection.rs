@@ -12,7 +12,7 @@ use tokio::{
 use crate::{exit, failure::Failure, global::Global, local::Local};
 
 /// The signals that ask us to end.
-struct Signals {
+pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     hangup: Signal,
@@ -33,6 +33,32 @@ where
     let (result, signals) = match global.address() {
         Some(address) => runtime()?.block_on(until_signal(connected(address, global, call)))?,
         None => embedded(global, call)?,
+    };
+    signals.end_the_process()?;
+    result
+}
+
+/// As [`call`], but the call minds the signals itself, for as long as it goes on.
+pub(crate) fn call_minding_signals<T, Call, Calling>(
+    global: &Global,
+    call: Call,
+) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    Call: FnOnce(Client, Signals) -> Calling + Send + 'static,
+    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+{
+    let (result, signals) = match global.address() {
+        Some(address) => runtime()?.block_on(async {
+            let signals = Signals::listen()?;
+            let call = |client| async { Ok((call(client, signals).await, Signals::listen()?)) };
+            connected(address, global, call).await
+        })?,
+        None => embedded_with(global, |address, global| async move {
+            let signals = Signals::listen()?;
+            let call = |client| async { Ok((call(client, signals).await, Signals::listen()?)) };
+            connected(&address, &global, call).await
+        })?,
     };
     signals.end_the_process()?;
     result
@@ -97,7 +123,7 @@ impl Signals {
     }
 
     /// Waits for the next one. Answers with the exit code that says so.
-    async fn next(&mut self) -> u8 {
+    pub(crate) async fn next(&mut self) -> u8 {
         tokio::select! {
             _ = self.interrupt.recv() => exit::CANCELLED,
             _ = self.terminate.recv() => 128 + 15,
@@ -125,13 +151,23 @@ where
     Call: FnOnce(Client) -> Calling + Send + 'static,
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
+    embedded_with(global, |address, global| async move {
+        until_signal(connected(&address, &global, call)).await
+    })
+}
+
+#[cfg(feature = "daemon")]
+fn embedded_with<T, Call, Calling>(global: &Global, call: Call) -> Result<T, Failure>
+where
+    T: Send + 'static,
+    Call: FnOnce(String, Global) -> Calling + Send + 'static,
+    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+{
     let fails = |error| Local::new("the current directory cannot be found", &error);
     let here = std::env::current_dir().map_err(fails)?;
     let global = global.clone();
-    jig::daemon::with_embedded(here, |address: String| async move {
-        until_signal(connected(&address, &global, call)).await
-    })
-    .map_err(Failure::Embedded)?
+    jig::daemon::with_embedded(here, |address: String| call(address, global))
+        .map_err(Failure::Embedded)?
 }
 
 #[cfg(not(feature = "daemon"))]
@@ -139,7 +175,20 @@ fn embedded<T, Call, Calling>(_: &Global, _: Call) -> Result<Over<T>, Failure>
 where
     Call: FnOnce(Client) -> Calling,
 {
-    Err(Failure::Usage(
+    Err(no_daemon())
+}
+
+#[cfg(not(feature = "daemon"))]
+fn embedded_with<T, Call, Calling>(_: &Global, _: Call) -> Result<T, Failure>
+where
+    Call: FnOnce(String, Global) -> Calling,
+{
+    Err(no_daemon())
+}
+
+#[cfg(not(feature = "daemon"))]
+fn no_daemon() -> Failure {
+    Failure::Usage(
         "this jig was built without the daemon: name one with --address or JIG_ADDRESS".to_owned(),
-    ))
+    )
 }

@@ -1,6 +1,6 @@
 //! Exit codes: those of the command that ran where there are any, and those of `jig` itself.
 
-use jig::api::v1::{Outcome, RunResponse};
+use jig::api::v1::{Outcome, ProcessExited, RunResponse};
 
 /// It went well.
 pub(crate) const SUCCESS: u8 = 0;
@@ -32,14 +32,22 @@ pub(crate) const HEALTH_CALL: u8 = 3;
 /// `jig health`: not serving.
 pub(crate) const HEALTH_UNHEALTHY: u8 = 4;
 
-/// The exit code that says what became of a command.
+/// The exit code that says what became of a command that was waited for.
 pub(crate) fn of_run(response: &RunResponse) -> u8 {
-    match Outcome::try_from(response.outcome) {
-        Ok(Outcome::Exited) => response
-            .exit_code
+    of_outcome(response.outcome, response.exit_code, &response.signal)
+}
+
+/// The exit code that says what became of a command that was watched.
+pub(crate) fn of_process(exited: &ProcessExited) -> u8 {
+    of_outcome(exited.outcome, exited.exit_code, &exited.signal)
+}
+
+fn of_outcome(outcome: i32, exit_code: Option<i32>, signal: &str) -> u8 {
+    match Outcome::try_from(outcome) {
+        Ok(Outcome::Exited) => exit_code
             .and_then(|code| u8::try_from(code).ok())
             .unwrap_or(RUN_FAILED),
-        Ok(Outcome::Signaled) => signal_number(&response.signal)
+        Ok(Outcome::Signaled) => signal_number(signal)
             .and_then(|number| number.checked_add(128))
             .unwrap_or(RUN_FAILED),
         Ok(Outcome::TimedOut) => TIMED_OUT,

@@ -3,8 +3,8 @@
 
 use jig::{
     api::v1::{
-        Encoding, GetInfoResponse, Isolation, ListFilesResponse, Outcome, ReadFileResponse,
-        RunLimits, RunResponse, Workspace,
+        Encoding, GetInfoResponse, Isolation, ListFilesResponse, Outcome, ProcessExited,
+        ReadFileResponse, RunLimits, RunResponse, Workspace,
     },
     client::ServingStatus,
 };
@@ -34,6 +34,30 @@ pub(crate) fn run(response: &RunResponse) -> Value {
         },
         "isolation": response.isolation,
         "artifact_error": response.artifact_error,
+    })
+}
+
+pub(crate) fn exited(exited: &ProcessExited) -> Value {
+    let usage = exited.usage.unwrap_or_default();
+    json!({
+        "outcome": name(Outcome::try_from(exited.outcome).map(|outcome| outcome.as_str_name()), exited.outcome),
+        "exit_code": exited.exit_code,
+        "signal": exited.signal,
+        "stdout_bytes": exited.stdout_bytes,
+        "stderr_bytes": exited.stderr_bytes,
+        "stdout_path": exited.stdout_path,
+        "stderr_path": exited.stderr_path,
+        "limit": exited.limit,
+        "kill_pending": exited.kill_pending,
+        "duration_ms": exited.duration_ms,
+        "usage": {
+            "user_ms": usage.user_ms,
+            "system_ms": usage.system_ms,
+            "max_rss_bytes": usage.max_rss_bytes,
+        },
+        "isolation": exited.isolation,
+        "artifact_error": exited.artifact_error,
+        "last_sequence": exited.last_sequence,
     })
 }
 

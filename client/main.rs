@@ -38,6 +38,10 @@ fn main() -> ExitCode {
     match Arguments::from_words(&arguments) {
         Ok(Arguments { global, command }) => match command {
             Command::Run(args) => command::run::run(&global, args),
+            Command::Exec(args) => command::exec::exec(&global, args),
+            Command::Attach(args) => command::exec::attach(&global, args),
+            Command::Ps(args) => command::processes::ps(&global, args),
+            Command::Kill(args) => command::processes::kill(&global, args),
             Command::Read(args) => command::read::read(&global, args),
             Command::Ls(args) => command::ls::ls(&global, args),
             Command::Cp(args) => command::cp::cp(&global, args),

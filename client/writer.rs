@@ -1,10 +1,7 @@
-//! Standard output while more is to come: written by a thread of its own, so that a reader who takes
-//! his time holds up neither the call nor the signal that cancels it.
+//! Standard output and standard error while more is to come: written by a thread of its own, so that
+//! a reader who takes his time holds up neither the call nor the signal that cancels it.
 
-use std::{
-    io::{self, Write as _},
-    thread,
-};
+use std::{io, thread};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,16 +20,21 @@ pub(crate) struct Writer {
 impl Writer {
     /// Begins to write to standard output.
     pub(crate) fn start() -> Self {
+        Self::to(io::stdout())
+    }
+
+    /// Begins to write to `target`.
+    pub(crate) fn to(mut target: impl io::Write + Send + 'static) -> Self {
         let (pages, mut waiting) = mpsc::channel::<Vec<u8>>(AHEAD);
         let (end, ended) = oneshot::channel();
         // Dropped with the process, when nobody reads and the call was cancelled.
         thread::spawn(move || {
-            let mut stdout = io::stdout().lock();
             let mut write = || {
                 while let Some(page) = waiting.blocking_recv() {
-                    stdout.write_all(&page)?;
+                    target.write_all(&page)?;
+                    target.flush()?;
                 }
-                stdout.flush()
+                Ok(())
             };
             let result = write();
             // Nobody waits any more where the call was cancelled.

@@ -1,8 +1,6 @@
 //! `jig run`: one command in a sandbox, as if it had been run here.
 
 use std::{
-    collections::HashMap,
-    ffi::OsString,
     io::{self, Read as _},
     process::ExitCode,
 };
@@ -10,6 +8,7 @@ use std::{
 use clap::Args;
 use jig::api::v1::{Outcome, RunRequest, RunResponse};
 
+use super::words::Words;
 use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
 
 /// Most bytes of standard input that a request takes.
@@ -25,12 +24,6 @@ const STDIN_LIMIT: usize = 8 << 20;
 /// when it was cancelled, 125 when jig failed.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Directory to start in, relative to the workspace.
-    #[arg(long, value_name = "DIR")]
-    cwd: Option<String>,
-    /// Variable to add to the command's environment; repeatable.
-    #[arg(long, value_name = "K=V", value_parser = variable)]
-    env: Vec<(String, String)>,
     /// Seconds that the command may run; 120 by default.
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
@@ -41,12 +34,8 @@ pub(crate) struct RunArgs {
     /// command reads nothing.
     #[arg(long)]
     stdin: bool,
-    /// The command; after `--`, the program and its arguments.
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true)]
-    words: Vec<String>,
-    /// Whether `--` stands before the words.
-    #[arg(skip)]
-    is_argv: bool,
+    #[command(flatten)]
+    pub(crate) words: Words,
 }
 
 pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
@@ -70,33 +59,21 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
     })
 }
 
-impl RunArgs {
-    /// Notes whether `--` stands before the words, which clap does not tell: the words are the end
-    /// of the line.
-    pub(crate) fn note_escape(&mut self, line: &[OsString]) {
-        self.is_argv = line
-            .len()
-            .checked_sub(self.words.len() + 1)
-            .is_some_and(|before| line[before] == "--");
-    }
-}
-
 fn request(args: RunArgs) -> Result<RunRequest, Failure> {
     let stdin = if args.stdin {
         read_stdin(io::stdin().lock())?
     } else {
         Vec::new()
     };
-    let (command, argv) = if args.is_argv {
-        (None, args.words)
-    } else {
-        (Some(args.words.join(" ")), Vec::new())
-    };
+    if args.words.are_none() {
+        return Err(Failure::Usage("there is no command to run".to_owned()));
+    }
+    let (command, argv) = args.words.command();
     Ok(RunRequest {
         command,
         argv,
-        cwd: args.cwd,
-        env: args.env.into_iter().collect::<HashMap<_, _>>(),
+        env: args.words.env(),
+        cwd: args.words.cwd,
         stdin: stdin.into(),
         timeout_sec: args.timeout,
         max_output_bytes: args.max_output,
@@ -190,15 +167,10 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
     notes
 }
 
-fn variable(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("write NAME=VALUE".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
     use crate::arguments::{Arguments, Command};
 
@@ -257,13 +229,6 @@ mod tests {
         assert_eq!(request.timeout_sec, Some(9));
         assert_eq!(request.max_output_bytes, Some(0));
         assert_eq!(request.cwd, None);
-    }
-
-    #[test]
-    fn variables() {
-        assert_eq!(variable("A=b"), Ok(("A".into(), "b".into())));
-        assert!(variable("A").is_err());
-        assert!(variable("=b").is_err());
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 mod attach;
 mod backpressure;
+mod client;
+mod client_terminal;
 mod disconnect;
 mod list;
 mod signal;

@@ -1,0 +1,228 @@
+//! `jig ps` and `jig kill`: the processes that `jig exec` started.
+
+use std::{
+    process::ExitCode,
+    time::{Duration, SystemTime},
+};
+
+use clap::Args;
+use jig::{
+    api::v1::{
+        ListProcessesResponse, OnDisconnect, Outcome, ProcessInfo, ProcessState, SendSignalRequest,
+    },
+    client::Client,
+};
+use serde_json::{Value, json};
+
+use super::finish;
+use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+
+/// List the processes that `jig exec` started in the workspace: those that run, and those that ended
+/// in the last 15 minutes.
+#[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    /// Only those that have not ended.
+    #[arg(long)]
+    running: bool,
+}
+
+/// Send a signal to processes that `jig exec` started, and to their process groups.
+#[derive(Debug, Args)]
+pub(crate) struct KillArgs {
+    /// The signal, as `TERM`, `SIGKILL` or `9`.
+    #[arg(short, long, value_name = "SIGNAL", default_value = "TERM")]
+    signal: String,
+    /// The processes, by their ids.
+    #[arg(value_name = "PROCESS", required = true)]
+    processes: Vec<String>,
+}
+
+pub(crate) fn ps(global: &Global, args: PsArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| {
+        let listed = connection::call_at(address, global, async |client: Client| {
+            Ok(client.list_processes().await?)
+        })?;
+        print(listed, &args, global.json)
+    });
+    finish(result, global.json)
+}
+
+pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| {
+        connection::call_at(address, global, async |client: Client| {
+            let mut failed = None;
+            for process_id in args.processes {
+                let request = SendSignalRequest {
+                    process_id: process_id.clone(),
+                    signal: args.signal.clone(),
+                };
+                // The others are to get it all the same.
+                if let Err(error) = client.send_signal(request).await
+                    && let Some(before) = failed.replace(Failure::from(error))
+                {
+                    before.report(global.json);
+                }
+            }
+            failed.map_or(Ok(()), Err)
+        })
+    });
+    finish(result, global.json)
+}
+
+/// The daemon, which must be named: one of our own would run nothing.
+pub(super) fn of_a_daemon(global: &Global) -> Result<&str, Failure> {
+    global.address().ok_or_else(|| {
+        Failure::Usage(
+            "processes run in a daemon: name it with --address or JIG_ADDRESS".to_owned(),
+        )
+    })
+}
+
+fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<(), Failure> {
+    let mut processes = listed.processes;
+    processes.retain(|process| !args.running || process.state() != ProcessState::Ended);
+    if as_json {
+        let list: Vec<Value> = processes.iter().map(to_json).collect();
+        return output::json(&json!({ "processes": list }));
+    }
+    let now = SystemTime::now();
+    let rows: Vec<[String; 4]> = processes
+        .iter()
+        .map(|process| {
+            [
+                process.process_id.clone(),
+                state(process),
+                lasted(process, now),
+                escape::text(&process.command).replace('\n', " "),
+            ]
+        })
+        .collect();
+    let header = ["PROCESS", "STATE", "TIME", "COMMAND"].map(str::to_owned);
+    let width = |column: usize| {
+        let all = rows.iter().chain([&header]);
+        all.map(|row| row[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let (id, state, time) = (width(0), width(1), width(2));
+    let lines = [&header].into_iter().chain(&rows).map(|row| {
+        let [a, b, c, d] = row;
+        format!("{a:<id$}  {b:<state$}  {c:>time$}  {d}\n")
+    });
+    output::stdout(lines.collect::<String>().as_bytes())
+}
+
+fn state(process: &ProcessInfo) -> String {
+    match process.state() {
+        ProcessState::Starting => "starting".to_owned(),
+        ProcessState::Running if process.attached == 0 => "running, detached".to_owned(),
+        ProcessState::Running => "running".to_owned(),
+        ProcessState::Ended => match (process.outcome(), process.exit_code) {
+            (Outcome::Exited, Some(code)) => format!("exit {code}"),
+            (Outcome::Unspecified, _) => "lost".to_owned(),
+            (Outcome::Signaled, _) => process.signal.clone(),
+            (outcome, _) => outcome
+                .as_str_name()
+                .trim_start_matches("OUTCOME_")
+                .to_lowercase()
+                .replace('_', " "),
+        },
+        ProcessState::Unspecified => "?".to_owned(),
+    }
+}
+
+/// How long it has run: `12s`, `3m05s`, `2h07m`.
+fn lasted(process: &ProcessInfo, now: SystemTime) -> String {
+    let time = |stamp: Option<_>| stamp.and_then(|stamp| SystemTime::try_from(stamp).ok());
+    let Some(start) = time(process.start_time) else {
+        return "-".to_owned();
+    };
+    let end = time(process.end_time).unwrap_or(now);
+    let seconds = end
+        .duration_since(start)
+        .unwrap_or(Duration::ZERO)
+        .as_secs();
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds}s"),
+        (0, _) => format!("{minutes}m{:02}s", seconds % 60),
+        _ => format!("{hours}h{minutes:02}m"),
+    }
+}
+
+fn to_json(process: &ProcessInfo) -> Value {
+    let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
+    let state = ProcessState::try_from(process.state).map(|state| state.as_str_name());
+    let outcome = Outcome::try_from(process.outcome).map(|outcome| outcome.as_str_name());
+    let on_disconnect =
+        OnDisconnect::try_from(process.on_disconnect).map(|keeps| keeps.as_str_name());
+    json!({
+        "process_id": process.process_id,
+        "state": name(state, process.state),
+        "command": process.command,
+        "cwd": process.cwd,
+        "has_terminal": process.has_terminal,
+        "on_disconnect": name(on_disconnect, process.on_disconnect),
+        "session": process.session,
+        "start_time": time(process.start_time),
+        "end_time": time(process.end_time),
+        "outcome": name(outcome, process.outcome),
+        "exit_code": process.exit_code,
+        "signal": process.signal,
+        "last_sequence": process.last_sequence,
+        "attached": process.attached,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_process_does_is_told_in_a_word() {
+        let running = ProcessInfo {
+            state: ProcessState::Running.into(),
+            attached: 1,
+            ..ProcessInfo::default()
+        };
+        let ended = |outcome: Outcome, exit_code, signal: &str| ProcessInfo {
+            state: ProcessState::Ended.into(),
+            outcome: outcome.into(),
+            exit_code,
+            signal: signal.to_owned(),
+            ..ProcessInfo::default()
+        };
+        assert_eq!(state(&running), "running");
+        assert_eq!(
+            state(&ProcessInfo {
+                attached: 0,
+                ..running
+            }),
+            "running, detached"
+        );
+        for (process, expected) in [
+            (ended(Outcome::Exited, Some(3), ""), "exit 3"),
+            (ended(Outcome::Signaled, None, "SIGKILL"), "SIGKILL"),
+            (ended(Outcome::TimedOut, None, "SIGTERM"), "timed out"),
+            (ended(Outcome::Unspecified, None, ""), "lost"),
+        ] {
+            assert_eq!(state(&process), expected);
+        }
+    }
+
+    #[test]
+    fn times_are_short() {
+        let start = SystemTime::UNIX_EPOCH;
+        let process = ProcessInfo {
+            start_time: Some(start.into()),
+            ..ProcessInfo::default()
+        };
+        for (seconds, expected) in [(0, "0s"), (59, "59s"), (185, "3m05s"), (7620, "2h07m")] {
+            assert_eq!(
+                lasted(&process, start + Duration::from_secs(seconds)),
+                expected
+            );
+        }
+        assert_eq!(lasted(&ProcessInfo::default(), start), "-");
+    }
+}
