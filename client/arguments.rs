@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
 
 use crate::{
     bench::BenchArgs,
@@ -81,6 +81,13 @@ impl Arguments {
         | Command::Exec(ExecArgs { words: own, .. }) = &mut arguments.command
         {
             own.note_escape(words);
+        }
+        if let Command::Run(args) = &arguments.command
+            && args.words.are_none()
+        {
+            let text = "there is no command to run";
+            let error = Self::command().error(ErrorKind::MissingRequiredArgument, text);
+            return Err(Unparsed::new(error, words));
         }
         Ok(arguments)
     }

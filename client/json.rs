@@ -150,6 +150,11 @@ fn run_limits(limits: &RunLimits) -> Value {
         "tmp_inodes": limits.tmp_inodes,
         "artifact_bytes": limits.artifact_bytes,
         "concurrent_runs": limits.concurrent_runs,
+        "cpu_sec": limits.cpu_sec,
+        "cpus": limits.cpus,
+        "memory_bytes": limits.memory_bytes,
+        "output_bytes": limits.output_bytes,
+        "wall_clock_sec": limits.wall_clock_sec,
     })
 }
 

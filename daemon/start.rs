@@ -362,7 +362,7 @@ async fn serve(
         path: config.path.clone(),
         artifact_bytes: config.artifact_bytes,
         replay_bytes: config.replay_bytes,
-        processes: config.limits.processes,
+        limits: config.limits,
     });
     let mut scenes = Vec::new();
     for (index, workspace) in workspaces.into_iter().enumerate() {
@@ -439,7 +439,7 @@ async fn serve(
 
 async fn prove(keeper: KeeperProcess, config: &Config) -> Result<Proven, StartError> {
     let count = config.workspaces.len();
-    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs)
+    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs, config.limits)
         .map_err(io_error("talking to the launcher"))?;
     let mut results = Vec::new();
     for index in 0..count {

@@ -34,6 +34,8 @@ mod identity;
 mod isolation;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
+/// Limits of runs.
+mod limits;
 /// Calls that are refused before there is a request.
 mod malformed;
 /// Commands that are watched and fed while they run.

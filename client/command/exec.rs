@@ -149,6 +149,7 @@ fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
         cwd: args.words.cwd.clone(),
         env,
         timeout_sec: args.timeout,
+        limits: args.words.limits(),
         pty: args.tty.then(size_of_terminal),
         on_disconnect: Some(on_disconnect.into()),
         stdin_open: Some(args.interactive || (args.tty && args.detach)),

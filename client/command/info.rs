@@ -107,18 +107,32 @@ fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
 }
 
 fn limits(limits: &RunLimits) -> (String, String) {
-    (
-        "limits".to_owned(),
-        format!(
-            "{} s, {} processes, {} open files, files of {} MiB, temporary files of {} MiB, {} runs at a time",
-            limits.default_timeout_sec,
-            limits.processes,
-            limits.open_files,
-            limits.file_size_bytes >> 20,
-            limits.tmp_bytes >> 20,
-            limits.concurrent_runs,
-        ),
-    )
+    let mut parts = vec![
+        format!("{} s", limits.default_timeout_sec),
+        format!("memory of {} MiB", limits.memory_bytes >> 20),
+        format!("{} processes", limits.processes),
+        format!("{} open files", limits.open_files),
+        format!("files of {} MiB", limits.file_size_bytes >> 20),
+        format!("temporary files of {} MiB", limits.tmp_bytes >> 20),
+    ];
+    parts.extend(
+        limits
+            .cpu_sec
+            .map(|seconds| format!("{seconds} s of CPU time")),
+    );
+    parts.extend(limits.cpus.map(|cpus| format!("{cpus} CPUs")));
+    parts.extend(
+        limits
+            .output_bytes
+            .map(|bytes| format!("output of {bytes} bytes")),
+    );
+    parts.extend(
+        limits
+            .wall_clock_sec
+            .map(|seconds| format!("{seconds} s at most")),
+    );
+    parts.push(format!("{} runs at a time", limits.concurrent_runs));
+    ("limits".to_owned(), parts.join(", "))
 }
 
 fn align(rows: &[(String, String)]) -> String {

@@ -65,14 +65,12 @@ fn request(args: RunArgs) -> Result<RunRequest, Failure> {
     } else {
         Vec::new()
     };
-    if args.words.are_none() {
-        return Err(Failure::Usage("there is no command to run".to_owned()));
-    }
     let (command, argv) = args.words.command();
     Ok(RunRequest {
         command,
         argv,
         env: args.words.env(),
+        limits: args.words.limits(),
         cwd: args.words.cwd,
         stdin: stdin.into(),
         timeout_sec: args.timeout,

@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, ffi::OsString};
 
-use clap::Args;
+use clap::{Args, ValueEnum as _};
+use jig::api::v1::LowerLimits;
 
 /// What to run, and where.
 #[derive(Debug, Args)]
@@ -13,6 +14,11 @@ pub(crate) struct Words {
     /// Variable to add to the command's environment; repeatable.
     #[arg(long, value_name = "K=V", value_parser = variable)]
     env: Vec<(String, String)>,
+    /// Limit of this run that is to be lower than the operator's: `memory=512M`, `processes=64`,
+    /// `cpu=10`, `open-files=100`, `file-size=1G`, `tmp=64M`, `tmp-inodes=1000`, `output=1M`;
+    /// repeatable.
+    #[arg(long = "limit", value_name = "NAME=VALUE", value_parser = limit)]
+    limits: Vec<(LimitName, u64)>,
     /// The command; after `--`, the program and its arguments.
     #[arg(value_name = "COMMAND", trailing_var_arg = true)]
     words: Vec<String>,
@@ -32,7 +38,7 @@ impl Words {
     }
 
     /// Whether there is nothing to run.
-    pub(super) fn are_none(&self) -> bool {
+    pub(crate) fn are_none(&self) -> bool {
         self.words.is_empty()
     }
 
@@ -45,10 +51,66 @@ impl Words {
         }
     }
 
+    /// The limits to be lowered.
+    pub(super) fn limits(&self) -> Option<LowerLimits> {
+        let mut lower = LowerLimits::default();
+        for (name, value) in &self.limits {
+            let small = u32::try_from(*value).unwrap_or(u32::MAX);
+            match name {
+                LimitName::Cpu => lower.cpu_sec = Some(small),
+                LimitName::Memory => lower.memory_bytes = Some(*value),
+                LimitName::Processes => lower.processes = Some(small),
+                LimitName::OpenFiles => lower.open_files = Some(small),
+                LimitName::FileSize => lower.file_size_bytes = Some(*value),
+                LimitName::Tmp => lower.tmp_bytes = Some(*value),
+                LimitName::TmpInodes => lower.tmp_inodes = Some(small),
+                LimitName::Output => lower.output_bytes = Some(*value),
+            }
+        }
+        (!self.limits.is_empty()).then_some(lower)
+    }
+
     /// The variables to be added.
     pub(super) fn env(&self) -> HashMap<String, String> {
         self.env.iter().cloned().collect()
     }
+}
+
+/// What can be limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LimitName {
+    Cpu,
+    Memory,
+    Processes,
+    OpenFiles,
+    FileSize,
+    Tmp,
+    TmpInodes,
+    Output,
+}
+
+fn limit(text: &str) -> Result<(LimitName, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
+    let Ok(name) = LimitName::from_str(name, false) else {
+        let names = LimitName::value_variants().iter();
+        let names = names.filter_map(clap::ValueEnum::to_possible_value);
+        let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
+        return Err(format!(
+            "there is no limit {name:?}; there are {}",
+            names.join(", ")
+        ));
+    };
+    let (digits, shift) = match value.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) if value.ends_with('K') => (digits, 10),
+        Some(digits) if value.ends_with('M') => (digits, 20),
+        Some(digits) => (digits, 30),
+        None => (value, 0),
+    };
+    let number: Option<u64> = digits.parse().ok();
+    let number = number.and_then(|number| number.checked_mul(1 << shift));
+    let number = number
+        .ok_or_else(|| format!("{value:?} is no number; K, M and G stand for KiB, MiB and GiB"))?;
+    Ok((name, number))
 }
 
 fn variable(text: &str) -> Result<(String, String), String> {
@@ -61,6 +123,29 @@ fn variable(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_have_names_and_units() {
+        for (text, expected) in [
+            ("memory=512M", (LimitName::Memory, 512 << 20)),
+            ("output=1K", (LimitName::Output, 1024)),
+            ("file-size=2G", (LimitName::FileSize, 2 << 30)),
+            ("processes=7", (LimitName::Processes, 7)),
+        ] {
+            assert_eq!(limit(text), Ok(expected));
+        }
+        for text in [
+            "memory",
+            "memory=",
+            "memory=x",
+            "memory=1T",
+            "memory=-1",
+            "nothing=1",
+        ] {
+            assert!(limit(text).is_err(), "{text}");
+        }
+        assert!(limit("mem=1").unwrap_err().contains("memory, processes"));
+    }
 
     #[test]
     fn variables() {

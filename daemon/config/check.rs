@@ -1,7 +1,5 @@
 //! Putting flags and file together, and finding everything that is wrong with them.
 
-use std::time::Duration;
-
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
     DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_REPLAY_BYTES,
@@ -9,17 +7,14 @@ use super::{
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
-    file::{self, File},
+    file::File,
+    limits::limits,
     listen::Address,
+    time::time,
     workspaces::workspaces,
 };
-use crate::daemon::{
-    sandbox::{level::Level, plan::Limits},
-    telemetry::logs::Format,
-};
+use crate::daemon::{sandbox::level::Level, telemetry::logs::Format};
 
-/// Longest time that can be configured.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Bytes that can be kept of what a started command wrote: at least what it may write at once, twice.
 const REPLAY_BYTES: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
 
@@ -207,33 +202,6 @@ fn listen(args: &Args, file: &File, problems: &mut Vec<String>) -> Vec<Address> 
     addresses.collect()
 }
 
-fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
-    let default = Limits::default();
-    let limits = Limits {
-        processes: file.processes.unwrap_or(default.processes),
-        open_files: file.open_files.unwrap_or(default.open_files),
-        open_files_hard: file
-            .open_files_hard
-            .unwrap_or(default.open_files_hard.max(file.open_files.unwrap_or(0))),
-        file_size_bytes: file.file_size_bytes.unwrap_or(default.file_size_bytes),
-        tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
-        tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
-    };
-    if limits.processes == 0 {
-        problems.push("limits.processes must be at least 1".to_owned());
-    }
-    if limits.open_files < 16 || limits.open_files > limits.open_files_hard {
-        problems.push(
-            "limits.open_files must be at least 16, and at most limits.open_files_hard".to_owned(),
-        );
-    }
-    // 0 would mean no limit to tmpfs(5).
-    if limits.tmp_bytes == 0 || limits.tmp_inodes == 0 {
-        problems.push("limits.tmp_bytes and limits.tmp_inodes must be at least 1".to_owned());
-    }
-    limits
-}
-
 fn count(written: Option<usize>, default: usize, key: &str, problems: &mut Vec<String>) -> usize {
     let count = written.unwrap_or(default);
     if !(1..=1 << 20).contains(&count) {
@@ -258,27 +226,9 @@ fn parse<T>(
     }
 }
 
-/// Reads a time with its unit: `25s`, `500ms`, `2m`.
-fn time(text: &str) -> Option<Duration> {
-    let digits = text
-        .find(|char: char| !char.is_ascii_digit())
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: u64 = number.parse().ok()?;
-    let time = match unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "m" => Duration::from_secs(number.checked_mul(60)?),
-        _ => return None,
-    };
-    (time <= LONGEST).then_some(time)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::{combine, time};
+    use super::combine;
     use crate::daemon::config::{args::Args, file::File};
 
     #[test]
@@ -347,24 +297,5 @@ mod tests {
                 .to_string()
                 .contains("--listen")
         );
-    }
-
-    #[test]
-    fn times_have_units() {
-        assert_eq!(time("25s"), Some(Duration::from_secs(25)));
-        assert_eq!(time("500ms"), Some(Duration::from_millis(500)));
-        assert_eq!(time("2m"), Some(Duration::from_secs(120)));
-        for bad in [
-            "",
-            "s",
-            "25",
-            "2h",
-            "-1s",
-            "1.5s",
-            "99999999999999999999s",
-            "9999999999999999999s",
-        ] {
-            assert_eq!(time(bad), None, "{bad}");
-        }
     }
 }

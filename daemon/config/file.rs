@@ -64,6 +64,11 @@ pub(super) struct Sandbox {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Limits {
+    pub(super) cpu_sec: Option<u32>,
+    pub(super) cpus: Option<f64>,
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) output_bytes: Option<u64>,
+    pub(super) wall_clock: Option<String>,
     pub(super) processes: Option<u32>,
     pub(super) open_files: Option<u32>,
     pub(super) open_files_hard: Option<u32>,

@@ -8,17 +8,16 @@ pub(crate) mod args;
 mod check;
 mod exposure;
 mod file;
+mod limits;
 pub(crate) mod listen;
+mod time;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
 use self::listen::Address;
 use crate::daemon::{
-    sandbox::{
-        level::Level,
-        plan::{Bind, Limits},
-    },
+    sandbox::{level::Level, limits::Limits, plan::Bind},
     telemetry::logs::Format,
 };
 

@@ -11,7 +11,9 @@ use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
         call::Pipeline,
-        sandbox::{level::Isolation, plan::Limits, pool::Sandboxes, stage::Stage, wire::Identity},
+        sandbox::{
+            level::Isolation, limits::Limits, pool::Sandboxes, stage::Stage, wire::Identity,
+        },
     },
 };
 
@@ -115,6 +117,14 @@ impl Info {
             tmp_inodes: self.limits.tmp_inodes,
             artifact_bytes,
             concurrent_runs: saturate(self.concurrent_runs),
+            cpu_sec: self.limits.cpu_sec,
+            cpus: None,
+            memory_bytes: self.limits.memory_bytes,
+            output_bytes: self.limits.output_bytes,
+            wall_clock_sec: self
+                .limits
+                .wall
+                .map(|wall| u32::try_from(wall.as_secs()).unwrap_or(u32::MAX)),
         }
     }
 

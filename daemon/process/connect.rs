@@ -139,6 +139,11 @@ impl Ends {
 }
 
 impl Connections {
+    /// All bytes that the command wrote, as far as they were read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.stdout.bytes() + self.stderr.bytes()
+    }
+
     /// Takes the other end of the command's terminal.
     pub(super) fn connect_terminal(&mut self, end: OwnedFd) -> io::Result<()> {
         let copy = || Ok::<_, io::Error>(fcntl_dupfd_cloexec(&end, 0)?);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::outcome::Outcome;
+use super::outcome::{Limit, Outcome};
 use crate::daemon::sys::process::Usage;
 
 /// A command that was run.
@@ -25,6 +25,8 @@ pub(crate) struct Ended {
     pub(crate) outcome: Outcome,
     /// What it used; nothing is known of a command that was killed.
     pub(crate) usage: Usage,
+    /// The limit that ended it, if one did.
+    pub(crate) limit: Option<Limit>,
     /// Whether something of it could not be killed in time.
     pub(crate) kill_pending: bool,
 }

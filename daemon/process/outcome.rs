@@ -5,12 +5,16 @@
 pub(crate) enum Outcome {
     /// It exited with this code.
     Exited(i32),
-    /// A signal that the daemon did not send ended it.
+    /// A signal ended it: one that the daemon did not send, or its limit of CPU time.
     Signaled(i32),
     /// Its time was up; the signal that ended it, if one did.
     TimedOut(Option<i32>),
     /// The daemon ended it because it was told to; the signal that ended it, if one did.
     Cancelled(Option<i32>),
+    /// It was killed because it used more memory than it may.
+    OomKilled,
+    /// It was killed because it wrote more than it may, or had written that when it ended.
+    OutputLimit(Option<i32>),
 }
 
 /// Why the daemon ended a command.
@@ -20,6 +24,33 @@ pub(crate) enum Cause {
     TimeUp,
     /// Nobody waits for it any more, or the daemon is shutting down.
     Cancelled,
+    /// It was over a limit.
+    Limit(Limit),
+}
+
+/// What ended a run, besides its time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// CPU time.
+    Cpu,
+    /// Memory.
+    Memory,
+    /// Size of a file.
+    Disk,
+    /// Output.
+    Output,
+}
+
+impl Limit {
+    /// Its name in the contract.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Disk => "disk",
+            Self::Output => "output",
+        }
+    }
 }
 
 impl Outcome {
@@ -29,8 +60,9 @@ impl Outcome {
         match (cause, signal) {
             (Some(Cause::TimeUp), signal) => Self::TimedOut(signal),
             (Some(Cause::Cancelled), signal) => Self::Cancelled(signal),
-            (None, Some(signal)) => Self::Signaled(signal),
-            (None, None) => Self::Exited(libc::WEXITSTATUS(status)),
+            // It ended by itself before it was killed.
+            (Some(Cause::Limit(_)) | None, Some(signal)) => Self::Signaled(signal),
+            (Some(Cause::Limit(_)) | None, None) => Self::Exited(libc::WEXITSTATUS(status)),
         }
     }
 
@@ -39,6 +71,20 @@ impl Outcome {
         match cause {
             Cause::TimeUp => Self::TimedOut(Some(libc::SIGKILL)),
             Cause::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
+            Cause::Limit(Limit::Memory) => Self::OomKilled,
+            Cause::Limit(Limit::Output) => Self::OutputLimit(Some(libc::SIGKILL)),
+            Cause::Limit(Limit::Cpu | Limit::Disk) => Self::Signaled(libc::SIGKILL),
+        }
+    }
+
+    /// The limit that ended it, where the way it ended says so.
+    pub(crate) fn limit(self) -> Option<Limit> {
+        match self {
+            Self::Signaled(libc::SIGXCPU) => Some(Limit::Cpu),
+            Self::Signaled(libc::SIGXFSZ) => Some(Limit::Disk),
+            Self::OomKilled => Some(Limit::Memory),
+            Self::OutputLimit(_) => Some(Limit::Output),
+            Self::Exited(_) | Self::Signaled(_) | Self::TimedOut(_) | Self::Cancelled(_) => None,
         }
     }
 
@@ -46,7 +92,11 @@ impl Outcome {
     pub(crate) fn exit_code(self) -> Option<i32> {
         match self {
             Self::Exited(code) => Some(code),
-            Self::Signaled(_) | Self::TimedOut(_) | Self::Cancelled(_) => None,
+            Self::Signaled(_)
+            | Self::TimedOut(_)
+            | Self::Cancelled(_)
+            | Self::OomKilled
+            | Self::OutputLimit(_) => None,
         }
     }
 
@@ -55,7 +105,8 @@ impl Outcome {
         match self {
             Self::Exited(_) => None,
             Self::Signaled(signal) => Some(signal),
-            Self::TimedOut(signal) | Self::Cancelled(signal) => signal,
+            Self::TimedOut(signal) | Self::Cancelled(signal) | Self::OutputLimit(signal) => signal,
+            Self::OomKilled => Some(libc::SIGKILL),
         }
     }
 }

@@ -130,6 +130,11 @@ impl Stream {
         Ok(())
     }
 
+    /// All bytes that were read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.capture.bytes
+    }
+
     /// Waits until there is something to read and reads a bounded amount of it; while the disk, or
     /// whoever taps it, is behind, waits for them. Never ready once the stream was closed. May be
     /// cancelled: nothing that was read is lost.

@@ -7,7 +7,10 @@ use bytes::Bytes;
 use super::environment::Environment;
 use crate::daemon::{
     error::Violation,
-    sandbox::image::{Command, TerminalSize},
+    sandbox::{
+        image::{Command, TerminalSize},
+        limits::Limits,
+    },
 };
 
 /// Most bytes that arguments and environment may take together, pointers included: a quarter of the
@@ -44,6 +47,8 @@ pub(crate) struct Spec {
     pub(crate) terminal: Option<TerminalSize>,
     /// How long it may take; nothing for as long as it wants.
     pub(crate) timeout: Option<Duration>,
+    /// Its limits.
+    pub(crate) limits: Limits,
     /// Most bytes of each stream that the answer holds.
     pub(crate) inline_bytes: usize,
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::outcome::Cause;
+use super::outcome::{Cause, Limit};
 
 /// Where on the ladder a command is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub(super) enum Event {
     Drain(Instant),
     /// Nobody waits any more.
     Abandoned,
+    /// It is over a limit.
+    Over(Limit),
 }
 
 /// What to do.
@@ -99,7 +101,13 @@ impl Ladder {
                 },
                 Action::Kill,
             ),
-            (Self::Ending { cause, .. }, Event::Abandoned) => {
+            (Self::Running { .. }, Event::Over(limit)) => (
+                Self::Killing {
+                    cause: Cause::Limit(limit),
+                },
+                Action::Kill,
+            ),
+            (Self::Ending { cause, .. }, Event::Abandoned | Event::Over(_)) => {
                 (Self::Killing { cause }, Action::Kill)
             }
             (Self::Ending { .. }, Event::Drain(_)) | (Self::Killing { .. }, _) => {
@@ -113,7 +121,7 @@ impl Ladder {
 mod tests {
     use std::time::{Duration, Instant};
 
-    use super::{Action, Cause, Event, Ladder};
+    use super::{Action, Cause, Event, Ladder, Limit};
 
     #[test]
     fn the_ladder_goes_down_only() {
@@ -179,6 +187,18 @@ mod tests {
                 ending(cancelled),
                 Event::Abandoned,
                 killing(cancelled),
+                Action::Kill,
+            ),
+            (
+                running,
+                Event::Over(Limit::Memory),
+                killing(Cause::Limit(Limit::Memory)),
+                Action::Kill,
+            ),
+            (
+                ending(time),
+                Event::Over(Limit::Output),
+                killing(time),
                 Action::Kill,
             ),
             (killing(time), Event::Abandoned, killing(time), Action::Wait),

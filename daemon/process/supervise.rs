@@ -6,22 +6,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::mpsc, time::sleep_until};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::sleep_until,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     connect::{Connections, connect},
     finished::{Ended, Finished},
     live::{Live, Order, Process},
-    outcome::Outcome,
+    outcome::{Cause, Limit, Outcome},
     spec::Spec,
     stop::{Action, Event, Ladder},
+    watchdog::Watchdog,
 };
 use crate::daemon::{
     sandbox::{
         pool::Pool,
-        running::{End, Running, Word},
+        running::{End, Measurer, Running, Word},
         stage::{Failure, Stage},
+        wire::Measure,
     },
     store::artifact::Sink,
     sys::Errno,
@@ -97,14 +102,19 @@ pub(crate) async fn run(
     let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = pool.take() => taken.map_err(RunError::NotStarted)?,
+            taken = pool.take_for(&spec.limits) => taken.map_err(RunError::NotStarted)?,
             () = wait_until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
         };
         let dispatched = Instant::now();
         ends.give_to(pool);
-        match warm.dispatch(&command, &streams, ends.start.as_ref().map(AsFd::as_fd)) {
+        match warm.dispatch(
+            &command,
+            &streams,
+            ends.start.as_ref().map(AsFd::as_fd),
+            &spec.limits,
+        ) {
             Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
@@ -115,24 +125,32 @@ pub(crate) async fn run(
     let outputs = ends.dispatched();
     observer.started(running.pid());
 
+    let watch = Watchdog::new(&spec.limits, false);
+    let watch = watch.map(|dog| Watch::new(dog, running.measurer()));
     let mut watched = Watched {
         running,
         connections: &mut connections,
         process,
         orders,
         ladder: Ladder::Running { until: deadline },
+        output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
+        watch,
     };
     let ended = watched.wait(stop).await;
     // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
     // command's: what ends a command is told by its init, who is not to wait for that.
     drop(outputs);
     let duration = dispatched.elapsed();
-    let ended = match ended {
+    let mut ended = match ended {
         Waited::Ended(ended) => ended?,
         Waited::ToKill(cause) => Ended {
             kill_pending: !watched.running.kill().await,
             outcome: Outcome::killed(cause),
             usage: Default::default(),
+            limit: match cause {
+                Cause::Limit(limit) => Some(limit),
+                Cause::TimeUp | Cause::Cancelled => None,
+            },
         },
     };
     if let Some(process) = &watched.process {
@@ -143,6 +161,13 @@ pub(crate) async fn run(
         connections.stdout.finish(&stdout_path),
         connections.stderr.finish(&stderr_path)
     );
+    if ended.limit.is_none()
+        && stdout.bytes + stderr.bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
+    {
+        // It was faster than whoever counts.
+        ended.outcome = Outcome::OutputLimit(ended.outcome.signal());
+        ended.limit = Some(Limit::Output);
+    }
     Ok(Finished {
         ended,
         stdout,
@@ -163,11 +188,63 @@ struct Watched<'a> {
     process: Option<Arc<Process>>,
     orders: Option<mpsc::Receiver<Order>>,
     ladder: Ladder,
+    /// Bytes that it may write.
+    output_bytes: u64,
+    watch: Option<Watch>,
+}
+
+/// Looking at what a run occupies.
+struct Watch {
+    dog: Watchdog,
+    measurer: Measurer,
+    /// When to look next.
+    next: Instant,
+    /// What was looked for, until it is known.
+    asked: Option<oneshot::Receiver<Measure>>,
+}
+
+impl Watch {
+    fn new(dog: Watchdog, measurer: Measurer) -> Self {
+        Self {
+            dog,
+            measurer,
+            next: dog.next(&Measure::default(), Instant::now()),
+            asked: None,
+        }
+    }
+
+    /// Waits until it is known that the run is over a limit. May be cancelled.
+    async fn over(&mut self) -> Limit {
+        loop {
+            let Some(asked) = &mut self.asked else {
+                sleep_until(self.next.into()).await;
+                self.asked = self.measurer.measure(self.dog.enough());
+                if self.asked.is_none() {
+                    self.next = self.dog.next(&Measure::default(), Instant::now());
+                }
+                continue;
+            };
+            let measure = asked.await.unwrap_or_default();
+            self.asked = None;
+            if let Some(limit) = self.dog.judge(&measure) {
+                return limit;
+            }
+            self.next = self.dog.next(&measure, Instant::now());
+        }
+    }
+}
+
+/// As [`Watch::over`], for ever where nothing is watched.
+async fn over(watch: &mut Option<Watch>) -> Limit {
+    match watch {
+        Some(watch) => watch.over().await,
+        None => std::future::pending().await,
+    }
 }
 
 enum Waited {
     Ended(Result<Ended, RunError>),
-    ToKill(super::outcome::Cause),
+    ToKill(Cause),
 }
 
 impl Watched<'_> {
@@ -188,7 +265,13 @@ impl Watched<'_> {
                 () = stop.abandon.cancelled() => Event::Abandoned,
                 () = wait_until(self.ladder.next()) => Event::Timer(Instant::now()),
                 () = stop.drain.cancelled(), if !draining => Event::Drain(Instant::now()),
-                () = self.connections.advance(self.process.as_deref()) => continue,
+                () = self.connections.advance(self.process.as_deref()) => {
+                    if self.connections.bytes() <= self.output_bytes {
+                        continue;
+                    }
+                    Event::Over(Limit::Output)
+                }
+                limit = over(&mut self.watch) => Event::Over(limit),
                 order = next_order(&mut self.orders) => {
                     self.obey(order);
                     continue;
@@ -219,6 +302,7 @@ impl Watched<'_> {
                 Waited::Ended(Ok(Ended {
                     outcome,
                     usage,
+                    limit: outcome.limit(),
                     kill_pending: false,
                 }))
             }

@@ -2,10 +2,12 @@
 //! so that the receiving process has nothing to compute and nothing to allocate.
 //!
 //! ```text
-//! | header | argv: offsets, 0 | envp: offsets, 0 | cwd \0 program \0 … argument \0 … NAME=value \0 … |
+//! | header | limits | argv: offsets, 0 | envp: offsets, 0 | cwd \0 program \0 … argument \0 … NAME=value \0 … |
 //! ```
 
 use std::ffi::CString;
+
+use super::limits::{Limits, RESOURCES};
 
 /// What a command's process needs to know.
 #[derive(Debug)]
@@ -68,6 +70,8 @@ pub(super) struct Header {
     pub(super) envp: usize,
     /// How many there are.
     pub(super) envc: usize,
+    /// Limits of the command's processes, see [`Limits::resources`].
+    pub(super) resources: [u64; RESOURCES],
 }
 
 /// Flags of a header.
@@ -77,9 +81,9 @@ const STDIN: u32 = 4;
 const TERMINAL: u32 = 8;
 
 const WORDS: usize = 12;
-/// Bytes of the header; a multiple of 8, so that the lists are aligned.
-pub(super) const HEADER_BYTES: usize = WORDS * 4;
-const MAGIC: u32 = 0x6a69_6702;
+/// Bytes of the header, its limits included; a multiple of 8, so that the lists are aligned.
+pub(super) const HEADER_BYTES: usize = WORDS * 4 + RESOURCES * 8;
+const MAGIC: u32 = 0x6a69_6703;
 
 /// Image that asks for the probe.
 pub(crate) fn probe_image() -> Vec<u8> {
@@ -95,7 +99,12 @@ pub(crate) fn probe_image() -> Vec<u8> {
 impl Command {
     /// Lays the command out. Answers nothing when it is larger than 4 GiB, which no kernel would
     /// execute.
-    pub(crate) fn image(&self, wiring: Wiring, has_start: bool) -> Option<Vec<u8>> {
+    pub(crate) fn image(
+        &self,
+        wiring: Wiring,
+        has_start: bool,
+        limits: &Limits,
+    ) -> Option<Vec<u8>> {
         let argv = HEADER_BYTES;
         let envp = argv + 8 * (self.argv.len() + 1);
         let cwd = envp + 8 * (self.envp.len() + 1);
@@ -136,6 +145,10 @@ impl Command {
             u32::from(size[1]),
         ];
         write_header(&mut image, header);
+        let resources = image.get_mut(WORDS * 4..HEADER_BYTES)?;
+        for (bytes, value) in resources.chunks_exact_mut(8).zip(limits.resources()) {
+            bytes.copy_from_slice(&value.to_ne_bytes());
+        }
         Some(image)
     }
 }
@@ -164,6 +177,11 @@ impl Header {
             columns,
             rows,
         ] = words;
+        let mut resources = [0; RESOURCES];
+        let bytes = image.get(WORDS * 4..HEADER_BYTES)?;
+        for (resource, bytes) in resources.iter_mut().zip(bytes.chunks_exact(8)) {
+            *resource = u64::from_ne_bytes(bytes.try_into().ok()?);
+        }
         let is = |flag: u32| flags & flag as usize != 0;
         let wiring = if is(TERMINAL) {
             Wiring::Terminal(TerminalSize {
@@ -185,6 +203,7 @@ impl Header {
             argc,
             envp,
             envc,
+            resources,
         })
     }
 }

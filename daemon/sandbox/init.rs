@@ -17,7 +17,7 @@
 
 use std::{
     convert::Infallible,
-    ffi::{CStr, CString},
+    ffi::CStr,
     os::fd::{AsFd as _, OwnedFd},
     sync::atomic::{AtomicI32, AtomicU32, Ordering},
 };
@@ -40,7 +40,8 @@ use super::{
     canary, capabilities,
     image::{HEADER_BYTES, Header, TerminalSize, Wiring},
     landlock::Rules,
-    plan::{HOME, Limits},
+    limits::{Limits, RESOURCES},
+    plan::HOME,
     stage::Stage,
     wire::{Received, Report, receive_bytes, send_bytes},
 };
@@ -62,11 +63,7 @@ pub(super) struct Blueprint {
     pub(super) masked_files: Vec<&'static CStr>,
     /// Directories of `/proc` that an empty one covers.
     pub(super) masked_directories: Vec<&'static CStr>,
-    /// Options of the file systems for `/tmp`, `/dev/shm` and the home directory.
-    pub(super) scratch_options: CString,
-    /// Options of the home directory's.
-    pub(super) home_options: CString,
-    /// Limits of the run.
+    /// Limits of the run, as far as its request does not lower them.
     pub(super) limits: Limits,
     /// Landlock rules.
     pub(super) rules: Rules,
@@ -74,11 +71,41 @@ pub(super) struct Blueprint {
     pub(super) filter: Vec<Instruction>,
 }
 
+/// Options of the file systems that a run gets for itself (tmpfs(5)).
+#[derive(Debug)]
+pub(super) struct Scratch {
+    /// Those of `/tmp` and `/dev/shm`.
+    pub(super) shared: MountOptions,
+    /// Those of the home directory.
+    pub(super) home: MountOptions,
+}
+
+/// Text for mount(2) that needs no memory of its own: what a sandbox's memory holds is never freed,
+/// only overwritten.
+#[derive(Debug)]
+pub(super) struct MountOptions([u8; 128]);
+
+impl MountOptions {
+    /// Answers nothing for a text that is too long.
+    pub(super) fn new(text: &str) -> Option<Self> {
+        let mut bytes = [0; 128];
+        let (place, end) = bytes.split_at_mut_checked(text.len())?;
+        place.copy_from_slice(text.as_bytes());
+        (!end.is_empty() && !text.contains('\0')).then_some(Self(bytes))
+    }
+
+    fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
 /// What the two processes tell one another.
 #[derive(Debug)]
 pub(super) struct State {
     /// What to build.
     pub(super) blueprint: &'static Blueprint,
+    /// Its own file systems.
+    scratch: Scratch,
     /// Number of the socket to the daemon, as the init inherits it.
     pub(super) control: i32,
     /// The step that the command's process is at; 0 until it has a request.
@@ -99,9 +126,10 @@ struct Broken(Stage, Errno);
 
 impl State {
     /// The state of a sandbox that is about to be built.
-    pub(super) fn new(blueprint: &'static Blueprint, control: i32) -> Self {
+    pub(super) fn new(blueprint: &'static Blueprint, scratch: Scratch, control: i32) -> Self {
         Self {
             blueprint,
+            scratch,
             control,
             stage: AtomicU32::new(0),
             errno: AtomicI32::new(0),
@@ -189,9 +217,9 @@ fn build(state: &State) -> Result<(), Broken> {
         mount_bind(EMPTY, *directory).map_err(|errno| Broken(Stage::MaskProc, errno))?;
     }
     for (target, options) in [
-        (c"/tmp", &blueprint.scratch_options),
-        (c"/dev/shm", &blueprint.scratch_options),
-        (HOME_PATH, &blueprint.home_options),
+        (c"/tmp", &state.scratch.shared),
+        (c"/dev/shm", &state.scratch.shared),
+        (HOME_PATH, &state.scratch.home),
     ] {
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount(c"tmpfs", target, c"tmpfs", flags, options.as_c_str())
@@ -358,16 +386,35 @@ fn connect_and_execute(
     at(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
     at(Stage::ResourceLimits);
-    let processes = u64::from(state.blueprint.limits.processes).saturating_add(PROCESSES_OF_OURS);
-    setrlimit(
-        Resource::Nproc,
-        Rlimit {
-            current: Some(processes),
-            maximum: Some(processes),
-        },
-    )?;
+    set_resources(header.resources)?;
     at(Stage::Execute);
     Err(execute(&image, header))
+}
+
+/// Sets the limits that come with the request. None can be above those that the sandbox was built
+/// with: nobody here may raise a limit.
+fn set_resources(
+    [processes, files, files_hard, file_size, cpu]: [u64; RESOURCES],
+) -> Result<(), Errno> {
+    let processes = processes.saturating_add(PROCESSES_OF_OURS);
+    let limits = [
+        (Resource::Nproc, processes, processes),
+        (Resource::Nofile, files, files_hard),
+        (Resource::Fsize, file_size, file_size),
+        // A process is told when its time is up (SIGXCPU), and killed when it goes on.
+        (Resource::Cpu, cpu, cpu.saturating_add(1)),
+    ];
+    for (resource, current, maximum) in limits {
+        if resource == Resource::Cpu && current == 0 {
+            continue; // no limit
+        }
+        let limit = Rlimit {
+            current: Some(current),
+            maximum: Some(maximum),
+        };
+        setrlimit(resource, limit)?;
+    }
+    Ok(())
 }
 
 /// Makes a terminal, sends its other end to the daemon, and makes it the controlling terminal of

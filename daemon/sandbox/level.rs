@@ -68,7 +68,7 @@ impl Isolation {
             ("cgroup_namespace", "of the workspace"),
             (
                 "process_limit",
-                "RLIMIT_NPROC in the run's own user namespace",
+                "RLIMIT_NPROC in the run's own user namespace; that a run came to it is not reported",
             ),
             ("capabilities", "all five sets empty, securebits locked"),
             ("no_new_privs", "set-user-id programs gain nothing"),
@@ -98,6 +98,14 @@ impl Isolation {
                 },
             })
             .collect();
+        layers.push(Layer {
+            name: "memory_limit",
+            applied: self.failure.is_none(),
+            detail: "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at \
+                     before they can be over the limit; what lies in sockets, pipes and System V segments is not counted"
+                .to_owned(),
+            remedy: "run the daemon where it may make cgroups (cgroup v2, and with systemd Delegate=yes): then the kernel counts all of it",
+        });
         layers.push(match (landlock::abi(), &self.failure) {
             (0, _) => Layer {
                 name: "landlock",

@@ -22,10 +22,11 @@
 //! | file | holds |
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`] | what each process does, in this order |
-//! | [`plan`], [`wire`], [`image`] | what they tell one another |
+//! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
 //! | [`root`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
+//! | [`measure`] | what a run occupies, where no cgroup counts it |
 //! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
-//! | [`launch`], [`pool`], [`channel`], [`running`] | the daemon's side |
+//! | [`launch`], [`pool`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
@@ -38,10 +39,13 @@ pub(crate) mod landlock;
 pub(crate) mod launch;
 mod launcher;
 pub(crate) mod level;
+pub(crate) mod limits;
+mod measure;
 pub(crate) mod plan;
 pub(crate) mod pool;
 mod proc_masks;
 mod protect;
+mod refill;
 mod root;
 pub(crate) mod running;
 mod seccomp;

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::limits::Limits;
+
 /// Everything that sandboxes are built from. No request can change it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Plan {
@@ -51,36 +53,6 @@ pub(crate) struct Bind {
     pub(crate) writable: bool,
     /// Device and inode of what is there: what is mounted must be the same.
     pub(crate) identity: (u64, u64),
-}
-
-/// Limits of each run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Limits {
-    /// Processes and threads at one time (RLIMIT_NPROC in the run's own user namespace).
-    pub(crate) processes: u32,
-    /// Open files of each process, soft (RLIMIT_NOFILE).
-    pub(crate) open_files: u32,
-    /// Open files of each process, hard.
-    pub(crate) open_files_hard: u32,
-    /// Size of a file that is written, in bytes (RLIMIT_FSIZE).
-    pub(crate) file_size_bytes: u64,
-    /// Bytes in each of `/tmp`, `/dev/shm` and the home directory.
-    pub(crate) tmp_bytes: u64,
-    /// Inodes in each of `/tmp`, `/dev/shm` and the home directory.
-    pub(crate) tmp_inodes: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self {
-            processes: 512,
-            open_files: 1024,
-            open_files_hard: 4096,
-            file_size_bytes: 4 << 30,
-            tmp_bytes: 512 << 20,
-            tmp_inodes: 65_536,
-        }
-    }
 }
 
 /// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link

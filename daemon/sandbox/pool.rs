@@ -13,27 +13,24 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    time::Duration,
 };
 
 use tokio::{
     io::unix::AsyncFd,
-    sync::{Mutex as AsyncMutex, oneshot},
+    sync::{Mutex as AsyncMutex, mpsc, oneshot},
     time::timeout,
 };
 
 use super::{
     channel::Channel,
     launch::KeeperProcess,
-    running::{SlotFate, Warm},
-    slot::{REFILL, TOKEN},
+    limits::Limits,
+    refill::{BUILD_PATIENCE, io_failure, measure, refill, too_slow},
+    running::{Ask, SlotFate, Warm},
     stage::{Failure, Stage},
-    wire::{Identity, MakeSlot, REPORT_BYTES, Report, ToKeeper},
+    wire::{Identity, MakeSlot, ToKeeper},
 };
-use crate::daemon::{
-    sys::{Errno, readiness::watch},
-    task,
-};
+use crate::daemon::{sys::readiness::watch, task};
 
 /// Sandboxes kept warm for each workspace from the start: one to take while the other is being
 /// made.
@@ -43,9 +40,6 @@ const WARM_AT_START: usize = 2;
 const WARM_AT_MOST: usize = 8;
 /// Slots that may die in a row before a caller is told: as many as die with one launcher.
 const DEATHS_UNTOLD: u32 = 64;
-/// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
-/// this is not one to wait for.
-const BUILD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// All sandboxes.
 #[derive(Debug)]
@@ -61,6 +55,8 @@ pub(crate) struct Sandboxes {
 pub(crate) struct Pool {
     workspace: usize,
     slots_at_most: usize,
+    /// What sandboxes are built for.
+    limits: Limits,
     keeper: Arc<AsyncMutex<Channel>>,
     template: AsyncMutex<Option<Channel>>,
     state: Mutex<State>,
@@ -92,6 +88,7 @@ impl Sandboxes {
         keeper: KeeperProcess,
         workspaces: usize,
         slots_at_most: usize,
+        limits: Limits,
     ) -> io::Result<Self> {
         let channel = Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?));
         let keeper_died = Arc::new(AtomicBool::new(false));
@@ -99,6 +96,7 @@ impl Sandboxes {
             Arc::new(Pool {
                 workspace,
                 slots_at_most,
+                limits,
                 keeper: Arc::clone(&channel),
                 template: AsyncMutex::new(None),
                 state: Mutex::default(),
@@ -222,6 +220,17 @@ impl Pool {
         receiver.await.unwrap_or_else(|_| Err(shutting_down()))
     }
 
+    /// As [`Pool::take`], for a run with these limits.
+    pub(crate) async fn take_for(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
+        let warm = self.take().await?;
+        if limits.share_scratch_with(&self.limits) {
+            return Ok(warm);
+        }
+        warm.rebuilt(*limits)
+            .await
+            .unwrap_or_else(|| Err(shutting_down()))
+    }
+
     fn start_slot(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         task::spawn("sandbox slot", async move {
@@ -272,25 +281,49 @@ impl Pool {
             Ok(Ok(made)) => made?,
             Ok(Err(_)) | Err(_) => return Err(too_slow(Stage::SlotNamespace)),
         };
+        let (asks, mut asked) = mpsc::channel(1);
         loop {
-            let (fate, told) = oneshot::channel();
-            let warm = timeout(BUILD_PATIENCE, refill(&slot, fate))
-                .await
-                .unwrap_or_else(|_| Err(too_slow(Stage::RunNamespaces)))?;
+            let (warm, mut told) = refill(&slot, &asks, &self.limits).await?;
             if !self.offer(warm) {
                 return Ok(());
             }
             // The sender is dropped without a word when a warm sandbox is dropped: the pool is
             // closed.
-            let fate = told.await;
-            {
-                // One that was dropped without a word was lent too, unless it was still warm: then
-                // the pool is closed.
-                let mut state = self.state();
-                if !state.closed {
-                    state.lent -= 1;
+            let fate = loop {
+                tokio::select! {
+                    biased;
+                    fate = &mut told => break fate,
+                    Some(ask) = asked.recv() => match ask {
+                        Ask::Measure { enough, reply } => {
+                            let measure = match measure(&slot, enough).await {
+                                Ok(measure) => measure,
+                                Err(failure) => {
+                                    self.returned();
+                                    return Err(failure);
+                                }
+                            };
+                            // Whoever asked may have what it wanted to know.
+                            let _unheard = reply.send(measure);
+                        }
+                        Ask::Rebuild { limits, reply } => {
+                            match refill(&slot, &asks, &limits).await {
+                                Ok((warm, new)) => {
+                                    told = new;
+                                    if reply.send(Ok(warm)).is_err() {
+                                        tracing::debug!("a sandbox was built for nobody");
+                                    }
+                                }
+                                Err(failure) => {
+                                    let _unheard = reply.send(Err(failure.clone()));
+                                    self.returned();
+                                    return Err(failure);
+                                }
+                            }
+                        }
+                    },
                 }
-            }
+            };
+            self.returned();
             match fate {
                 Ok(SlotFate::Free) => {}
                 Ok(SlotFate::Quarantined(sandbox)) => {
@@ -299,6 +332,15 @@ impl Pool {
                 }
                 Err(_) => return Ok(()),
             }
+        }
+    }
+
+    /// Counts a sandbox in that was lent: one that was dropped without a word was lent too, unless it
+    /// was still warm; then the pool is closed.
+    fn returned(&self) {
+        let mut state = self.state();
+        if !state.closed {
+            state.lent -= 1;
         }
     }
 
@@ -398,43 +440,6 @@ impl Pool {
     }
 }
 
-/// Has the slot's keeper make a sandbox and waits until it is built.
-async fn refill(slot: &Channel, fate: oneshot::Sender<SlotFate>) -> Result<Warm, Failure> {
-    let stage = Stage::RunNamespaces;
-    let failed = |errno| Failure::kernel(stage, errno, "the slot's keeper died");
-    slot.send(REFILL, &[]).map_err(failed)?;
-    let mut bytes = [0; REPORT_BYTES];
-    let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
-    let message = bytes.get(..received.length).unwrap_or_default();
-    let mut fds = fds.into_iter();
-    let (Some(control), Some(pidfd), true) = (fds.next(), fds.next(), message == TOKEN) else {
-        return Err(match Report::decode(message) {
-            Some(Report::Failed { stage, errno }) => {
-                Failure::kernel(stage, errno, "making a sandbox")
-            }
-            _ => failed(Errno::CONNRESET),
-        });
-    };
-    let control = Channel::new(control).map_err(|error| io_failure(&error))?;
-    let (received, _) = control.receive(&mut bytes).await.map_err(failed)?;
-    match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
-        Some(Report::Ready) => Ok(Warm {
-            control,
-            pidfd,
-            command: received.sender,
-            fate,
-        }),
-        Some(Report::Failed { stage, errno }) => {
-            Err(Failure::kernel(stage, errno, "building a sandbox"))
-        }
-        _ => Err(Failure::kernel(
-            stage,
-            Errno::CONNRESET,
-            "a sandbox died while it was built",
-        )),
-    }
-}
-
 impl State {
     /// Whether a call waits that no slot is coming for, and another slot may be made.
     fn wants_slot(&self, slots_at_most: usize) -> bool {
@@ -445,19 +450,4 @@ impl State {
 
 fn shutting_down() -> Failure {
     Failure::other(Stage::Launcher, "the daemon is shutting down")
-}
-
-fn too_slow(stage: Stage) -> Failure {
-    Failure::other(
-        stage,
-        format!("it took longer than {} s", BUILD_PATIENCE.as_secs()),
-    )
-}
-
-fn io_failure(error: &io::Error) -> Failure {
-    Failure::kernel(
-        Stage::Launcher,
-        Errno::from_io_error(error).unwrap_or(Errno::IO),
-        "socket",
-    )
 }

@@ -11,14 +11,19 @@ use rustix::{
     fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
     process::Pid,
 };
-use tokio::{io::unix::AsyncFd, sync::oneshot, time::timeout};
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
 use super::{
     canary,
     channel::Channel,
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
+    limits::Limits,
     stage::{Failure, Stage},
-    wire::{REPORT_BYTES, Report},
+    wire::{Measure, REPORT_BYTES, Report},
 };
 use crate::daemon::{
     sys::{Errno, memory::IMAGE_BYTES, process::Usage, readiness::watch, signal},
@@ -41,6 +46,25 @@ pub(super) enum SlotFate {
     Quarantined(Option<AsyncFd<OwnedFd>>),
 }
 
+/// What whoever holds a sandbox asks its slot.
+#[derive(Debug)]
+pub(super) enum Ask {
+    /// What the sandbox occupies.
+    Measure {
+        /// Memory up to which an estimate will do, in bytes.
+        enough: u64,
+        /// Where the answer goes.
+        reply: oneshot::Sender<Measure>,
+    },
+    /// Another sandbox instead, for these limits.
+    Rebuild {
+        /// The limits.
+        limits: Limits,
+        /// Where it goes.
+        reply: oneshot::Sender<Result<Warm, Failure>>,
+    },
+}
+
 /// A sandbox that waits for its request.
 #[derive(Debug)]
 pub(crate) struct Warm {
@@ -49,6 +73,7 @@ pub(crate) struct Warm {
     /// The process that becomes the command, as the daemon's namespace numbers it.
     pub(super) command: Option<Pid>,
     pub(super) fate: oneshot::Sender<SlotFate>,
+    pub(super) asks: mpsc::Sender<Ask>,
 }
 
 /// A sandbox with a command in it. Dropping it kills everything in it.
@@ -58,6 +83,20 @@ pub(crate) struct Running {
     pidfd: Option<OwnedFd>,
     command: Option<Pid>,
     fate: Option<oneshot::Sender<SlotFate>>,
+    asks: mpsc::Sender<Ask>,
+}
+
+/// Has what runs in a sandbox measured.
+#[derive(Debug)]
+pub(crate) struct Measurer(mpsc::Sender<Ask>);
+
+impl Measurer {
+    /// Begins to measure. Answers nothing where that cannot be, or goes on already.
+    pub(crate) fn measure(&self, enough: u64) -> Option<oneshot::Receiver<Measure>> {
+        let (reply, answer) = oneshot::channel();
+        let asked = self.0.try_send(Ask::Measure { enough, reply });
+        asked.is_ok().then_some(answer)
+    }
 }
 
 /// How a command in a sandbox ended.
@@ -118,6 +157,7 @@ impl Warm {
         command: &Command,
         streams: &Streams<'_>,
         start: Option<BorrowedFd<'_>>,
+        limits: &Limits,
     ) -> Result<Running, Failure> {
         let failed = |errno| Failure::kernel(Stage::ReceiveRequest, errno, "sending the request");
         let mut fds: Vec<BorrowedFd<'_>> = start.into_iter().collect();
@@ -135,7 +175,7 @@ impl Warm {
             }
         };
         let image = command
-            .image(wiring, start.is_some())
+            .image(wiring, start.is_some(), limits)
             .ok_or_else(|| failed(Errno::TOOBIG))?;
         let running = self.start();
         if image.len() <= IMAGE_BYTES {
@@ -172,12 +212,23 @@ impl Warm {
             Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
                 Err(Failure::kernel(stage, errno, "probe"))
             }
-            Some(Report::Ready | Report::Ended { .. } | Report::Terminal) | None => {
-                Err(Failure::other(Stage::Canary, "the sandbox died"))
-            }
+            Some(Report::Ready | Report::Ended { .. } | Report::Terminal | Report::Measured(_))
+            | None => Err(Failure::other(Stage::Canary, "the sandbox died")),
         };
         while matches!(running.word().await, Word::Terminal(_)) {}
         result
+    }
+
+    /// Another sandbox of the same slot, built for `limits`, instead of this one. Answers nothing
+    /// where the slot is gone.
+    pub(super) async fn rebuilt(self, limits: Limits) -> Option<Result<Self, Failure>> {
+        let (reply, answer) = oneshot::channel();
+        let Self { asks, fate, .. } = self;
+        asks.send(Ask::Rebuild { limits, reply }).await.ok()?;
+        let rebuilt = answer.await.ok();
+        // Kept until now: to the slot, it being dropped would mean that it is free.
+        drop(fate);
+        rebuilt
     }
 
     fn start(self) -> Running {
@@ -186,6 +237,7 @@ impl Warm {
             pidfd: Some(self.pidfd),
             command: self.command,
             fate: Some(self.fate),
+            asks: self.asks,
         }
     }
 }
@@ -210,13 +262,21 @@ impl Running {
                     _,
                 )) => End::NotStarted { stage, errno },
                 Some((Report::Terminal, Some(terminal))) => return Word::Terminal(terminal),
-                Some((Report::Ready | Report::Probed { .. } | Report::Terminal, _)) => continue,
+                Some((
+                    Report::Ready | Report::Probed { .. } | Report::Terminal | Report::Measured(_),
+                    _,
+                )) => continue,
                 // The socket may close while processes still live: only the pidfd tells.
                 None => return Word::End(End::Gone),
             };
             self.free();
             return Word::End(end);
         }
+    }
+
+    /// What has it measured.
+    pub(crate) fn measurer(&self) -> Measurer {
+        Measurer(self.asks.clone())
     }
 
     /// Asks the init to send `signal` to the command's process group.

@@ -8,26 +8,28 @@
 use std::{
     ffi::{CStr, CString},
     fs, io,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd},
+    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
     path::Path,
 };
 
 use rustix::{
     net::sockopt::set_socket_passcred,
     process::{
-        DumpableBehavior, Resource, Rlimit, Signal, WaitOptions, getrlimit, set_dumpable_behavior,
-        set_parent_process_death_signal, setrlimit, wait,
+        DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit,
+        set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
     },
 };
 
 use super::{
     capabilities,
-    init::{Blueprint, State, run_command, run_init},
+    init::{Blueprint, MountOptions, Scratch, State, run_command, run_init},
     landlock::{Access, Reach, Rules},
-    plan::{HOME, Limits, Plan, WorkspacePlan},
+    limits::Limits,
+    measure,
+    plan::{HOME, Plan, WorkspacePlan},
     proc_masks::MASKS,
     stage::{Failure, Stage, at},
-    wire::{Answer, Identity, Report, pair, receive_bytes, send, send_bytes},
+    wire::{Answer, Identity, ORDER_BYTES, Order, Report, pair, receive_bytes, send, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
@@ -56,8 +58,6 @@ const QUOTAS: &[(&str, Quota)] = &[
         Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
     ),
 ];
-/// What the daemon sends to get a sandbox.
-pub(super) const REFILL: &[u8] = b"g";
 /// What comes with a sandbox's control socket and pidfd.
 pub(super) const TOKEN: &[u8] = b"t";
 
@@ -81,6 +81,7 @@ pub(super) fn run(
 ) -> ! {
     name_process(c"jig-slot");
     let mut berths: Vec<Berth<State>> = Vec::new();
+    let mut latest = None;
     let blueprint = match prepare(plan, workspace, identity, filter) {
         Ok(blueprint) => Box::leak(Box::new(blueprint)),
         Err(failure) => {
@@ -96,29 +97,68 @@ pub(super) fn run(
         exit_now(0);
     }
     loop {
-        let mut order = [0; 8];
-        match receive_bytes(socket, &mut order, drop) {
-            Ok(received) if received.length > 0 => {}
+        let mut order = [0; ORDER_BYTES];
+        let received = match receive_bytes(socket, &mut order, drop) {
+            Ok(received) if received.length > 0 => received.length,
             _ => exit_now(0),
-        }
-        let sent = match make_sandbox(&mut berths, blueprint) {
-            Ok((control, pidfd)) => {
-                let fds = [control.as_fd(), pidfd.as_fd()];
-                send_bytes(socket, TOKEN, &fds).or_else(|errno| {
-                    // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
-                    let stage = Stage::RunNamespaces;
-                    send_bytes(socket, &Report::Failed { stage, errno }.encode(), &[])
-                })
+        };
+        let sent = match Order::decode(order.get(..received).unwrap_or_default()) {
+            Some(Order::Make {
+                tmp_bytes,
+                tmp_inodes,
+            }) => {
+                let made = scratch(tmp_bytes, tmp_inodes, identity)
+                    .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch));
+                let made = made.map(|(control, pidfd, init)| {
+                    latest = Some(init);
+                    (control, pidfd)
+                });
+                hand_over(socket, made)
             }
-            Err(Failure { stage, errno, .. }) => {
-                let errno = Errno::from_raw_os_error(errno);
-                send_bytes(socket, &Report::Failed { stage, errno }.encode(), &[])
+            Some(Order::Measure { enough }) => {
+                let measure = latest.map(|init| measure::run(init, enough));
+                let report = Report::Measured(measure.unwrap_or_default());
+                send_bytes(socket, &report.encode(), &[])
             }
+            None => exit_now(1),
         };
         if sent.is_err() {
             exit_now(0);
         }
     }
+}
+
+/// Sends a sandbox to the daemon, or why there is none.
+fn hand_over(
+    socket: BorrowedFd<'_>,
+    made: Result<(OwnedFd, OwnedFd), Failure>,
+) -> Result<(), Errno> {
+    let failed = |stage, errno| {
+        let report = Report::Failed { stage, errno };
+        send_bytes(socket, &report.encode(), &[])
+    };
+    match made {
+        Ok((control, pidfd)) => {
+            let fds = [control.as_fd(), pidfd.as_fd()];
+            // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
+            send_bytes(socket, TOKEN, &fds).or_else(|errno| failed(Stage::RunNamespaces, errno))
+        }
+        Err(Failure { stage, errno, .. }) => failed(stage, Errno::from_raw_os_error(errno)),
+    }
+}
+
+/// Options of a sandbox's own file systems.
+fn scratch(tmp_bytes: u64, tmp_inodes: u64, identity: Identity) -> Result<Scratch, Failure> {
+    let Identity { uid, gid, .. } = identity;
+    let options = |mode: &str| {
+        let text =
+            format!("size={tmp_bytes},nr_inodes={tmp_inodes},mode={mode},uid={uid},gid={gid}");
+        MountOptions::new(&text).ok_or_else(|| Failure::other(Stage::MountScratch, "options"))
+    };
+    Ok(Scratch {
+        shared: options("1777")?,
+        home: options("0755")?,
+    })
 }
 
 /// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built
@@ -149,13 +189,6 @@ fn prepare(
     capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
     set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
-    let options = |mode: &str| {
-        let text = format!(
-            "size={},nr_inodes={},mode={mode},uid={},gid={}",
-            limits.tmp_bytes, limits.tmp_inodes, identity.uid, identity.gid
-        );
-        CString::new(text).map_err(|_| Failure::other(Stage::MountScratch, "options"))
-    };
     let writable = workspace
         .binds
         .iter()
@@ -188,8 +221,6 @@ fn prepare(
     Ok(Blueprint {
         masked_files: names(masked_files),
         masked_directories: names(masked_directories),
-        scratch_options: options("1777")?,
-        home_options: options("0755")?,
         limits,
         rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
         filter,
@@ -247,7 +278,8 @@ fn masks() -> impl Iterator<Item = (&'static CStr, bool)> {
 fn make_sandbox(
     berths: &mut Vec<Berth<State>>,
     blueprint: &'static Blueprint,
-) -> Result<(rustix::fd::OwnedFd, rustix::fd::OwnedFd), Failure> {
+    scratch: Scratch,
+) -> Result<(OwnedFd, OwnedFd, Pid), Failure> {
     let in_stage = |errno| at(Stage::RunNamespaces, "slot")(errno);
     while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
         berths.iter_mut().for_each(|berth| berth.child_ended(ended));
@@ -271,13 +303,13 @@ fn make_sandbox(
     // sent.
     set_socket_passcred(&daemon, true).map_err(in_stage)?;
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
-    let pidfd = berth
+    let (pidfd, init) = berth
         .start(
-            State::new(blueprint, sandbox.as_raw_fd()),
+            State::new(blueprint, scratch, sandbox.as_raw_fd()),
             run_init,
             run_command,
             namespaces,
         )
         .map_err(in_stage)?;
-    Ok((daemon, pidfd))
+    Ok((daemon, pidfd, init))
 }

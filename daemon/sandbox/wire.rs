@@ -84,7 +84,27 @@ pub(super) struct StartTemplate {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct MakeSlot;
 
-/// What a sandbox's init and its command's process tell the daemon.
+/// What the daemon tells a slot's keeper.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// Make a sandbox.
+    Make {
+        /// Bytes in each of its own file systems.
+        tmp_bytes: u64,
+        /// Inodes in each of them.
+        tmp_inodes: u64,
+    },
+    /// Tell what the sandbox that was made last occupies.
+    Measure {
+        /// Memory up to which an estimate will do, in bytes.
+        enough: u64,
+    },
+}
+
+/// Bytes of an order on the wire.
+pub(super) const ORDER_BYTES: usize = 24;
+
+/// What a sandbox's init and its command's process tell the daemon, and its slot's keeper.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Report {
     /// The sandbox is built and waits for its request.
@@ -110,6 +130,8 @@ pub(crate) enum Report {
         /// What all of them used.
         usage: Usage,
     },
+    /// What the sandbox occupies.
+    Measured(Measure),
     /// The command's terminal was made; the descriptor of its other end comes with the report.
     Terminal,
     /// The probe was run: bits of the checks that failed.
@@ -117,6 +139,15 @@ pub(crate) enum Report {
         /// Bits by the index of [`super::canary::CHECKS`].
         failed: u64,
     },
+}
+
+/// What a run occupies at one time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Measure {
+    /// Bytes of memory.
+    pub(crate) memory_bytes: u64,
+    /// Microseconds of CPU time so far, of processes that were waited for included.
+    pub(crate) cpu_us: u64,
 }
 
 /// Bytes of a report on the wire.
@@ -249,8 +280,45 @@ pub(super) fn receive_bytes(
     })
 }
 
-// === impl Report ===
+// === impl Order ===
 
+impl Order {
+    pub(super) fn encode(self) -> [u8; ORDER_BYTES] {
+        let values = match self {
+            Self::Make {
+                tmp_bytes,
+                tmp_inodes,
+            } => [1, tmp_bytes, tmp_inodes],
+            Self::Measure { enough } => [2, enough, 0],
+        };
+        let mut bytes = [0; ORDER_BYTES];
+        for (chunk, value) in bytes.chunks_exact_mut(8).zip(values) {
+            chunk.copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads an order. Answers nothing when these bytes are none.
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut values = [0; 3];
+        if bytes.len() != ORDER_BYTES {
+            return None;
+        }
+        for (value, chunk) in values.iter_mut().zip(bytes.chunks_exact(8)) {
+            *value = u64::from_le_bytes(chunk.try_into().ok()?);
+        }
+        match values {
+            [1, tmp_bytes, tmp_inodes] => Some(Self::Make {
+                tmp_bytes,
+                tmp_inodes,
+            }),
+            [2, enough, _] => Some(Self::Measure { enough }),
+            _ => None,
+        }
+    }
+}
+
+// === impl Report ===
 impl Report {
     /// The report's bytes. Allocates nothing.
     pub(crate) fn encode(&self) -> [u8; REPORT_BYTES] {
@@ -286,6 +354,7 @@ impl Report {
             ),
             Self::Probed { failed } => (5, [failed, 0, 0, 0]),
             Self::Terminal => (6, [0; 4]),
+            Self::Measured(measure) => (7, [measure.memory_bytes, measure.cpu_us, 0, 0]),
         };
         let mut chunks = bytes.chunks_exact_mut(8);
         let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
@@ -327,6 +396,10 @@ impl Report {
             },
             5 => Self::Probed { failed: first },
             6 => Self::Terminal,
+            7 => Self::Measured(Measure {
+                memory_bytes: first,
+                cpu_us: second,
+            }),
             _ => return None,
         })
     }

@@ -114,7 +114,7 @@ impl<S: Sync + 'static> Berth<S> {
         first: Entry<S>,
         second: Entry<S>,
         namespaces: Namespaces,
-    ) -> Result<OwnedFd, Errno> {
+    ) -> Result<(OwnedFd, Pid), Errno> {
         if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
             return Err(Errno::BUSY);
         }
@@ -150,7 +150,7 @@ impl<S: Sync + 'static> Berth<S> {
         }?;
         self.occupant = Some(child);
         // SAFETY: the kernel has just made this descriptor for us.
-        Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+        Ok((unsafe { OwnedFd::from_raw_fd(pidfd) }, child))
     }
 
     /// Tells the berth that `ended`, a child of this process, is gone and waited for.

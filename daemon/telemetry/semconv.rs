@@ -48,6 +48,10 @@ pub(crate) const SANDBOX_LEVEL: &str = "jig.sandbox.level";
 pub(crate) const SANDBOX_NETWORK: &str = "jig.sandbox.network";
 pub(crate) const LIMIT_WALL: &str = "jig.limit.wall";
 pub(crate) const LIMIT_PIDS: &str = "jig.limit.pids";
+pub(crate) const LIMIT_MEMORY: &str = "jig.limit.memory";
+pub(crate) const LIMIT_CPU: &str = "jig.limit.cpu";
+pub(crate) const LIMIT_OUTPUT: &str = "jig.limit.output";
+pub(crate) const LIMIT_EXCEEDED: &str = "jig.limit.exceeded";
 
 /// Values of `error.type` on process spans.
 pub(crate) mod process_error {
@@ -57,6 +61,10 @@ pub(crate) mod process_error {
     pub(crate) const SIGNAL: &str = "signal";
     /// Its time was up.
     pub(crate) const TIMEOUT: &str = "timeout";
+    /// It used more memory than it may.
+    pub(crate) const OOM_KILLED: &str = "oom_killed";
+    /// It wrote more than it may.
+    pub(crate) const OUTPUT_LIMIT: &str = "output_limit";
     /// It was cancelled.
     pub(crate) const CANCELLED: &str = "cancelled";
     /// It could not be started.

@@ -30,7 +30,7 @@ use tokio::{sync::OwnedSemaphorePermit, time::timeout_at};
 use crate::daemon::{
     error::{Error, Reason, Violation},
     process::supervise::Stop,
-    sandbox::{level::Isolation, pool::Pool},
+    sandbox::{level::Isolation, limits::Limits, pool::Pool},
     store::session::{Session, Step},
     telemetry::{Telemetry, spans::Span},
     workspace::{Stop as FileStop, Workspace},
@@ -97,8 +97,8 @@ pub(crate) struct RunSettings {
     pub(crate) artifact_bytes: u64,
     /// Bytes that are kept in memory of what a started command wrote.
     pub(crate) replay_bytes: usize,
-    /// Processes that a run may have, for its span.
-    pub(crate) processes: u32,
+    /// Its limits, as far as its request does not lower them.
+    pub(crate) limits: Limits,
 }
 
 /// One call's work.

@@ -1,5 +1,6 @@
 //! `run`: one command in a sandbox of its own.
 
+mod limits;
 mod refusal;
 mod span;
 
@@ -9,6 +10,7 @@ use std::{ffi::CString, time::Duration};
 
 use self::{
     answer::{facts, response},
+    limits::lowered,
     span::ProcessSpan,
 };
 use super::{Done, Scene, Tool, Work};
@@ -23,7 +25,7 @@ use crate::{
             spec::{Program, Spec, Stdin},
             supervise::{self, Artifacts, RunError},
         },
-        sandbox::image::TerminalSize,
+        sandbox::{image::TerminalSize, limits::Limits},
         store::session::StreamName,
         telemetry::semconv::process_error,
         workspace::RelativePath,
@@ -42,6 +44,7 @@ pub(crate) struct Params {
     pub(super) environment: Environment,
     pub(super) stdin: bytes::Bytes,
     pub(super) timeout: Option<Duration>,
+    limits: Limits,
     pub(super) inline_bytes: usize,
 }
 
@@ -65,6 +68,7 @@ impl Tool for Run {
             stdin,
             timeout_sec,
             max_output_bytes,
+            limits,
         } = request;
         let mut report = |field: String, description: &str| {
             violations.push(Violation {
@@ -122,6 +126,18 @@ impl Tool for Run {
         if let Some(program) = &program {
             violations.extend(program.violation(&environment));
         }
+        let limits = lowered(
+            scene.settings.limits,
+            limits.unwrap_or_default(),
+            violations,
+        );
+        let timeout = timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));
+        if let (Some(timeout), Some(wall)) = (timeout, limits.wall)
+            && timeout > wall
+        {
+            let text = format!("must be at most {}, which the operator set", wall.as_secs());
+            violations.push(Violation::new("timeout_sec", text));
+        }
         if !violations.is_empty() {
             return Ok(None);
         }
@@ -131,7 +147,8 @@ impl Tool for Run {
             cwd,
             environment,
             stdin,
-            timeout: timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds))),
+            timeout,
+            limits,
             inline_bytes: max_output_bytes.map_or(0, |bytes| bytes as usize),
         }))
     }
@@ -185,11 +202,13 @@ pub(super) async fn perform(
     let Params {
         program,
         mut environment,
+        limits,
         inline_bytes,
         ..
     } = params;
+    let timeout = timeout.into_iter().chain(limits.wall).min();
     let name = program.name();
-    let mut observer = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &scene);
+    let mut observer = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
     for (name, value) in telemetry.propagators().variables(observer.context()) {
         environment.provide(&name, value);
     }
@@ -205,6 +224,7 @@ pub(super) async fn perform(
         stdin,
         terminal,
         timeout,
+        limits,
         inline_bytes,
     };
     let cap = scene.settings.artifact_bytes;

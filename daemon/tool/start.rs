@@ -69,6 +69,7 @@ impl Tool for Start {
             on_disconnect: _,
             stdin_open,
             keep_alive_sec: _,
+            limits,
         } = request;
         let terminal = pty.and_then(|pty| {
             Some(TerminalSize {
@@ -84,6 +85,7 @@ impl Tool for Start {
             stdin,
             timeout_sec,
             max_output_bytes,
+            limits,
         };
         let Some(mut run) = Run::check(request, scene, violations)? else {
             return Ok(None);

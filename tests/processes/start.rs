@@ -145,7 +145,11 @@ async fn its_time_can_be_limited() {
     let mut watch = daemon.watch(mark.on_process(request)).await;
     let exited = watch.finish().await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
-    assert_eq!(exited.signal, "SIGTERM");
+    // A busy machine may need longer than the grace.
+    assert!(
+        ["SIGTERM", "SIGKILL"].contains(&exited.signal.as_str()),
+        "{exited:?}"
+    );
     assert_eq!(watch.text(), "before\n");
     mark.assert_gone();
 }

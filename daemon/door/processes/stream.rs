@@ -25,7 +25,7 @@ use crate::{
         },
         store::session::StreamName,
         task,
-        tool::run::answer::{wire_outcome, wire_usage},
+        tool::run::answer::{limit_name, wire_outcome, wire_usage},
     },
 };
 
@@ -149,7 +149,7 @@ impl Sending {
             stderr_truncated: finished.stderr.truncated,
             stdout_path: exit.stdout_path.clone(),
             stderr_path: exit.stderr_path.clone(),
-            limit: String::new(),
+            limit: limit_name(ended.limit),
             kill_pending: ended.kill_pending,
             duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
             usage: Some(wire_usage(&ended.usage)),

@@ -8,7 +8,7 @@ use crate::{
         process::{
             finished::Finished,
             live::Exit,
-            outcome::{Outcome, signal_name},
+            outcome::{Limit, Outcome, signal_name},
         },
         sys::process::Usage,
     },
@@ -40,7 +40,7 @@ pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
         stderr_truncated: stderr.truncated,
         stdout_path,
         stderr_path,
-        limit: String::new(),
+        limit: limit_name(ended.limit),
         kill_pending: ended.kill_pending,
         duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
         usage: Some(wire_usage(&ended.usage)),
@@ -56,7 +56,14 @@ pub(crate) fn wire_outcome(outcome: Outcome) -> WireOutcome {
         Outcome::Signaled(_) => WireOutcome::Signaled,
         Outcome::TimedOut(_) => WireOutcome::TimedOut,
         Outcome::Cancelled(_) => WireOutcome::Cancelled,
+        Outcome::OomKilled => WireOutcome::OomKilled,
+        Outcome::OutputLimit(_) => WireOutcome::OutputLimit,
     }
+}
+
+/// Name of the limit that ended a command; empty if none did.
+pub(crate) fn limit_name(limit: Option<Limit>) -> String {
+    limit.map(Limit::name).unwrap_or_default().to_owned()
 }
 
 /// What a command used, in the contract's units.
@@ -78,6 +85,9 @@ pub(super) fn facts(exit: &Exit) -> Map<String, Value> {
     let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
     add("outcome", outcome.into());
     add("exit_code", finished.ended.outcome.exit_code().into());
+    if let Some(limit) = finished.ended.limit {
+        add("limit", limit.name().into());
+    }
     add("stdout_bytes", finished.stdout.bytes.into());
     add("stderr_bytes", finished.stderr.bytes.into());
     add("stdout_path", exit.stdout_path.as_str().into());

@@ -11,6 +11,7 @@ use crate::daemon::{
         outcome::{Outcome, signal_name},
         supervise::Observer,
     },
+    sandbox::limits::Limits,
     telemetry::{
         Telemetry,
         semconv::{self, process_error},
@@ -32,6 +33,7 @@ impl ProcessSpan {
         name: &str,
         cwd: &Path,
         timeout: Option<Duration>,
+        limits: &Limits,
         scene: &Scene,
     ) -> Self {
         let mut attributes = vec![
@@ -42,8 +44,19 @@ impl ProcessSpan {
             ),
             KeyValue::new(semconv::SANDBOX_LEVEL, scene.isolation.level.to_string()),
             KeyValue::new(semconv::SANDBOX_NETWORK, "none"),
-            KeyValue::new(semconv::LIMIT_PIDS, i64::from(scene.settings.processes)),
+            KeyValue::new(semconv::LIMIT_PIDS, i64::from(limits.processes)),
+            KeyValue::new(semconv::LIMIT_MEMORY, signed(limits.memory_bytes)),
         ];
+        attributes.extend(
+            limits
+                .cpu_sec
+                .map(|seconds| KeyValue::new(semconv::LIMIT_CPU, i64::from(seconds))),
+        );
+        attributes.extend(
+            limits
+                .output_bytes
+                .map(|bytes| KeyValue::new(semconv::LIMIT_OUTPUT, signed(bytes))),
+        );
         let timeout = timeout.map(|timeout| timeout.as_secs_f64());
         attributes.extend(timeout.map(|seconds| KeyValue::new(semconv::LIMIT_WALL, seconds)));
         Self {
@@ -68,6 +81,8 @@ impl ProcessSpan {
             Outcome::Signaled(_) => Some(process_error::SIGNAL),
             Outcome::TimedOut(_) => Some(process_error::TIMEOUT),
             Outcome::Cancelled(_) => Some(process_error::CANCELLED),
+            Outcome::OomKilled => Some(process_error::OOM_KILLED),
+            Outcome::OutputLimit(_) => Some(process_error::OUTPUT_LIMIT),
         };
         if let Some(code) = ended.outcome.exit_code() {
             span.set(semconv::PROCESS_EXIT_CODE, i64::from(code));
@@ -75,7 +90,9 @@ impl ProcessSpan {
         if let Some(signal) = ended.outcome.signal() {
             span.set(semconv::PROCESS_SIGNAL, signal_name(signal));
         }
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        if let Some(limit) = ended.limit {
+            span.set(semconv::LIMIT_EXCEEDED, limit.name());
+        }
         span.set(
             semconv::PROCESS_TERMINATION_REASON,
             error_type.unwrap_or("exit_zero"),
@@ -110,6 +127,10 @@ impl ProcessSpan {
         self.span.end();
         error
     }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 impl ProcessSpan {

@@ -1,0 +1,83 @@
+//! The limits of runs.
+
+use std::time::Duration;
+
+use super::{file, time::time};
+use crate::daemon::sandbox::limits::Limits;
+
+/// Least memory with which a program can be executed.
+const LEAST_MEMORY: u64 = 1 << 20;
+
+/// Checks the table.
+pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
+    let default = Limits::default();
+    let limits = Limits {
+        cpu_sec: file.cpu_sec,
+        cpu_millis: cpu_millis(file.cpus, problems),
+        memory_bytes: file.memory_bytes.unwrap_or(default.memory_bytes),
+        processes: file.processes.unwrap_or(default.processes),
+        open_files: file.open_files.unwrap_or(default.open_files),
+        open_files_hard: file
+            .open_files_hard
+            .unwrap_or(default.open_files_hard.max(file.open_files.unwrap_or(0))),
+        file_size_bytes: file.file_size_bytes.unwrap_or(default.file_size_bytes),
+        tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
+        tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
+        output_bytes: file.output_bytes,
+        wall: wall(file.wall_clock.as_deref(), problems),
+    };
+    let mut must = |holds: bool, problem: &str| {
+        if !holds {
+            problems.push(problem.to_owned());
+        }
+    };
+    must(
+        limits.cpu_sec != Some(0),
+        "limits.cpu_sec must be at least 1; leave it out for no limit",
+    );
+    must(
+        limits.memory_bytes >= LEAST_MEMORY,
+        "limits.memory_bytes must be at least 1048576",
+    );
+    must(limits.processes > 0, "limits.processes must be at least 1");
+    must(
+        limits.open_files >= 16 && limits.open_files <= limits.open_files_hard,
+        "limits.open_files must be at least 16, and at most limits.open_files_hard",
+    );
+    // 0 would mean no limit to tmpfs(5).
+    must(
+        limits.tmp_bytes > 0 && limits.tmp_inodes > 0,
+        "limits.tmp_bytes and limits.tmp_inodes must be at least 1",
+    );
+    must(
+        limits.output_bytes != Some(0),
+        "limits.output_bytes must be at least 1; leave it out for no limit",
+    );
+    limits
+}
+
+fn cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {
+    let cpus = cpus?;
+    if !(0.01..=1024.0).contains(&cpus) {
+        problems
+            .push("limits.cpus must be from 0.01 to 1024; leave it out for no limit".to_owned());
+        return None;
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "it lies between 10 and 1,024,000"
+    )]
+    Some((cpus * 1000.0).round() as u32)
+}
+
+fn wall(text: Option<&str>, problems: &mut Vec<String>) -> Option<Duration> {
+    let text = text?;
+    let wall = time(text).filter(|wall| *wall >= Duration::from_secs(1));
+    if wall.is_none() {
+        problems.push(format!(
+            "limits.wall_clock {text}: give a time from 1s to a day, such as 60m; leave it out for no limit"
+        ));
+    }
+    wall
+}

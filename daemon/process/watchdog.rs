@@ -1,0 +1,127 @@
+//! When to look at what a run occupies, and what to make of it: limits that no cgroup holds. Pure: it
+//! knows no clock and looks at nothing.
+
+use std::time::{Duration, Instant};
+
+use super::outcome::Limit;
+use crate::daemon::sandbox::{limits::Limits, wire::Measure};
+
+/// Bytes that a run can come to occupy in a second: more than two CPUs can fill.
+const GROWTH: u64 = 4 << 30;
+/// CPU time that it can use in a second, in microseconds: that of this many CPUs.
+const CPUS: u64 = 8;
+/// Shortest and longest time between two looks. One costs some 50 us of CPU for each process.
+const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// What is watched of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Watchdog {
+    memory_bytes: Option<u64>,
+    cpu_us: Option<u64>,
+}
+
+impl Watchdog {
+    /// Watches what `limits` name; nothing where there is nothing to watch.
+    pub(super) fn new(limits: &Limits, is_memory_counted: bool) -> Option<Self> {
+        let watchdog = Self {
+            memory_bytes: (!is_memory_counted).then_some(limits.memory_bytes),
+            cpu_us: limits.cpu_sec.map(|seconds| u64::from(seconds) * 1_000_000),
+        };
+        (watchdog.memory_bytes.is_some() || watchdog.cpu_us.is_some()).then_some(watchdog)
+    }
+
+    /// Memory up to which an estimate will do.
+    pub(super) fn enough(&self) -> u64 {
+        self.memory_bytes.unwrap_or(u64::MAX)
+    }
+
+    /// Which limit a run is over that occupies this.
+    pub(super) fn judge(&self, measure: &Measure) -> Option<Limit> {
+        if self
+            .memory_bytes
+            .is_some_and(|most| measure.memory_bytes > most)
+        {
+            Some(Limit::Memory)
+        } else if self.cpu_us.is_some_and(|most| measure.cpu_us > most) {
+            Some(Limit::Cpu)
+        } else {
+            None
+        }
+    }
+
+    /// When to look again: before it can be over a limit, but not all the time.
+    pub(super) fn next(&self, measure: &Measure, now: Instant) -> Instant {
+        let until = |most: Option<u64>, has: u64, a_second: u64| {
+            let left = u128::from(most?.saturating_sub(has));
+            let micros = left * 1_000_000 / u128::from(a_second);
+            Some(Duration::from_micros(
+                u64::try_from(micros).unwrap_or(u64::MAX),
+            ))
+        };
+        let memory = until(self.memory_bytes, measure.memory_bytes, GROWTH);
+        let cpu = until(self.cpu_us, measure.cpu_us, CPUS * 1_000_000);
+        let soonest = memory.into_iter().chain(cpu).min().unwrap_or(BETWEEN.1);
+        now + soonest.clamp(BETWEEN.0, BETWEEN.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn measure(memory_bytes: u64, cpu_us: u64) -> Measure {
+        Measure {
+            memory_bytes,
+            cpu_us,
+        }
+    }
+
+    #[test]
+    fn it_looks_more_often_the_closer_a_run_is_to_a_limit() {
+        let limits = Limits {
+            cpu_sec: Some(10),
+            ..Limits::default()
+        };
+        let watchdog = Watchdog::new(&limits, false).unwrap();
+        let now = Instant::now();
+        for (memory, cpu, milliseconds) in [
+            (0, 0, 500),
+            (GIB, 0, 250),
+            (2 * GIB - 1, 0, 20),
+            (3 * GIB, 0, 20),
+            (0, 9_000_000, 125),
+            (0, 11_000_000, 20),
+        ] {
+            let next = watchdog.next(&measure(memory, cpu), now) - now;
+            assert_eq!(next, Duration::from_millis(milliseconds), "{memory} {cpu}");
+        }
+        let generous = Limits {
+            memory_bytes: 1 << 50,
+            ..Limits::default()
+        };
+        let watchdog = Watchdog::new(&generous, false).unwrap();
+        assert_eq!(watchdog.next(&measure(0, 0), now) - now, BETWEEN.1);
+    }
+
+    #[test]
+    fn it_says_which_limit_was_passed() {
+        let limits = Limits {
+            cpu_sec: Some(2),
+            memory_bytes: 100,
+            ..Limits::default()
+        };
+        let watchdog = Watchdog::new(&limits, false).unwrap();
+        for (memory, cpu, limit) in [
+            (100, 2_000_000, None),
+            (101, 0, Some(Limit::Memory)),
+            (0, 2_000_001, Some(Limit::Cpu)),
+        ] {
+            assert_eq!(watchdog.judge(&measure(memory, cpu)), limit);
+        }
+        let counted = Watchdog::new(&limits, true).unwrap();
+        assert_eq!(counted.judge(&measure(101, 0)), None);
+        assert_eq!(Watchdog::new(&Limits::default(), true), None);
+    }
+}

@@ -1,0 +1,112 @@
+//! What the daemon asks of a slot's keeper: a sandbox, and what the one that it made last occupies.
+
+use std::{io, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
+
+use super::{
+    channel::Channel,
+    limits::Limits,
+    running::{Ask, SlotFate, Warm},
+    slot::TOKEN,
+    stage::{Failure, Stage},
+    wire::{Measure, Order, REPORT_BYTES, Report},
+};
+use crate::daemon::sys::Errno;
+
+/// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
+/// this is not one to wait for.
+pub(super) const BUILD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Has the slot's keeper make a sandbox and waits until it is built. Answers what tells its fate,
+/// too.
+pub(super) async fn refill(
+    slot: &Channel,
+    asks: &mpsc::Sender<Ask>,
+    limits: &Limits,
+) -> Result<(Warm, oneshot::Receiver<SlotFate>), Failure> {
+    let (fate, told) = oneshot::channel();
+    let warm = timeout(BUILD_PATIENCE, build(slot, fate, asks.clone(), limits))
+        .await
+        .unwrap_or_else(|_| Err(too_slow(Stage::RunNamespaces)))?;
+    Ok((warm, told))
+}
+
+/// Has the slot's keeper tell what the sandbox that it made last occupies.
+pub(super) async fn measure(slot: &Channel, enough: u64) -> Result<Measure, Failure> {
+    let failed = |errno| Failure::kernel(Stage::RunNamespaces, errno, "the slot's keeper died");
+    slot.send(&Order::Measure { enough }.encode(), &[])
+        .map_err(failed)?;
+    let mut bytes = [0; REPORT_BYTES];
+    let (received, _) = slot.receive(&mut bytes).await.map_err(failed)?;
+    match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
+        Some(Report::Measured(measure)) => Ok(measure),
+        _ => Err(failed(Errno::CONNRESET)),
+    }
+}
+
+async fn build(
+    slot: &Channel,
+    fate: oneshot::Sender<SlotFate>,
+    asks: mpsc::Sender<Ask>,
+    limits: &Limits,
+) -> Result<Warm, Failure> {
+    let stage = Stage::RunNamespaces;
+    let failed = |errno| Failure::kernel(stage, errno, "the slot's keeper died");
+    let order = Order::Make {
+        tmp_bytes: limits.tmp_bytes,
+        tmp_inodes: limits.tmp_inodes.into(),
+    };
+    slot.send(&order.encode(), &[]).map_err(failed)?;
+    let mut bytes = [0; REPORT_BYTES];
+    let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
+    let message = bytes.get(..received.length).unwrap_or_default();
+    let mut fds = fds.into_iter();
+    let (Some(control), Some(pidfd), true) = (fds.next(), fds.next(), message == TOKEN) else {
+        return Err(match Report::decode(message) {
+            Some(Report::Failed { stage, errno }) => {
+                Failure::kernel(stage, errno, "making a sandbox")
+            }
+            _ => failed(Errno::CONNRESET),
+        });
+    };
+    let control = Channel::new(control).map_err(|error| io_failure(&error))?;
+    let (received, _) = control.receive(&mut bytes).await.map_err(failed)?;
+    match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
+        Some(Report::Ready) => Ok(Warm {
+            control,
+            pidfd,
+            command: received.sender,
+            fate,
+            asks,
+        }),
+        Some(Report::Failed { stage, errno }) => {
+            Err(Failure::kernel(stage, errno, "building a sandbox"))
+        }
+        _ => Err(Failure::kernel(
+            stage,
+            Errno::CONNRESET,
+            "a sandbox died while it was built",
+        )),
+    }
+}
+
+/// That something took too long.
+pub(super) fn too_slow(stage: Stage) -> Failure {
+    Failure::other(
+        stage,
+        format!("it took longer than {} s", BUILD_PATIENCE.as_secs()),
+    )
+}
+
+/// That the runtime cannot watch a socket.
+pub(super) fn io_failure(error: &io::Error) -> Failure {
+    Failure::kernel(
+        Stage::Launcher,
+        Errno::from_io_error(error).unwrap_or(Errno::IO),
+        "socket",
+    )
+}

@@ -1,0 +1,139 @@
+//! Limits that a request lowers.
+
+use std::fmt::Display;
+
+use crate::{
+    api::v1::LowerLimits,
+    daemon::{error::Violation, sandbox::limits::Limits},
+};
+
+/// The operator's limits, lowered by what a request asks for. What it would raise is a violation.
+pub(super) fn lowered(
+    operators: Limits,
+    asked: LowerLimits,
+    violations: &mut Vec<Violation>,
+) -> Limits {
+    let mut limits = operators;
+    let mut lower = Lower { violations };
+    lower.to(&mut limits.memory_bytes, asked.memory_bytes, "memory_bytes");
+    lower.to(&mut limits.processes, asked.processes, "processes");
+    lower.to(&mut limits.open_files_hard, asked.open_files, "open_files");
+    limits.open_files = limits.open_files.min(limits.open_files_hard);
+    if asked.open_files.is_some() {
+        // What is asked for is a limit, and not where a process begins.
+        limits.open_files = limits.open_files_hard;
+    }
+    lower.to(
+        &mut limits.file_size_bytes,
+        asked.file_size_bytes,
+        "file_size_bytes",
+    );
+    lower.to(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
+    lower.to(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
+    lower.or_set(&mut limits.cpu_sec, asked.cpu_sec, "cpu_sec");
+    lower.or_set(&mut limits.output_bytes, asked.output_bytes, "output_bytes");
+    limits
+}
+
+struct Lower<'a> {
+    violations: &'a mut Vec<Violation>,
+}
+
+impl Lower<'_> {
+    fn to<T: Copy + Ord + Display>(&mut self, limit: &mut T, asked: Option<T>, field: &str) {
+        match asked {
+            Some(asked) if asked > *limit => {
+                let text = format!("must be at most {limit}, which the operator set");
+                self.violations
+                    .push(Violation::new(format!("limits.{field}"), text));
+            }
+            Some(asked) => *limit = asked,
+            None => {}
+        }
+    }
+
+    /// As [`Lower::to`], where the operator may have set no limit.
+    fn or_set<T: Copy + Ord + Display>(
+        &mut self,
+        limit: &mut Option<T>,
+        asked: Option<T>,
+        field: &str,
+    ) {
+        match limit {
+            Some(limit) => self.to(limit, asked, field),
+            None => *limit = asked,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_lowered_and_never_raised() {
+        let operators = Limits {
+            cpu_sec: Some(10),
+            ..Limits::default()
+        };
+        let mut violations = Vec::new();
+        assert_eq!(
+            lowered(operators, LowerLimits::default(), &mut violations),
+            operators
+        );
+        let asked = LowerLimits {
+            cpu_sec: Some(10),
+            memory_bytes: Some(1 << 20),
+            processes: Some(1),
+            open_files: Some(64),
+            file_size_bytes: Some(0),
+            tmp_bytes: Some(4096),
+            tmp_inodes: Some(2),
+            output_bytes: Some(7),
+        };
+        let limits = lowered(operators, asked, &mut violations);
+        let expected = Limits {
+            cpu_sec: Some(10),
+            cpu_millis: None,
+            memory_bytes: 1 << 20,
+            processes: 1,
+            open_files: 64,
+            open_files_hard: 64,
+            file_size_bytes: 0,
+            tmp_bytes: 4096,
+            tmp_inodes: 2,
+            output_bytes: Some(7),
+            wall: None,
+        };
+        assert_eq!((limits, violations.len()), (expected, 0));
+        let asked = LowerLimits {
+            cpu_sec: Some(11),
+            memory_bytes: Some(u64::MAX),
+            processes: Some(513),
+            open_files: Some(4097),
+            file_size_bytes: Some((4 << 30) + 1),
+            tmp_bytes: Some(u64::MAX),
+            tmp_inodes: Some(u32::MAX),
+            output_bytes: Some(u64::MAX),
+        };
+        assert_eq!(
+            lowered(operators, asked, &mut violations).memory_bytes,
+            2 << 30
+        );
+        let fields: Vec<&str> = violations
+            .iter()
+            .map(|found| found.field.as_str())
+            .collect();
+        let expected = [
+            "limits.memory_bytes",
+            "limits.processes",
+            "limits.open_files",
+            "limits.file_size_bytes",
+            "limits.tmp_bytes",
+            "limits.tmp_inodes",
+            "limits.cpu_sec",
+        ];
+        assert_eq!(fields, expected);
+        assert!(violations[1].description.contains("512"), "{violations:?}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Limits that a request lowers, and those that it would raise.
+
+use jig::api::v1::{LowerLimits, Outcome, RunRequest, StartRequest};
+
+use super::limited;
+use crate::support::{Daemon, Refusal, Setup, shell, started};
+
+#[tokio::test]
+async fn each_limit_holds_as_it_was_lowered() {
+    let daemon = Daemon::start().await;
+    let limits = LowerLimits {
+        cpu_sec: Some(7),
+        processes: Some(20),
+        open_files: Some(32),
+        file_size_bytes: Some(1 << 20),
+        ..LowerLimits::default()
+    };
+    let output = daemon
+        .output(limited(
+            "ulimit -S -t; ulimit -H -t; ulimit -S -n; ulimit -H -n; ulimit -H -f; (ulimit -n 33) 2> /dev/null || echo refused",
+            limits,
+        ))
+        .await;
+    assert_eq!(output, "7\n8\n32\n32\n2048\nrefused\n");
+    // The next run has the operator's again.
+    let output = daemon
+        .output(shell("ulimit -n; ulimit -H -n; ulimit -t"))
+        .await;
+    assert_eq!(output, "1024\n4096\nunlimited\n");
+}
+
+#[tokio::test]
+async fn temporary_files_are_limited_for_one_run() {
+    let daemon = Daemon::start().await;
+    let limits = LowerLimits {
+        tmp_bytes: Some(1 << 20),
+        tmp_inodes: Some(10),
+        ..LowerLimits::default()
+    };
+    let script = "for d in /tmp /dev/shm $HOME; do stat -f -c '%b %S %c' $d; \
+        head -c 2000000 /dev/zero > $d/big 2> /dev/null || echo full; rm $d/big; \
+        (for i in 1 2 3 4 5 6 7 8 9 10 11; do : > $d/$i || exit; done) 2> /dev/null; ls $d | wc -l; done";
+    let output = daemon.output(limited(script, limits)).await;
+    assert_eq!(output, "256 4096 10\nfull\n9\n".repeat(3));
+    let output = daemon.output(shell("stat -f -c '%b %S %c' /tmp")).await;
+    assert_eq!(output, "131072 4096 65536\n");
+    // Many at once, and those of others between them.
+    let runs: Vec<_> = (0..20)
+        .map(|number| {
+            let limits = LowerLimits {
+                tmp_bytes: (number % 2 == 0).then_some(4096 * (number + 1)),
+                ..LowerLimits::default()
+            };
+            daemon.begin(limited("stat -f -c %b /tmp", limits))
+        })
+        .collect();
+    for (number, run) in runs.into_iter().enumerate() {
+        let blocks = if number % 2 == 0 { number + 1 } else { 131_072 };
+        assert_eq!(run.await.unwrap().unwrap().stdout, format!("{blocks}\n"));
+    }
+    assert_eq!(daemon.info().await.counts.unwrap().runs_active, 0);
+}
+
+#[tokio::test]
+async fn no_limit_can_be_raised() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jig.toml");
+    let text = "[limits]\ncpu_sec = 5\nmemory_bytes = 104857600\noutput_bytes = 1000\nwall_clock = \"60s\"\n";
+    std::fs::write(&config, text).unwrap();
+    let config = config.display().to_string();
+    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let limits = LowerLimits {
+        cpu_sec: Some(6),
+        memory_bytes: Some(1 << 30),
+        processes: Some(513),
+        open_files: Some(4097),
+        file_size_bytes: Some(1 << 40),
+        tmp_bytes: Some(1 << 40),
+        tmp_inodes: Some(1 << 30),
+        output_bytes: Some(1001),
+    };
+    let request = RunRequest {
+        timeout_sec: Some(61),
+        ..limited("true", limits)
+    };
+    let refusal = daemon.refuses(request.clone(), "INVALID_PARAMS").await;
+    let expected = [
+        "limits.cpu_sec",
+        "limits.file_size_bytes",
+        "limits.memory_bytes",
+        "limits.open_files",
+        "limits.output_bytes",
+        "limits.processes",
+        "limits.tmp_bytes",
+        "limits.tmp_inodes",
+        "timeout_sec",
+    ];
+    assert_eq!(refusal.fields(), expected);
+    let request = StartRequest {
+        limits: request.limits,
+        ..started(request)
+    };
+    let refusal = Refusal::of(&daemon.try_watch(request).await.unwrap_err());
+    assert_eq!(refusal.fields(), expected);
+    let too_small = LowerLimits {
+        cpu_sec: Some(0),
+        memory_bytes: Some(1),
+        open_files: Some(3),
+        ..LowerLimits::default()
+    };
+    let refusal = daemon
+        .refuses(limited("true", too_small), "INVALID_PARAMS")
+        .await;
+    assert_eq!(
+        refusal.fields(),
+        ["limits.cpu_sec", "limits.memory_bytes", "limits.open_files"]
+    );
+    // What is told is what holds.
+    let told = daemon.info().await.run_limits.unwrap();
+    assert_eq!((told.cpu_sec, told.memory_bytes), (Some(5), 104_857_600));
+    assert_eq!(
+        (told.output_bytes, told.wall_clock_sec),
+        (Some(1000), Some(60))
+    );
+    let output = daemon.output(shell("ulimit -t")).await;
+    assert_eq!(output, "5\n");
+}
+
+#[tokio::test]
+async fn the_operators_time_ends_what_was_given_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jig.toml");
+    std::fs::write(&config, "[limits]\nwall_clock = \"1s\"\n").unwrap();
+    let config = config.display().to_string();
+    let daemon = Setup::new().arguments(&["--config", &config]).start().await;
+    let run = daemon.run(shell("sleep 1000")).await;
+    assert_eq!(run.outcome(), Outcome::TimedOut);
+    let exited = daemon
+        .watch(started(shell("sleep 1000")))
+        .await
+        .finish()
+        .await;
+    assert_eq!(exited.outcome(), Outcome::TimedOut);
+}

@@ -1,0 +1,129 @@
+//! Memory: of one process, of many, of files that only look like none.
+
+use jig::api::v1::{LowerLimits, Outcome, RunResponse};
+
+use super::limited;
+use crate::support::{Daemon, Mark, Setup, argv, eventually, shell};
+
+/// Less than the attacks below take, more than an interpreter needs.
+const LIMIT: u64 = 200 << 20;
+
+fn memory(command: &str) -> jig::api::v1::RunRequest {
+    let limits = LowerLimits {
+        memory_bytes: Some(LIMIT),
+        ..LowerLimits::default()
+    };
+    limited(command, limits)
+}
+
+fn was_killed_for_memory(response: &RunResponse) {
+    let told = (
+        response.outcome(),
+        response.limit.as_str(),
+        response.signal.as_str(),
+    );
+    assert_eq!(
+        told,
+        (Outcome::OomKilled, "memory", "SIGKILL"),
+        "{response:?}"
+    );
+    assert_eq!(response.exit_code, None);
+}
+
+#[tokio::test]
+async fn what_takes_too_much_memory_is_killed_and_told_so() {
+    let daemon = Setup::new().alone().start().await;
+    for attack in [
+        // One process, touched page by page.
+        "python3 -c 'x = bytearray(10); print(1, flush=True)\nwhile True: x += bytearray(1 << 20)'",
+        // Many, each of which takes little.
+        "python3 -c 'import os, time\nprint(1, flush=True)\nwhile True:\n  if os.fork() == 0:\n    x = bytearray(30 << 20); time.sleep(100)'",
+        // A file in memory that no process maps.
+        "python3 -c 'import os\nf = os.memfd_create(\"x\")\nprint(1, flush=True)\nwhile True: os.write(f, bytes(1 << 20))'",
+        // Memory that is shared and has no name.
+        "python3 -c 'import mmap\nprint(1, flush=True)\nkeep = []\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); keep.append(m)'",
+        // The run's own file systems, all of them.
+        "echo 1; for d in /tmp /dev/shm $HOME; do head -c 100000000 /dev/zero > $d/x; done; sleep 100",
+    ] {
+        let mark = Mark::new();
+        let response = daemon.run(mark.on(memory(attack))).await;
+        was_killed_for_memory(&response);
+        assert_eq!(
+            response.stdout, "1\n",
+            "what it wrote before is there: {attack}"
+        );
+        mark.assert_gone();
+    }
+    // The daemon is well, and so are others.
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+}
+
+#[tokio::test]
+async fn what_is_shared_by_many_counts_once() {
+    let daemon = Setup::new().alone().start().await;
+    // Ten copies of 100 MB would be a gigabyte, if they were copies.
+    let script = "python3 -c 'import os, time\nx = bytearray(100 << 20)\nfor _ in range(10):\n  if os.fork() == 0:\n    time.sleep(2); os._exit(0)\ntime.sleep(2)'";
+    let response = daemon.run(memory(script)).await;
+    assert_eq!(response.exit_code, Some(0), "{response:?}");
+}
+
+#[tokio::test]
+async fn a_run_beside_a_bomb_is_not_touched() {
+    let daemon = Setup::new().alone().start().await;
+    let bomb = "python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'";
+    let bombs: Vec<_> = (0..3).map(|_| daemon.begin(memory(bomb))).collect();
+    let neighbours: Vec<_> = (0..10)
+        .map(|number| daemon.begin(shell(&format!("sleep 1; echo {number}"))))
+        .collect();
+    for (number, neighbour) in neighbours.into_iter().enumerate() {
+        let response = neighbour.await.unwrap().unwrap();
+        assert_eq!(response.stdout, format!("{number}\n"));
+    }
+    for bomb in bombs {
+        was_killed_for_memory(&bomb.await.unwrap().unwrap());
+    }
+}
+
+#[tokio::test]
+async fn how_memory_is_held_is_told() {
+    let daemon = Daemon::start().await;
+    let isolation = daemon.info().await.isolation.unwrap();
+    let layer = isolation
+        .layers
+        .iter()
+        .find(|layer| layer.name == "memory_limit")
+        .unwrap();
+    assert!(layer.applied);
+    assert!(layer.detail.contains("watchdog"), "{layer:?}");
+    assert!(layer.remedy.contains("Delegate=yes"), "{layer:?}");
+    let layer = isolation
+        .layers
+        .iter()
+        .find(|layer| layer.name == "process_limit")
+        .unwrap();
+    assert!(layer.detail.contains("not reported"), "{layer:?}");
+}
+
+#[tokio::test]
+async fn a_bomb_that_is_watched_is_told_to_who_watches() {
+    let daemon = Setup::new().alone().start().await;
+    let request = memory("echo here; tail /dev/zero");
+    let request = jig::api::v1::StartRequest {
+        limits: request.limits,
+        ..crate::support::started(request)
+    };
+    let mut watch = daemon.watch(request).await;
+    let exited = watch.finish().await;
+    assert_eq!(
+        (exited.outcome(), exited.limit.as_str()),
+        (Outcome::OomKilled, "memory")
+    );
+    assert_eq!(watch.text(), "here\n");
+    let listed = daemon.list_processes().await;
+    assert_eq!(listed[0].outcome(), Outcome::OomKilled);
+    eventually("its sandbox is given back", async || {
+        daemon.info().await.counts.unwrap().runs_active == 0
+    })
+    .await;
+    assert_eq!(daemon.output(argv(&["echo", "next"])).await, "next\n");
+}
