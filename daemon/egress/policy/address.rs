@@ -1,0 +1,317 @@
+//! Addresses that are not the world's: what a name leads to must not be one of them.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// A range of addresses, `10.0.0.0/8`; a single one has the full length of its prefix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Range {
+    first: IpAddr,
+    prefix: u8,
+}
+
+/// Ranges of IPv4 addresses that are refused, and what they are: those of the IANA IPv4
+/// Special-Purpose Address Registry that are not globally reachable, multicast, and one address
+/// that looks like any other and is none.
+const SPECIAL_V4: &[([u8; 4], u8, &str)] = &[
+    ([0, 0, 0, 0], 8, "unspecified"),
+    ([10, 0, 0, 0], 8, "private"),
+    ([100, 64, 0, 0], 10, "carrier-grade NAT"),
+    ([127, 0, 0, 0], 8, "loopback"),
+    ([168, 63, 129, 16], 32, "metadata"), // Azure's, in the midst of public addresses
+    ([169, 254, 0, 0], 16, "link-local"), // the metadata services of clouds are at 169.254.169.254
+    ([172, 16, 0, 0], 12, "private"),
+    ([192, 0, 0, 0], 24, "protocol assignment"),
+    ([192, 0, 2, 0], 24, "documentation"),
+    ([192, 88, 99, 0], 24, "6to4 relay"),
+    ([192, 168, 0, 0], 16, "private"),
+    ([198, 18, 0, 0], 15, "benchmarking"),
+    ([198, 51, 100, 0], 24, "documentation"),
+    ([203, 0, 113, 0], 24, "documentation"),
+    ([224, 0, 0, 0], 4, "multicast"),
+    ([240, 0, 0, 0], 4, "reserved"), // broadcast among them
+];
+
+/// The same for IPv6. What embeds an IPv4 address is looked at first; what is outside of 2000::/3 is
+/// nobody's public address.
+const SPECIAL_V6: &[([u16; 8], u8, &str)] = &[
+    ([0, 0, 0, 0, 0, 0, 0, 0], 128, "unspecified"),
+    ([0, 0, 0, 0, 0, 0, 0, 1], 128, "loopback"),
+    ([0, 0, 0, 0, 0, 0xffff, 0, 0], 96, "IPv4-mapped"),
+    ([0, 0, 0, 0, 0, 0, 0, 0], 96, "IPv4-compatible"),
+    ([0x64, 0xff9b, 1, 0, 0, 0, 0, 0], 48, "NAT64"),
+    ([0x100, 0, 0, 0, 0, 0, 0, 0], 64, "discard-only"),
+    ([0x2001, 0, 0, 0, 0, 0, 0, 0], 23, "protocol assignment"),
+    ([0x2001, 0xdb8, 0, 0, 0, 0, 0, 0], 32, "documentation"),
+    ([0x3fff, 0, 0, 0, 0, 0, 0, 0], 20, "documentation"),
+    ([0xfc00, 0, 0, 0, 0, 0, 0, 0], 7, "private"), // metadata at fd00:ec2::254
+    ([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10, "link-local"),
+    ([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10, "site-local"),
+    ([0xff00, 0, 0, 0, 0, 0, 0, 0], 8, "multicast"),
+];
+/// The one block of which public IPv6 addresses are given out (RFC 4291).
+const GLOBAL_UNICAST: ([u16; 8], u8) = ([0x2000, 0, 0, 0, 0, 0, 0, 0], 3);
+/// NAT64 (RFC 6052): the last 32 bits are an IPv4 address.
+const NAT64: ([u16; 8], u8) = ([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96);
+/// Teredo (RFC 4380): the server's IPv4 address, and at the end the client's, its bits inverted.
+const TEREDO: ([u16; 8], u8) = ([0x2001, 0, 0, 0, 0, 0, 0, 0], 32);
+/// 6to4 (RFC 3056): the 32 bits behind it are an IPv4 address.
+const SIX_TO_FOUR: ([u16; 8], u8) = ([0x2002, 0, 0, 0, 0, 0, 0, 0], 16);
+
+/// What kind of address this is, if it is of a kind to which nobody's public name should lead.
+pub(super) fn special_purpose(address: IpAddr) -> Option<&'static str> {
+    match address {
+        IpAddr::V4(address) => special_v4(address),
+        IpAddr::V6(address) => special_v6(address),
+    }
+}
+
+fn special_v4(address: Ipv4Addr) -> Option<&'static str> {
+    SPECIAL_V4
+        .iter()
+        .find(|(first, prefix, _)| same_prefix(u32::from_be_bytes(*first), address.into(), *prefix))
+        .map(|(_, _, kind)| *kind)
+}
+
+fn special_v6(address: Ipv6Addr) -> Option<&'static str> {
+    let within = |(first, prefix): ([u16; 8], u8)| {
+        same_prefix_v6(u128::from(Ipv6Addr::from(first)), address.into(), prefix)
+    };
+    let bits = u128::from(address);
+    if within(NAT64) {
+        return special_v4(embedded(bits));
+    }
+    if within(SIX_TO_FOUR) {
+        return special_v4(embedded(bits >> 80));
+    }
+    if within(TEREDO) {
+        return special_v4(embedded(bits >> 64)).or_else(|| special_v4(embedded(!bits)));
+    }
+    let special = SPECIAL_V6
+        .iter()
+        .find(|(first, prefix, _)| within((*first, *prefix)));
+    match special {
+        Some((_, _, kind)) => Some(kind),
+        None if !within(GLOBAL_UNICAST) => Some("reserved"),
+        None => None,
+    }
+}
+
+/// The IPv4 address in the lowest 32 bits.
+fn embedded(bits: u128) -> Ipv4Addr {
+    let [.., a, b, c, d] = bits.to_be_bytes();
+    Ipv4Addr::new(a, b, c, d)
+}
+
+fn same_prefix(one: u32, other: u32, prefix: u8) -> bool {
+    (one ^ other).leading_zeros() >= u32::from(prefix)
+}
+
+fn same_prefix_v6(one: u128, other: u128, prefix: u8) -> bool {
+    (one ^ other).leading_zeros() >= u32::from(prefix)
+}
+
+// === impl Range ===
+
+impl Range {
+    /// Reads an address (`10.1.2.3`) or a range of them (`10.0.0.0/8`).
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and what to give.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        const FORMS: &str =
+            "give an address (\"10.1.2.3\") or a range (\"10.0.0.0/8\", \"fd00::/8\")";
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let first: IpAddr = address
+            .parse()
+            .map_err(|_| format!("{address:?} is no address: {FORMS}"))?;
+        let longest = match first {
+            IpAddr::V4(_) => 32,
+            IpAddr::V6(_) => 128,
+        };
+        let prefix = match prefix {
+            None => longest,
+            Some(digits) => digits
+                .parse()
+                .ok()
+                .filter(|prefix| *prefix <= longest)
+                .ok_or_else(|| {
+                    format!("{digits:?} is no length from 0 to {longest} of a prefix: {FORMS}")
+                })?,
+        };
+        let range = Self { first, prefix };
+        if !range.is_whole() {
+            return Err(format!(
+                "{address} has bits beyond the first {prefix}, so it is not clear what is meant: {FORMS}"
+            ));
+        }
+        Ok(range)
+    }
+
+    /// Whether the address is one of them.
+    pub(super) fn contains(&self, address: IpAddr) -> bool {
+        match (self.first, address) {
+            (IpAddr::V4(first), IpAddr::V4(address)) => {
+                same_prefix(first.into(), address.into(), self.prefix)
+            }
+            (IpAddr::V6(first), IpAddr::V6(address)) => {
+                same_prefix_v6(first.into(), address.into(), self.prefix)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether no bit is set beyond the prefix.
+    fn is_whole(&self) -> bool {
+        let prefix = u32::from(self.prefix);
+        match self.first {
+            IpAddr::V4(first) => u32::from(first).checked_shl(prefix).unwrap_or(0) == 0,
+            IpAddr::V6(first) => u128::from(first).checked_shl(prefix).unwrap_or(0) == 0,
+        }
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let single = match self.first {
+            IpAddr::V4(_) => self.prefix == 32,
+            IpAddr::V6(_) => self.prefix == 128,
+        };
+        match single {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}/{}", self.first, self.prefix),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses_are_known_by_their_kind() {
+        for (address, kind) in [
+            ("0.0.0.0", Some("unspecified")),
+            ("0.1.2.3", Some("unspecified")),
+            ("1.0.0.1", None),
+            ("8.8.8.8", None),
+            ("9.255.255.255", None),
+            ("10.0.0.0", Some("private")),
+            ("10.255.255.255", Some("private")),
+            ("11.0.0.0", None),
+            ("100.63.255.255", None),
+            ("100.64.0.0", Some("carrier-grade NAT")),
+            ("100.100.100.200", Some("carrier-grade NAT")),
+            ("100.128.0.0", None),
+            ("127.0.0.1", Some("loopback")),
+            ("127.255.255.254", Some("loopback")),
+            ("168.63.129.15", None),
+            ("168.63.129.16", Some("metadata")),
+            ("169.254.169.254", Some("link-local")),
+            ("169.255.0.0", None),
+            ("172.15.255.255", None),
+            ("172.16.0.1", Some("private")),
+            ("172.31.255.255", Some("private")),
+            ("172.32.0.0", None),
+            ("192.0.0.192", Some("protocol assignment")),
+            ("192.0.1.0", None),
+            ("192.0.2.1", Some("documentation")),
+            ("192.88.99.1", Some("6to4 relay")),
+            ("192.168.1.1", Some("private")),
+            ("198.17.255.255", None),
+            ("198.18.0.1", Some("benchmarking")),
+            ("198.19.255.255", Some("benchmarking")),
+            ("198.51.100.7", Some("documentation")),
+            ("203.0.113.9", Some("documentation")),
+            ("223.255.255.255", None),
+            ("224.0.0.1", Some("multicast")),
+            ("239.255.255.255", Some("multicast")),
+            ("240.0.0.1", Some("reserved")),
+            ("255.255.255.255", Some("reserved")),
+            ("::", Some("unspecified")),
+            ("::1", Some("loopback")),
+            ("::2", Some("IPv4-compatible")),
+            ("::8.8.8.8", Some("IPv4-compatible")),
+            ("::ffff:127.0.0.1", Some("IPv4-mapped")),
+            ("::ffff:8.8.8.8", Some("IPv4-mapped")),
+            ("::ffff:0:8.8.8.8", Some("reserved")),
+            ("64:ff9b::169.254.169.254", Some("link-local")),
+            ("64:ff9b::10.0.0.1", Some("private")),
+            ("64:ff9b::8.8.8.8", None),
+            ("64:ff9b:1::8.8.8.8", Some("NAT64")),
+            ("100::1", Some("discard-only")),
+            ("2001:2::1", Some("protocol assignment")),
+            ("2001:10::1", Some("protocol assignment")),
+            ("2001:1ff::1", Some("protocol assignment")),
+            ("2001:200::1", None),
+            ("2001:db8::1", Some("documentation")),
+            ("2001:4860:4860::8888", None),
+            // Teredo: the server's address, and the client's with its bits inverted.
+            ("2001:0:808:808::f7f7:f7f7", None),
+            ("2001:0:a00:1::f7f7:f7f7", Some("private")),
+            ("2001:0:808:808::80ff:fffe", Some("loopback")),
+            ("2002:808:808::1", None),
+            ("2002:7f00:1::1", Some("loopback")),
+            ("2002:a9fe:a9fe::", Some("link-local")),
+            ("2606:4700::1", None),
+            ("3fff::1", Some("documentation")),
+            ("3fff:1000::1", None),
+            ("4000::1", Some("reserved")),
+            ("5f00::1", Some("reserved")),
+            ("fc00::1", Some("private")),
+            ("fd00:ec2::254", Some("private")),
+            ("fe80::1", Some("link-local")),
+            ("febf::1", Some("link-local")),
+            ("fec0::1", Some("site-local")),
+            ("ff02::1", Some("multicast")),
+        ] {
+            let parsed = address.parse().unwrap();
+            assert_eq!(special_purpose(parsed), kind, "{address}");
+        }
+    }
+
+    #[test]
+    fn ranges_are_shown_as_they_are_meant() {
+        for (text, shown) in [
+            ("10.1.2.3", "10.1.2.3"),
+            ("10.1.2.3/32", "10.1.2.3"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("FD00::/8", "fd00::/8"),
+            ("::/0", "::/0"),
+            ("fd00::1", "fd00::1"),
+        ] {
+            assert_eq!(Range::parse(text).unwrap().to_string(), shown, "{text}");
+        }
+        let all = Range::parse("0.0.0.0/0").unwrap();
+        assert!(all.contains("255.255.255.255".parse().unwrap()));
+        assert!(!all.contains("::1".parse().unwrap()));
+    }
+
+    #[test]
+    fn wrong_ranges_say_what_to_give() {
+        for (text, part) in [
+            ("", "no address"),
+            ("example.com", "no address"),
+            ("10.1.2", "no address"),
+            ("010.1.2.3", "no address"),
+            ("10.1.2.3/33", "no length"),
+            ("10.1.2.3/", "no length"),
+            ("10.1.2.3/-1", "no length"),
+            ("::1/129", "no length"),
+            ("10.1.2.3/8", "beyond the first 8"),
+            ("fd00::1/8", "beyond the first 8"),
+            ("[::1]", "no address"),
+        ] {
+            let problem = Range::parse(text).unwrap_err();
+            assert!(problem.contains(part), "{text}: {problem}");
+            assert!(problem.contains("give "), "{text}: {problem}");
+        }
+    }
+}

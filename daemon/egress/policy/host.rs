@@ -1,0 +1,277 @@
+//! Hosts as requests and rules name them.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+/// Longest name of a host, in bytes (RFC 1035, without the final dot).
+const LONGEST_NAME: usize = 253;
+/// Longest part of it between dots.
+const LONGEST_LABEL: usize = 63;
+/// Ports of a rule that names none: HTTP and HTTPS.
+const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
+/// A host that a command wants to connect to: a name in lower case without a final dot, or an
+/// address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Host {
+    /// A name: letters, digits, hyphens and underscores between dots.
+    Name(String),
+    /// An address, written as one.
+    Address(IpAddr),
+}
+
+/// A rule that allows hosts: `name`, `*.name` (what is below the name, at any depth, and not the
+/// name itself) or an address, and the ports 80 and 443 or one of its own (`name:8443`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostRule {
+    host: RuleHost,
+    port: Option<u16>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum RuleHost {
+    Exactly(Host),
+    /// The name that must follow a dot.
+    Below(String),
+}
+
+// === impl Host ===
+
+impl Host {
+    /// Reads the host of a URI: an IPv6 address stands in brackets. Answers nothing where it is none
+    /// that can be connected to.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        if let Some(inner) = text.strip_prefix('[') {
+            let address = inner.strip_suffix(']')?.parse::<Ipv6Addr>().ok()?;
+            return Some(Self::Address(address.into()));
+        }
+        if let Ok(address) = text.parse::<Ipv4Addr>() {
+            return Some(Self::Address(address.into()));
+        }
+        let name = text.strip_suffix('.').unwrap_or(text);
+        let valid = (1..=LONGEST_NAME).contains(&name.len()) && name.split('.').all(is_label);
+        valid.then(|| Self::Name(name.to_ascii_lowercase()))
+    }
+
+    /// Whether this is a name that ends in a number: some programs read such as an address
+    /// (inet_aton(3): `127.1`, `0x7f000001`), so it must not be taken for a name.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        let Self::Name(name) = self else {
+            return false;
+        };
+        let last = name.rsplit('.').next().unwrap_or_default();
+        let is_hex = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        last.bytes().all(|byte| byte.is_ascii_digit())
+            || last.strip_prefix("0x").is_some_and(is_hex)
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Address(IpAddr::V4(address)) => write!(f, "{address}"),
+            Self::Address(IpAddr::V6(address)) => write!(f, "[{address}]"),
+        }
+    }
+}
+
+fn is_label(label: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    (1..=LONGEST_LABEL).contains(&label.len())
+        && label.bytes().all(allowed)
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+// === impl HostRule ===
+
+impl HostRule {
+    /// Reads a rule.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, and what to give.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        const FORMS: &str = "give a name (\"packages.example\"), everything below one (\"*.packages.example\") or an address, and after a colon a port, unless it is 80 or 443";
+        if text.contains("://") || text.contains('/') {
+            return Err(format!("a rule names hosts, not URLs or networks: {FORMS}"));
+        }
+        if !text.is_ascii() {
+            return Err(format!(
+                "names are compared as they are sent: give its ASCII form, which begins with \"xn--\"; {FORMS}"
+            ));
+        }
+        // An IPv6 address without brackets has no port.
+        if let Ok(address) = text.parse::<Ipv6Addr>() {
+            return Ok(Self {
+                host: RuleHost::Exactly(Host::Address(address.into())),
+                port: None,
+            });
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => {
+                let number = port.parse().ok().filter(|number| *number != 0);
+                let number = number
+                    .ok_or_else(|| format!("{port:?} is no port from 1 to 65535: {FORMS}"))?;
+                (host, Some(number))
+            }
+            _ => (text, None),
+        };
+        let below = host.strip_prefix("*.");
+        let parsed = Host::parse(below.unwrap_or(host))
+            .filter(|host| !host.is_ambiguous())
+            .ok_or_else(|| format!("{host:?} names no host: {FORMS}"))?;
+        let host = match (below, parsed) {
+            (None, host) => RuleHost::Exactly(host),
+            (Some(_), Host::Name(name)) => RuleHost::Below(name),
+            (Some(_), Host::Address(_)) => {
+                return Err(format!("nothing is below an address: {FORMS}"));
+            }
+        };
+        Ok(Self { host, port })
+    }
+
+    /// Whether it is about this host.
+    pub(super) fn has_host(&self, host: &Host) -> bool {
+        match (&self.host, host) {
+            (RuleHost::Exactly(own), host) => own == host,
+            (RuleHost::Below(own), Host::Name(name)) => name
+                .strip_suffix(own.as_str())
+                .is_some_and(|front| front.len() > 1 && front.ends_with('.')),
+            (RuleHost::Below(_), Host::Address(_)) => false,
+        }
+    }
+
+    /// Whether it allows this port.
+    pub(super) fn has_port(&self, port: u16) -> bool {
+        match self.port {
+            Some(own) => own == port,
+            None => DEFAULT_PORTS.contains(&port),
+        }
+    }
+}
+
+impl fmt::Display for HostRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            RuleHost::Exactly(host) => write!(f, "{host}")?,
+            RuleHost::Below(name) => write!(f, "*.{name}")?,
+        }
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_told_from_what_only_looks_like_them() {
+        for (text, shown) in [
+            ("Example.COM", "example.com"),
+            ("example.com.", "example.com"),
+            ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+            ("_dmarc.a-b.example", "_dmarc.a-b.example"),
+            ("localhost", "localhost"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("[::1]", "[::1]"),
+            ("[::FFFF:10.0.0.1]", "[::ffff:10.0.0.1]"),
+        ] {
+            let host = Host::parse(text).map(|host| host.to_string());
+            assert_eq!(host.as_deref(), Some(shown), "{text}");
+        }
+        let long_name = format!("{}.example", "a.".repeat(125));
+        for text in [
+            "",
+            ".",
+            "a..b",
+            ".a",
+            "a..",
+            "-a.example",
+            "a-.example",
+            "a b",
+            "a%2eb",
+            "a@b",
+            "a:80",
+            "bücher.example",
+            "::1",
+            "[::1",
+            "[fe80::1%eth0]",
+            "[10.0.0.1]",
+            "*.example",
+            &"a".repeat(64),
+            &long_name,
+        ] {
+            assert_eq!(Host::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_that_programs_read_as_addresses_are_ambiguous() {
+        for (text, ambiguous) in [
+            ("127.1", true),
+            ("2130706433", true),
+            ("0x7f000001", true),
+            ("0x7f.1", true),
+            ("127.0.0.01", true),
+            ("0x", true),
+            ("example.0x7f", true),
+            ("example.1", true),
+            ("1.example", false),
+            ("0x7f.example", false),
+            ("127.0.0.1", false),
+            ("deadbeef", false),
+        ] {
+            let host = Host::parse(text).unwrap();
+            assert_eq!(host.is_ambiguous(), ambiguous, "{text}");
+        }
+    }
+
+    #[test]
+    fn rules_are_shown_as_they_are_meant() {
+        for (text, shown) in [
+            ("Packages.Example.", "packages.example"),
+            ("*.Example", "*.example"),
+            ("a.example:8443", "a.example:8443"),
+            ("*.a.example:1", "*.a.example:1"),
+            ("192.0.2.1", "192.0.2.1"),
+            ("192.0.2.1:65535", "192.0.2.1:65535"),
+            ("2001:db8::1", "[2001:db8::1]"),
+            ("[2001:db8::1]", "[2001:db8::1]"),
+            ("[2001:db8::1]:8080", "[2001:db8::1]:8080"),
+        ] {
+            let rule = HostRule::parse(text).unwrap();
+            assert_eq!(rule.to_string(), shown, "{text}");
+            assert_eq!(HostRule::parse(shown).unwrap(), rule, "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_rules_say_what_to_give() {
+        for (text, part) in [
+            ("", "names no host"),
+            ("*", "names no host"),
+            ("*.", "names no host"),
+            ("a.*.example", "names no host"),
+            ("*a.example", "names no host"),
+            ("https://a.example", "not URLs"),
+            ("a.example/path", "not URLs"),
+            ("10.0.0.0/8", "not URLs or networks"),
+            ("a.example:", "no port"),
+            ("a.example:0", "no port"),
+            ("a.example:65536", "no port"),
+            ("a.example:https", "no port"),
+            ("bücher.example", "xn--"),
+            ("*.10.0.0.1", "below an address"),
+            ("127.1", "names no host"),
+            ("user@a.example", "names no host"),
+        ] {
+            let problem = HostRule::parse(text).unwrap_err();
+            assert!(problem.contains(part), "{text}: {problem}");
+            assert!(problem.contains("give "), "{text}: {problem}");
+        }
+    }
+}
