@@ -19,6 +19,7 @@
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
 //!   text/           changing text without a file: edits, patches, diffs, notebooks
+//!   egress/         the proxy through which commands reach the hosts that the operator allows
 //!   process/        one command: spec, environment, input, output, stop ladder, outcome, supervision;
 //!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
@@ -29,8 +30,8 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
 //! ```
 //!
-//! Imports run one way, downwards: `server → door → call → tool → {workspace, process} → text,
-//! sandbox → sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
+//! Imports run one way, downwards: `server → door → call → tool → {workspace, process, egress} →
+//! text, sandbox → sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
 //! used from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and
 //! fails on an arrow back up or a circle.
 //!

@@ -103,6 +103,11 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
             "sandboxes_warm": counts.sandboxes_warm,
             "sandboxes_quarantined": counts.sandboxes_quarantined,
         },
+        "egress": response.egress.as_ref().map(|egress| json!({
+            "allow_hosts": egress.allow_hosts,
+            "allow_addresses": egress.allow_addresses,
+            "connections_active": egress.connections_active,
+        })),
     })
 }
 
@@ -236,6 +241,7 @@ mod tests {
             }),
             run_limits: Some(RunLimits::default()),
             workspaces: vec![Workspace::default()],
+            egress: Some(v1::Egress::default()),
             ..GetInfoResponse::default()
         });
         check("jig.v1.GetInfoResponse", &info);
@@ -245,5 +251,6 @@ mod tests {
         check("jig.v1.RunLimits", &info["run_limits"]);
         check("jig.v1.Workspace", &info["workspaces"][0]);
         check("jig.v1.Counts", &info["counts"]);
+        check("jig.v1.Egress", &info["egress"]);
     }
 }

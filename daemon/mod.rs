@@ -5,6 +5,7 @@ mod catalog;
 mod checksum;
 mod config;
 mod door;
+mod egress;
 mod embedded;
 mod error;
 #[cfg(fuzzing)]

@@ -18,13 +18,14 @@ use super::{
     catalog::Catalog,
     config::{Config, ConfigError, listen::Address},
     door::info::Info,
+    egress::proxy::Proxy,
     embedded::{self, Durable},
     privileges::{self, Confinement},
     process::registry::Registry,
     sandbox::{
         launch::KeeperProcess,
         level::{Isolation, Level},
-        plan::{Plan, WorkspacePlan},
+        plan::{Network, Plan, WorkspacePlan},
         pool::Sandboxes,
         stage::Failure,
         wire::Identity,
@@ -127,7 +128,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Confinement::None)?;
     let proven = runtime.block_on(prove(keeper, &config))?;
-    let mut report = String::from("configuration: ok\n");
+    let mut report = String::from("configuration: ok\n") + &config.network_report();
     for (workspace, result) in workspaces.iter().zip(&proven.results) {
         let isolation = isolation(&config, workspace.name(), result);
         let verdict = if isolation.is_ready() {
@@ -328,6 +329,7 @@ fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
         allow_ptrace: config.allow_ptrace,
         landlock_abi: landlock::abi(),
         sandbox_id: config.sandbox_id,
+        network: config.network,
     }
 }
 
@@ -358,11 +360,14 @@ async fn serve(
         source: io::Error::other(error),
     })?;
     let Proven { sandboxes, results } = prove(keeper, &config).await?;
+    let proxy = proxy(&config);
     let settings = Arc::new(RunSettings {
         path: config.path.clone(),
         artifact_bytes: config.artifact_bytes,
         replay_bytes: config.replay_bytes,
         limits: config.limits,
+        network: config.network,
+        proxy: proxy.clone(),
     });
     let mut scenes = Vec::new();
     for (index, workspace) in workspaces.into_iter().enumerate() {
@@ -419,6 +424,7 @@ async fn serve(
         pipeline: Arc::clone(&pipeline),
         sandboxes: Arc::clone(&sandboxes),
         isolation,
+        proxy,
         identities: results.into_iter().map(Result::ok).collect(),
         limits: config.limits,
         concurrent_runs: config.concurrent_runs,
@@ -462,7 +468,18 @@ fn isolation(config: &Config, workspace: &str, result: &Result<Identity, Failure
             .err()
             .map(|failure| (workspace.to_owned(), failure.clone())),
         allow_ptrace: config.allow_ptrace,
+        network: config.network,
     }
+}
+
+/// The proxy, where that is the network of commands. Warns of a network that may not be what was
+/// meant.
+fn proxy(config: &Config) -> Option<Arc<Proxy>> {
+    for warning in config.network_warnings() {
+        tracing::warn!(warning, "the network of commands is not what is safest");
+    }
+    let proxy = || Arc::new(Proxy::new(config.egress.clone()));
+    (config.network == Network::Proxy).then(proxy)
 }
 
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {

@@ -37,9 +37,9 @@ fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wron
         "--workspace",
         "/nowhere",
         "--network",
-        "host",
+        "bridge",
     ];
-    refuses(&all, 78, &["0.0.0.0:1", "/nowhere", "--network host"]);
+    refuses(&all, 78, &["0.0.0.0:1", "/nowhere", "--network bridge"]);
     refuses(&["--config", &path("bad.toml")], 78, &["minimum_levle"]);
     for (flag, value, says) in [
         ("--workspace", "/", "root directory"),
@@ -253,4 +253,69 @@ fn the_readmes_configuration_file_is_right() {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{said}");
     assert!(said.contains("workspace project at "), "{said}");
+}
+
+#[test]
+fn where_commands_may_connect_to_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));
+    fs::create_dir(&workspace).unwrap();
+    let file = folder.path().join("jig.toml");
+    let (workspace, state) = (workspace.to_str().unwrap(), state.to_str().unwrap());
+    let base = ["--workspace", workspace, "--state-dir", state];
+    for (content, mode, parts) in [
+        (
+            "[proxy]\nallow_hosts = [\"a.example\"]",
+            "none",
+            &["[proxy]", "their network is none", "--network proxy"][..],
+        ),
+        (
+            "[proxy]",
+            "host",
+            &["[proxy]", "their network is host", "--network proxy"],
+        ),
+        (
+            "[proxy]\nallow_hosts = [\"http://a.example\", \"*\"]\nallow_addresses = [\"10.0.0.1/8\"]",
+            "proxy",
+            &[
+                "proxy.allow_hosts \"http://a.example\": ",
+                "proxy.allow_hosts \"*\": ",
+                "proxy.allow_addresses \"10.0.0.1/8\": ",
+                "give ",
+            ],
+        ),
+        (
+            "[proxy]\nallowed = []",
+            "proxy",
+            &["allowed", "allow_hosts"],
+        ),
+        ("", "bridge", &["--network bridge", "none, host or proxy"]),
+    ] {
+        fs::write(&file, content).unwrap();
+        let config = ["--config", file.to_str().unwrap(), "--network", mode];
+        refuses(&[&base[..], &config].concat(), 78, parts);
+    }
+    fs::write(&file, "[proxy]\nallow_hosts = [\"*.Example\"]").unwrap();
+    let check = ["--config", file.to_str().unwrap(), "--check"];
+    for (mode, parts) in [
+        ("proxy", &["network: proxy", "*.example", "127.0.0.1:3128"]),
+        (
+            "host",
+            &[
+                "network: host",
+                "there are no keys",
+                "network_namespace  no",
+            ],
+        ),
+    ] {
+        if mode == "host" {
+            fs::write(&file, "").unwrap();
+        }
+        let output = jigd(&[&base[..], &check, &["--network", mode]].concat());
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{report}");
+        for part in parts {
+            assert!(report.contains(part), "{part}: {report}");
+        }
+    }
 }

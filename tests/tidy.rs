@@ -35,7 +35,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/call"],
     &["daemon/dialect"],
     &["daemon/tool"],
-    &["daemon/process", "daemon/workspace"],
+    &["daemon/egress", "daemon/process", "daemon/workspace"],
     &["daemon/text"],
     &["daemon/catalog", "daemon/store"],
     &["daemon/sandbox"],
@@ -49,6 +49,11 @@ const ORDER: &[&[&str]] = &[
 
 /// Arrows up that are allowed: from, to (each with everything below), and why.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
+    (
+        "daemon/config",
+        "daemon/egress/policy",
+        "plain data: where the configuration lets commands connect to",
+    ),
     (
         "daemon/config",
         "daemon/sandbox/plan.rs",

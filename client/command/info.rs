@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use jig::api::v1::{GetInfoResponse, Isolation, RunLimits};
+use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits};
 
 use super::finish;
 use crate::{connection, global::Global, json, output, style::Style};
@@ -35,6 +35,7 @@ fn text(info: &GetInfoResponse) -> String {
         ("uptime".to_owned(), format!("{} s", info.uptime_ms / 1000)),
     ];
     rows.extend(info.isolation.iter().flat_map(isolation));
+    rows.extend(info.egress.iter().flat_map(egress));
     rows.extend(info.run_limits.as_ref().map(limits));
     for workspace in &info.workspaces {
         rows.push((
@@ -104,6 +105,27 @@ fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
         rows.push((format!("  {}", layer.name), what));
     }
     rows
+}
+
+fn egress(egress: &Egress) -> [(String, String); 2] {
+    let listed = |rules: &[String]| match rules {
+        [] => "none".to_owned(),
+        rules => rules.join(", "),
+    };
+    [
+        (
+            "  allowed hosts".to_owned(),
+            format!(
+                "{}; {} connections at the moment",
+                listed(&egress.allow_hosts),
+                egress.connections_active
+            ),
+        ),
+        (
+            "  allowed addresses".to_owned(),
+            listed(&egress.allow_addresses),
+        ),
+    ]
 }
 
 fn limits(limits: &RunLimits) -> (String, String) {

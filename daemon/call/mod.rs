@@ -208,6 +208,7 @@ impl Pipeline {
         let work = Work {
             session,
             step,
+            about: record::about(T::NAME, &incoming),
             stop: Stop {
                 abandon: abandon.clone(),
                 drain: self.drain.end_token(),

@@ -59,12 +59,11 @@ pub(super) fn happened<R>(
     Some(fields)
 }
 
-fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
+/// What every record of a call says.
+pub(super) fn about(tool: &str, incoming: &Incoming) -> Map<String, Value> {
     // A caller that gives no id of its own finds the call by the id it was answered with.
     let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
     [
-        ("event", event),
-        ("time", humantime(SystemTime::now()).as_str()),
         ("call_id", incoming.call_id.as_str()),
         ("request_id", request_id.as_str()),
         ("tool", tool),
@@ -72,4 +71,12 @@ fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.into()))
     .collect()
+}
+
+fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
+    let mut fields = about(tool, incoming);
+    fields.insert("event".to_owned(), event.into());
+    let time = humantime(SystemTime::now());
+    fields.insert("time".to_owned(), time.into());
+    fields
 }

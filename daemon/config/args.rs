@@ -38,7 +38,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LEVEL", env = "JIG_MINIMUM_LEVEL")]
     pub(crate) minimum_level: Option<String>,
 
-    /// Network of commands: none (the default)
+    /// Network of commands: none (the default), host (the daemon's own), or proxy (HTTP and HTTPS to
+    /// the hosts that proxy.allow_hosts of the file lists)
     #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]
     pub(crate) network: Option<String>,
 

@@ -10,6 +10,7 @@ use super::{
     file::File,
     limits::limits,
     listen::Address,
+    network::network,
     time::time,
     workspaces::workspaces,
 };
@@ -66,15 +67,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
             Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
         },
     );
-    if let Some(mode) = args
-        .network
-        .or(file.sandbox.network)
-        .filter(|mode| mode != "none")
-    {
-        problems.push(format!(
-            "--network {mode}: this version gives commands no network; the one mode is none"
-        ));
-    }
+    let mode = args.network.or(file.sandbox.network);
+    let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
     let log = parse(
         args.log.or(file.log).as_deref(),
         Format::for_stderr(),
@@ -171,6 +165,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         state_dir,
         minimum_level,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
+        network,
+        egress,
         sandbox_id,
         path,
         log,
@@ -243,7 +239,7 @@ mod tests {
             listen: strings(&["0.0.0.0:1", "nonsense"]),
             workspace: strings(&["/", "/nowhere"]),
             minimum_level: Some("L0".to_owned()),
-            network: Some("host".to_owned()),
+            network: Some("bridge".to_owned()),
             bind: strings(&["/proc", "/usr:/tmp/x"]),
             drain_timeout: Some("soon".to_owned()),
             log: Some("xml".to_owned()),
@@ -256,7 +252,7 @@ mod tests {
             "--workspace /:",
             "/nowhere",
             "L0",
-            "host",
+            "bridge",
             "/proc",
             "/tmp/x",
             "soon",

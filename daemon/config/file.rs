@@ -21,6 +21,7 @@ pub(super) struct File {
     pub(super) files: Files,
     pub(super) sandbox: Sandbox,
     pub(super) limits: Limits,
+    pub(super) proxy: Option<Proxy>,
 }
 
 /// One `[[workspaces]]` table.
@@ -58,6 +59,14 @@ pub(super) struct Sandbox {
     pub(super) bind: Vec<String>,
     pub(super) bind_ro: Vec<String>,
     pub(super) grace: Option<String>,
+}
+
+/// The `[proxy]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Proxy {
+    pub(super) allow_hosts: Vec<String>,
+    pub(super) allow_addresses: Vec<String>,
 }
 
 /// The `[limits]` table.

@@ -10,6 +10,7 @@ mod exposure;
 mod file;
 mod limits;
 pub(crate) mod listen;
+mod network;
 mod time;
 mod workspaces;
 
@@ -17,7 +18,12 @@ use std::{env, path::PathBuf, time::Duration};
 
 use self::listen::Address;
 use crate::daemon::{
-    sandbox::{level::Level, limits::Limits, plan::Bind},
+    egress::policy::Policy,
+    sandbox::{
+        level::Level,
+        limits::Limits,
+        plan::{Bind, Network},
+    },
     telemetry::logs::Format,
 };
 
@@ -58,6 +64,10 @@ pub(crate) struct Config {
     pub(crate) minimum_level: Level,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
+    /// Network of commands.
+    pub(crate) network: Network,
+    /// Where they may connect to, if the network is the proxy's.
+    pub(crate) egress: Policy,
     /// User and group id that a root daemon takes for its sandboxes.
     pub(crate) sandbox_id: u32,
     /// Directories, as commands see them, in which programs are looked up before the usual ones.

@@ -11,6 +11,7 @@ use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
         call::Pipeline,
+        egress::{policy::Policy, proxy::Proxy},
         sandbox::{
             level::Isolation, limits::Limits, pool::Sandboxes, stage::Stage, wire::Identity,
         },
@@ -26,6 +27,8 @@ pub(crate) struct Info {
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// What the probe has found.
     pub(crate) isolation: Arc<Isolation>,
+    /// What connects commands to the world, where that is their network.
+    pub(crate) proxy: Option<Arc<Proxy>>,
     /// As whom each workspace's commands run, where that is known.
     pub(crate) identities: Vec<Option<Identity>>,
     /// Limits of each run.
@@ -54,6 +57,7 @@ impl DaemonService for Info {
             run_limits: Some(self.limits()),
             workspaces: self.workspaces(),
             counts: Some(self.counts()),
+            egress: self.egress(),
         }))
     }
 }
@@ -91,9 +95,19 @@ impl Info {
             minimum_level: isolation.minimum.to_string(),
             ready: isolation.is_ready() && !self.sandboxes.are_lost(),
             layers: layers.collect(),
-            network: "none".to_owned(),
+            network: isolation.network.name().to_owned(),
             failure,
         }
+    }
+
+    fn egress(&self) -> Option<v1::Egress> {
+        let proxy = self.proxy.as_ref()?;
+        let Policy { hosts, addresses } = proxy.policy();
+        Some(v1::Egress {
+            allow_hosts: hosts.iter().map(ToString::to_string).collect(),
+            allow_addresses: addresses.iter().map(ToString::to_string).collect(),
+            connections_active: saturate(proxy.active()),
+        })
     }
 
     fn limits(&self) -> v1::RunLimits {

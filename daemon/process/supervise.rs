@@ -23,6 +23,7 @@ use super::{
 };
 use crate::daemon::{
     sandbox::{
+        entrance::Visit,
         pool::Pool,
         running::{End, Measurer, Running, Word},
         stage::{Failure, Stage},
@@ -79,6 +80,9 @@ pub(crate) enum RunError {
 pub(crate) trait Observer: Send {
     /// The command's process id in the daemon's namespace, where it is known.
     fn started(&mut self, pid: Option<i32>);
+
+    /// How the command reaches the daemon's proxy, where it does.
+    fn visited(&mut self, _visit: Visit) {}
 }
 
 /// Runs a command; where somebody watches it, `live` is the side of this task. To be polled to its end: what is to end it early comes through `stop`.
@@ -124,6 +128,9 @@ pub(crate) async fn run(
     };
     let outputs = ends.dispatched();
     observer.started(running.pid());
+    if let Some(visit) = running.visit() {
+        observer.visited(visit);
+    }
 
     let watch = Watchdog::new(&spec.limits, false);
     let watch = watch.map(|dog| Watch::new(dog, running.measurer()));

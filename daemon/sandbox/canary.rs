@@ -17,7 +17,7 @@ use rustix::{
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
-use super::capabilities;
+use super::{capabilities, entrance::PORT, plan::Network};
 use crate::daemon::sys::{Errno, process::unshare, refused};
 
 /// A check: what it shows, and whether it holds.
@@ -27,6 +27,11 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     holds: fn() -> bool,
 }
+
+/// The check that does not hold with the daemon's network.
+const NO_ROUTE: &str = "there is no route to the metadata address";
+/// The check that is about the network `proxy`.
+const PROXY: &str = "the proxy can be connected to";
 
 /// The checks; bit n of the probe's answer stands for entry n.
 pub(crate) const CHECKS: &[Check] = &[
@@ -87,8 +92,12 @@ pub(crate) const CHECKS: &[Check] = &[
         holds: || cannot_make(libc::AF_PACKET),
     },
     Check {
-        name: "there is no route to the metadata address",
+        name: NO_ROUTE,
         holds: no_route,
+    },
+    Check {
+        name: PROXY,
+        holds: proxy_listens,
     },
     Check {
         name: "the root directory is read-only",
@@ -124,11 +133,16 @@ pub(crate) const CHECKS: &[Check] = &[
     },
 ];
 
-/// Runs the checks.
-pub(super) fn run() -> u64 {
+/// Runs the checks that there are with this network.
+pub(super) fn run(network: Network) -> u64 {
     let mut failed = 0;
     for (bit, check) in CHECKS.iter().enumerate() {
-        if !(check.holds)() {
+        let is_meant = match check.name {
+            NO_ROUTE => network != Network::Host,
+            PROXY => network == Network::Proxy,
+            _ => true,
+        };
+        if is_meant && !(check.holds)() {
             failed |= 1 << bit;
         }
     }
@@ -168,6 +182,15 @@ fn no_route() -> bool {
     };
     let metadata = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)), 80);
     connect(&socket, &metadata) == Err(Errno::NETUNREACH)
+}
+
+fn proxy_listens() -> bool {
+    let (family, kind) = (AddressFamily::INET, SocketType::STREAM);
+    let Ok(socket) = socket_with(family, kind, SocketFlags::CLOEXEC, None) else {
+        return false;
+    };
+    let proxy = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT);
+    connect(&socket, &proxy).is_ok()
 }
 
 fn cannot_create(path: &CStr, expected: Errno) -> bool {

@@ -41,7 +41,7 @@ use super::{
     image::{HEADER_BYTES, Header, TerminalSize, Wiring},
     landlock::Rules,
     limits::{Limits, RESOURCES},
-    plan::HOME,
+    plan::{HOME, Network},
     stage::Stage,
     wire::{Received, Report, receive_bytes, send_bytes},
 };
@@ -69,6 +69,8 @@ pub(super) struct Blueprint {
     pub(super) rules: Rules,
     /// The part of the seccomp filter that closes what building needs.
     pub(super) filter: Vec<Instruction>,
+    /// Network of the run, for the probe.
+    pub(super) network: Network,
 }
 
 /// Options of the file systems that a run gets for itself (tmpfs(5)).
@@ -310,7 +312,7 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
     if header.probe {
         at(Stage::Canary);
         tell(Report::Probed {
-            failed: canary::run(),
+            failed: canary::run(state.blueprint.network),
         });
         exit_now(0);
     }

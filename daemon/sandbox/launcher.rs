@@ -8,7 +8,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::process::{Signal, WaitOptions, set_parent_process_death_signal, wait};
 
 use super::{
-    plan::Plan,
+    plan::{Network, Plan},
     root,
     stage::{Failure, Stage, at},
     template,
@@ -19,10 +19,10 @@ use crate::daemon::sys::{
     process::{Fork, SingleThreaded, exit_now, fork},
 };
 
-/// Namespaces that a template gets. Its process namespace makes its end the end of its runs.
+/// Namespaces that a template gets, beside that of the network. Its process namespace makes its end
+/// the end of its runs.
 const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
     | libc::CLONE_NEWNS
-    | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
@@ -88,7 +88,12 @@ fn start_template(
     if order.with_trees && trees.len() != 1 + workspace.binds.len() {
         return Err(malformed());
     }
-    match fork(proof, TEMPLATE_NAMESPACES).map_err(at(Stage::TemplateNamespaces, "clone"))? {
+    let network = match plan.network {
+        Network::None | Network::Proxy => libc::CLONE_NEWNET,
+        Network::Host => 0,
+    };
+    let namespaces = TEMPLATE_NAMESPACES | network;
+    match fork(proof, namespaces).map_err(at(Stage::TemplateNamespaces, "clone"))? {
         Fork::Parent { .. } => Ok(order.identity),
         Fork::Child => template::run(
             socket,

@@ -2,8 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
-use super::stage::Failure;
+use super::{entrance, plan::Network, stage::Failure};
 use crate::daemon::sys::landlock;
+
+/// The layer that says which network commands have.
+const NETWORK_NAMESPACE: &str = "network_namespace";
 
 /// How strongly commands are isolated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
@@ -29,6 +32,8 @@ pub(crate) struct Isolation {
     pub(crate) failure: Option<(String, Failure)>,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
+    /// Network that commands have.
+    pub(crate) network: Network,
 }
 
 /// One layer of the sandbox.
@@ -62,7 +67,7 @@ impl Isolation {
                 "pid_namespace",
                 "a fresh /proc with the run's processes only",
             ),
-            ("network_namespace", "a loopback interface and no route"),
+            (NETWORK_NAMESPACE, "a loopback interface and no route"),
             ("ipc_namespace", "of the run alone"),
             ("uts_namespace", "host name jig"),
             ("cgroup_namespace", "of the workspace"),
@@ -106,6 +111,7 @@ impl Isolation {
                 .to_owned(),
             remedy: "run the daemon where it may make cgroups (cgroup v2, and with systemd Delegate=yes): then the kernel counts all of it",
         });
+        self.tell_network(&mut layers);
         layers.push(match (landlock::abi(), &self.failure) {
             (0, _) => Layer {
                 name: "landlock",
@@ -129,6 +135,44 @@ impl Isolation {
         });
         layers
     }
+}
+
+impl Isolation {
+    /// Says of the layer that is the network's what is true of a network other than none.
+    fn tell_network(&self, layers: &mut [Layer]) {
+        let layer = layers
+            .iter_mut()
+            .find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
+        let Some(layer) = layer else {
+            return;
+        };
+        match self.network {
+            Network::None => {}
+            Network::Proxy => {
+                layer.detail = format!(
+                    "a loopback interface and no route; the daemon's proxy at 127.0.0.1:{} connects to the hosts that proxy.allow_hosts lists",
+                    entrance::PORT
+                );
+            }
+            Network::Host => {
+                layer.applied = false;
+                layer.detail = host_network(landlock::abi());
+                layer.remedy = "give commands none, or only the hosts that they need: --network none, --network proxy";
+            }
+        }
+    }
+}
+
+/// What commands reach that have the daemon's network.
+fn host_network(landlock: u32) -> String {
+    let abstract_sockets = if landlock >= 6 {
+        "not its abstract Unix sockets, which Landlock keeps apart"
+    } else {
+        "its abstract Unix sockets among it, which Landlock keeps apart from version 6 on"
+    };
+    format!(
+        "commands have the daemon's network (sandbox.network = \"host\"): all that this host reaches, the metadata service of a cloud and what listens on 127.0.0.1 included, the daemon's own TCP ports too, where nothing but a key would keep a command from calling it; {abstract_sockets}"
+    )
 }
 
 impl fmt::Display for Level {

@@ -26,11 +26,13 @@
 //! | [`root`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`measure`] | what a run occupies, where no cgroup counts it |
 //! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
+//! | [`entrance`] | the listener of a slot whose runs have the network `proxy` |
 //! | [`launch`], [`pool`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
 mod channel;
+pub(crate) mod entrance;
 mod id_map;
 pub(crate) mod image;
 mod init;

@@ -16,10 +16,25 @@ pub(crate) struct Plan {
     pub(crate) limits: Limits,
     /// Whether a command may ptrace(2) processes of its own run.
     pub(crate) allow_ptrace: bool,
+    /// Network of commands.
+    pub(crate) network: Network,
     /// Version of Landlock that the daemon has seen and tells about; 0 where there is none.
     pub(crate) landlock_abi: u32,
     /// User and group id that a daemon with root's rights takes for its sandboxes.
     pub(crate) sandbox_id: u32,
+}
+
+/// Network that commands have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) enum Network {
+    /// A loopback interface of their own, and no route.
+    #[default]
+    None,
+    /// The daemon's.
+    Host,
+    /// As with none, and on their loopback interface a proxy of the daemon's, which connects them to
+    /// the hosts that the operator allows.
+    Proxy,
 }
 
 /// One workspace, as its sandboxes see it.
@@ -53,6 +68,17 @@ pub(crate) struct Bind {
     pub(crate) writable: bool,
     /// Device and inode of what is there: what is mounted must be the same.
     pub(crate) identity: (u64, u64),
+}
+
+impl Network {
+    /// Its name in the configuration, in spans and in the contract.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Host => "host",
+            Self::Proxy => "proxy",
+        }
+    }
 }
 
 /// Directories of the daemon's root that commands see, read-only. Where one is a symbolic link

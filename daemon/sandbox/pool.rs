@@ -23,9 +23,10 @@ use tokio::{
 
 use super::{
     channel::Channel,
+    entrance::Entrance,
     launch::KeeperProcess,
     limits::Limits,
-    refill::{BUILD_PATIENCE, io_failure, measure, refill, too_slow},
+    refill::{BUILD_PATIENCE, Lending, io_failure, measure, refill, too_slow},
     running::{Ask, SlotFate, Warm},
     stage::{Failure, Stage},
     wire::{Identity, MakeSlot, ToKeeper},
@@ -277,13 +278,14 @@ impl Pool {
         // its answer, the next question would get that answer.
         let pool = Arc::clone(self);
         let made = task::spawn("make slot", async move { pool.make_slot().await });
-        let slot = match timeout(BUILD_PATIENCE, made).await {
+        let (slot, entrance) = match timeout(BUILD_PATIENCE, made).await {
             Ok(Ok(made)) => made?,
             Ok(Err(_)) | Err(_) => return Err(too_slow(Stage::SlotNamespace)),
         };
         let (asks, mut asked) = mpsc::channel(1);
+        let lending = Lending { asks, entrance };
         loop {
-            let (warm, mut told) = refill(&slot, &asks, &self.limits).await?;
+            let (warm, mut told) = refill(&slot, &lending, &self.limits).await?;
             if !self.offer(warm) {
                 return Ok(());
             }
@@ -306,7 +308,7 @@ impl Pool {
                             let _unheard = reply.send(measure);
                         }
                         Ask::Rebuild { limits, reply } => {
-                            match refill(&slot, &asks, &limits).await {
+                            match refill(&slot, &lending, &limits).await {
                                 Ok((warm, new)) => {
                                     told = new;
                                     if reply.send(Ok(warm)).is_err() {
@@ -387,7 +389,7 @@ impl Pool {
 
     /// Has the template make a slot; has the keeper start the template where there is none, or it
     /// has died.
-    async fn make_slot(&self) -> Result<Channel, Failure> {
+    async fn make_slot(&self) -> Result<(Channel, Option<Arc<Entrance>>), Failure> {
         let mut template = self.template.lock().await;
         let mut started_here = false;
         loop {
@@ -404,8 +406,10 @@ impl Pool {
             {
                 Ok((_, socket)) => {
                     let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
-                    slot.answer(self.workspace, Stage::SlotNamespace).await?;
-                    return Ok(slot);
+                    let (_, fds) = slot.answer(self.workspace, Stage::SlotNamespace).await?;
+                    let entrance = fds.into_iter().next().map(Entrance::new).transpose();
+                    let entrance = entrance.map_err(|error| io_failure(&error))?;
+                    return Ok((slot, entrance.map(Arc::new)));
                 }
                 // It died, perhaps long ago: its successor is asked, once.
                 Err(failure) if !started_here && failure.is_disconnection() => *template = None,

@@ -1,6 +1,6 @@
 //! What the daemon asks of a slot's keeper: a sandbox, and what the one that it made last occupies.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -9,6 +9,7 @@ use tokio::{
 
 use super::{
     channel::Channel,
+    entrance::Entrance,
     limits::Limits,
     running::{Ask, SlotFate, Warm},
     slot::TOKEN,
@@ -16,6 +17,15 @@ use super::{
     wire::{Measure, Order, REPORT_BYTES, Report},
 };
 use crate::daemon::sys::Errno;
+
+/// What goes with each sandbox of a slot.
+#[derive(Debug)]
+pub(super) struct Lending {
+    /// Where its holder asks the slot.
+    pub(super) asks: mpsc::Sender<Ask>,
+    /// The slot's listener, where its runs reach the daemon by one.
+    pub(super) entrance: Option<Arc<Entrance>>,
+}
 
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
 /// this is not one to wait for.
@@ -25,11 +35,11 @@ pub(super) const BUILD_PATIENCE: Duration = Duration::from_secs(30);
 /// too.
 pub(super) async fn refill(
     slot: &Channel,
-    asks: &mpsc::Sender<Ask>,
+    lending: &Lending,
     limits: &Limits,
 ) -> Result<(Warm, oneshot::Receiver<SlotFate>), Failure> {
     let (fate, told) = oneshot::channel();
-    let warm = timeout(BUILD_PATIENCE, build(slot, fate, asks.clone(), limits))
+    let warm = timeout(BUILD_PATIENCE, build(slot, fate, lending, limits))
         .await
         .unwrap_or_else(|_| Err(too_slow(Stage::RunNamespaces)))?;
     Ok((warm, told))
@@ -51,7 +61,7 @@ pub(super) async fn measure(slot: &Channel, enough: u64) -> Result<Measure, Fail
 async fn build(
     slot: &Channel,
     fate: oneshot::Sender<SlotFate>,
-    asks: mpsc::Sender<Ask>,
+    lending: &Lending,
     limits: &Limits,
 ) -> Result<Warm, Failure> {
     let stage = Stage::RunNamespaces;
@@ -81,7 +91,8 @@ async fn build(
             pidfd,
             command: received.sender,
             fate,
-            asks,
+            asks: lending.asks.clone(),
+            entrance: lending.entrance.clone(),
         }),
         Some(Report::Failed { stage, errno }) => {
             Err(Failure::kernel(stage, errno, "building a sandbox"))

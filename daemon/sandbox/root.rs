@@ -23,7 +23,7 @@ use rustix::{
 };
 
 use super::{
-    plan::{Bind, HOME, SYSTEM, USER, WorkspacePlan},
+    plan::{Bind, HOME, Network, SYSTEM, USER, WorkspacePlan},
     protect::protect,
     stage::{Failure, Stage, at},
     wire::Identity,
@@ -56,6 +56,8 @@ const ETC_FILES: &[&str] = &[
     "mime.types",
     "ssl/openssl.cnf",
 ];
+/// The one that is copied where commands have the daemon's network: whom it asks for names.
+const RESOLVER: &str = "resolv.conf";
 /// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
 const LARGEST_COPY: u64 = 2 << 20;
 /// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). A
@@ -120,6 +122,7 @@ impl Piece {
 /// and its binds' trees where the keeper opened them.
 pub(super) fn build(
     workspace: &WorkspacePlan,
+    network: Network,
     identity: Identity,
     trees: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
@@ -135,7 +138,7 @@ pub(super) fn build(
     for (tree, destination) in trees.into_iter().zip(destinations) {
         pieces.push(Piece::new(tree, destination.clone())?);
     }
-    let etc = EtcFiles::read();
+    let etc = EtcFiles::read(network);
 
     let build = |what: &'static str| at(Stage::BuildRoot, what);
     mount(
@@ -386,7 +389,7 @@ struct EtcFiles {
 }
 
 impl EtcFiles {
-    fn read() -> Self {
+    fn read(network: Network) -> Self {
         let small = |path: &Path| {
             fs::metadata(path)
                 .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LARGEST_COPY)
@@ -403,7 +406,11 @@ impl EtcFiles {
             Some((name.trim_start_matches('/'), target))
         };
         Self {
-            files: ETC_FILES.iter().filter_map(read).collect(),
+            files: ETC_FILES
+                .iter()
+                .chain((network == Network::Host).then_some(&RESOLVER))
+                .filter_map(read)
+                .collect(),
             links: SYSTEM.iter().filter_map(link).collect(),
         }
     }

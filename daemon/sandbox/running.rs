@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{self, Write as _},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use tokio::{
 use super::{
     canary,
     channel::Channel,
+    entrance::{Entrance, Visit},
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
     limits::Limits,
     stage::{Failure, Stage},
@@ -74,6 +76,8 @@ pub(crate) struct Warm {
     pub(super) command: Option<Pid>,
     pub(super) fate: oneshot::Sender<SlotFate>,
     pub(super) asks: mpsc::Sender<Ask>,
+    /// The slot's listener, where its runs reach the daemon by one.
+    pub(super) entrance: Option<Arc<Entrance>>,
 }
 
 /// A sandbox with a command in it. Dropping it kills everything in it.
@@ -84,6 +88,7 @@ pub(crate) struct Running {
     command: Option<Pid>,
     fate: Option<oneshot::Sender<SlotFate>>,
     asks: mpsc::Sender<Ask>,
+    visit: Option<Visit>,
 }
 
 /// Has what runs in a sandbox measured.
@@ -238,6 +243,7 @@ impl Warm {
             command: self.command,
             fate: Some(self.fate),
             asks: self.asks,
+            visit: self.entrance.as_ref().map(Entrance::open),
         }
     }
 }
@@ -248,6 +254,12 @@ impl Running {
     /// Process id of the command in the daemon's namespace.
     pub(crate) fn pid(&self) -> Option<i32> {
         self.command.map(|pid| pid.as_raw_nonzero().get())
+    }
+
+    /// How the command reaches the daemon's proxy, where it does: until the command has ended and
+    /// everything that it left behind is gone, or is being killed.
+    pub(crate) fn visit(&self) -> Option<Visit> {
+        self.visit.clone()
     }
 
     /// Waits until the sandbox has something to say; at the latest when the command has ended and
@@ -290,10 +302,18 @@ impl Running {
     /// Kills everything in the sandbox and waits until it is gone. Answers whether it is; if not,
     /// the slot is set aside and keeps waiting by itself.
     pub(crate) async fn kill(mut self) -> bool {
+        self.close();
         let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) else {
             return true;
         };
         kill_and_wait(pidfd, fate).await
+    }
+
+    /// Ends what the command has opened outside of its sandbox: the slot is the next run's soon.
+    fn close(&mut self) {
+        if let Some(visit) = self.visit.take() {
+            visit.close();
+        }
     }
 
     /// What comes next, with the descriptor that came with it.
@@ -305,6 +325,7 @@ impl Running {
     }
 
     fn free(&mut self) {
+        self.close();
         self.pidfd = None;
         if let Some(fate) = self.fate.take() {
             // A slot that nobody keeps any more needs no word.
@@ -315,6 +336,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.close();
         if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) {
             // Nobody waits any more, but the slot may be used again only when all is gone.
             let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);

@@ -8,7 +8,7 @@
 use std::{
     ffi::{CStr, CString},
     fs, io,
-    os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     path::Path,
 };
 
@@ -21,15 +21,18 @@ use rustix::{
 };
 
 use super::{
-    capabilities,
+    capabilities, entrance,
     init::{Blueprint, MountOptions, Scratch, State, run_command, run_init},
     landlock::{Access, Reach, Rules},
     limits::Limits,
     measure,
-    plan::{HOME, Plan, WorkspacePlan},
+    plan::{HOME, Network, Plan, WorkspacePlan},
     proc_masks::MASKS,
     stage::{Failure, Stage, at},
-    wire::{Answer, Identity, ORDER_BYTES, Order, Report, pair, receive_bytes, send, send_bytes},
+    wire::{
+        Answer, Identity, ORDER_BYTES, Order, Report, pair, receive_bytes, send, send_answer,
+        send_bytes,
+    },
 };
 use crate::daemon::sys::{
     Errno,
@@ -82,8 +85,10 @@ pub(super) fn run(
     name_process(c"jig-slot");
     let mut berths: Vec<Berth<State>> = Vec::new();
     let mut latest = None;
-    let blueprint = match prepare(plan, workspace, identity, filter) {
-        Ok(blueprint) => Box::leak(Box::new(blueprint)),
+    let prepared = prepare(plan, workspace, identity, filter)
+        .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)));
+    let (blueprint, listener) = match prepared {
+        Ok((blueprint, listener)) => (Box::leak(Box::new(blueprint)), listener),
         Err(failure) => {
             let _gone = send(socket, &Answer::Failed(failure), &[]);
             exit_now(1);
@@ -93,9 +98,12 @@ pub(super) fn run(
         workspace: workspace.index,
         identity,
     };
-    if send(socket, &ready, &[]).is_err() {
+    let fds: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
+    if send_answer(socket, &ready, &fds, Stage::NetworkNamespace).is_err() {
         exit_now(0);
     }
+    // From here on it is the daemon's alone.
+    drop(listener);
     loop {
         let mut order = [0; ORDER_BYTES];
         let received = match receive_bytes(socket, &mut order, drop) {
@@ -161,6 +169,14 @@ fn scratch(tmp_bytes: u64, tmp_inodes: u64, identity: Identity) -> Result<Scratc
     })
 }
 
+/// What the daemon is to accept connections from, where its runs reach it.
+fn listener(network: Network) -> Result<Option<OwnedFd>, Failure> {
+    match network {
+        Network::Proxy => entrance::listen().map(Some),
+        Network::None | Network::Host => Ok(None),
+    }
+}
+
 /// Becomes the user of the slot's own user namespace and prepares what its sandboxes are built
 /// from.
 fn prepare(
@@ -224,6 +240,7 @@ fn prepare(
         limits,
         rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
         filter,
+        network: plan.network,
     })
 }
 

@@ -25,7 +25,7 @@ use rustix::{
 };
 
 use super::{
-    plan::{Plan, WorkspacePlan},
+    plan::{Network, Plan, WorkspacePlan},
     root,
     seccomp::Filters,
     slot,
@@ -74,7 +74,7 @@ pub(super) fn run(
     // From here on it is closed by `keep_only` only.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);
-    if let Err(failure) = build(workspace, identity, trees) {
+    if let Err(failure) = build(workspace, plan.network, identity, trees) {
         give_up(socket.as_fd(), failure);
     }
     let socket = match keep_only(number) {
@@ -120,6 +120,7 @@ fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
 /// Becomes the sandboxes' user and builds their root.
 fn build(
     workspace: &WorkspacePlan,
+    network: Network,
     identity: Identity,
     trees: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
@@ -136,7 +137,7 @@ fn build(
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
-    root::build(workspace, identity, trees)?;
+    root::build(workspace, network, identity, trees)?;
     sethostname(b"jig").map_err(at(Stage::HostName, ""))?;
     replace_standard_streams()
 }
@@ -195,18 +196,25 @@ fn open_network_namespace() -> Result<OwnedFd, Failure> {
 }
 
 impl Template<'_> {
-    /// Makes a slot: a network namespace, and in it a keeper with a user and mount namespace of its
-    /// own. Answers the daemon's end of its socket.
+    /// Makes a slot: a network namespace, unless its runs are to have the daemon's, and in it a
+    /// keeper with a user and mount namespace of its own. Answers the daemon's end of its socket.
     fn make_slot(&self) -> Result<OwnedFd, Failure> {
         let (daemon, keeper) = pair().map_err(at(Stage::SlotNamespace, "socket"))?;
-        let forked = new_network().and_then(|()| {
+        let network = match self.plan.network {
+            Network::None | Network::Proxy => new_network(),
+            // Already in it, and nothing of it is ours to set.
+            Network::Host => Ok(()),
+        };
+        let forked = network.and_then(|()| {
             fork(&self.proof, libc::CLONE_NEWUSER | libc::CLONE_NEWNS)
                 .map_err(at(Stage::SlotNamespace, "clone"))
         });
         if let Ok(Fork::Child) = forked {
             self.run_slot(keeper.as_raw_fd());
         }
-        self.return_to_own_network()?;
+        if self.plan.network != Network::Host {
+            self.return_to_own_network()?;
+        }
         forked.map(|_| daemon)
     }
 

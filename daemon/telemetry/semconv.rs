@@ -17,6 +17,7 @@ pub(crate) const SERVER_ADDRESS: &str = "server.address";
 pub(crate) const SERVER_PORT: &str = "server.port";
 pub(crate) const NETWORK_PEER_ADDRESS: &str = "network.peer.address";
 pub(crate) const NETWORK_PEER_PORT: &str = "network.peer.port";
+pub(crate) const HTTP_REQUEST_METHOD: &str = "http.request.method";
 
 // Tool spans (gen-ai, in development).
 pub(crate) const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
@@ -46,6 +47,11 @@ pub(crate) const PROCESS_STDERR_BYTES: &str = "jig.process.stderr_bytes";
 pub(crate) const PROCESS_TRUNCATED: &str = "jig.process.truncated";
 pub(crate) const SANDBOX_LEVEL: &str = "jig.sandbox.level";
 pub(crate) const SANDBOX_NETWORK: &str = "jig.sandbox.network";
+pub(crate) const EGRESS_DECISION: &str = "jig.egress.decision";
+pub(crate) const EGRESS_SENT_BYTES: &str = "jig.egress.sent_bytes";
+pub(crate) const EGRESS_RECEIVED_BYTES: &str = "jig.egress.received_bytes";
+pub(crate) const EGRESS_ATTEMPTS: &str = "jig.egress.attempts";
+pub(crate) const EGRESS_DENIED: &str = "jig.egress.denied";
 pub(crate) const LIMIT_WALL: &str = "jig.limit.wall";
 pub(crate) const LIMIT_PIDS: &str = "jig.limit.pids";
 pub(crate) const LIMIT_MEMORY: &str = "jig.limit.memory";

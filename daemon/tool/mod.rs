@@ -17,6 +17,7 @@ pub(crate) mod stat_path;
 pub(crate) mod write_file;
 
 mod description;
+mod egress;
 mod page_token;
 
 use std::{
@@ -28,9 +29,10 @@ use prost::Message;
 use tokio::{sync::OwnedSemaphorePermit, time::timeout_at};
 
 use crate::daemon::{
+    egress::proxy::Proxy,
     error::{Error, Reason, Violation},
     process::supervise::Stop,
-    sandbox::{level::Isolation, limits::Limits, pool::Pool},
+    sandbox::{level::Isolation, limits::Limits, plan::Network, pool::Pool},
     store::session::{Session, Step},
     telemetry::{Telemetry, spans::Span},
     workspace::{Stop as FileStop, Workspace},
@@ -99,6 +101,10 @@ pub(crate) struct RunSettings {
     pub(crate) replay_bytes: usize,
     /// Its limits, as far as its request does not lower them.
     pub(crate) limits: Limits,
+    /// Network of its command.
+    pub(crate) network: Network,
+    /// What connects it to the world, where that is the network.
+    pub(crate) proxy: Option<Arc<Proxy>>,
 }
 
 /// One call's work.
@@ -110,6 +116,8 @@ pub(crate) struct Work {
     pub(crate) session: Arc<Session>,
     /// The call's step.
     pub(crate) step: Step,
+    /// What each of its records says: which call it is about.
+    pub(crate) about: serde_json::Map<String, serde_json::Value>,
     /// How it may be ended early.
     pub(crate) stop: Stop,
     /// Its place among the calls that may go on at once: free again when the last of the work is

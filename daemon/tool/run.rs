@@ -13,7 +13,10 @@ use self::{
     limits::lowered,
     span::ProcessSpan,
 };
-use super::{Done, Scene, Tool, Work};
+use super::{
+    Done, Scene, Tool, Work,
+    egress::{self, Connected},
+};
 use crate::{
     api::v1,
     daemon::{
@@ -190,6 +193,7 @@ pub(super) async fn perform(
         stop,
         span,
         telemetry,
+        about,
         ..
     } = work;
     if !scene.isolation.is_ready() {
@@ -208,10 +212,11 @@ pub(super) async fn perform(
     } = params;
     let timeout = timeout.into_iter().chain(limits.wall).min();
     let name = program.name();
-    let mut observer = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
-    for (name, value) in telemetry.propagators().variables(observer.context()) {
+    let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
+    for (name, value) in telemetry.propagators().variables(process.context()) {
         environment.provide(&name, value);
     }
+    egress::provide(&scene, &mut environment);
     let Connection {
         stdin,
         terminal,
@@ -238,6 +243,9 @@ pub(super) async fn perform(
             .set_paths(stdout_path.clone(), stderr_path.clone());
     }
     let artifacts = Artifacts { stdout, stderr };
+    let context = process.context().clone();
+    let records = egress::Records::new(session, step, about);
+    let mut observer = Connected::new(process, &scene, &telemetry, &context, records);
     let finished = supervise::run(
         &spec,
         &scene.sandboxes,
@@ -247,6 +255,7 @@ pub(super) async fn perform(
         live,
     )
     .await;
+    let observer = observer.end().await;
     match finished {
         Ok(finished) => {
             observer.finished(&finished);

@@ -43,7 +43,7 @@ impl ProcessSpan {
                 cwd.display().to_string(),
             ),
             KeyValue::new(semconv::SANDBOX_LEVEL, scene.isolation.level.to_string()),
-            KeyValue::new(semconv::SANDBOX_NETWORK, "none"),
+            KeyValue::new(semconv::SANDBOX_NETWORK, scene.settings.network.name()),
             KeyValue::new(semconv::LIMIT_PIDS, i64::from(limits.processes)),
             KeyValue::new(semconv::LIMIT_MEMORY, signed(limits.memory_bytes)),
         ];

@@ -1,0 +1,224 @@
+//! One connection from a command: requests for whole URLs one after the other, or one tunnel.
+//!
+//! It is one task. What hyper reads from the command is written by hyper to a server, over a
+//! connection that is made for this request alone.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use hyper::{
+    body::Incoming, client::conn::http1 as client, server::conn::http1 as server,
+    service::service_fn, upgrade::OnUpgrade,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{io::copy_bidirectional_with_sizes, net::TcpStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    answer::{self, Body},
+    dial::Outside,
+    journal::{Attempt, Journal},
+    meter::Metered,
+    request::{self, Malformed, Target},
+};
+use crate::daemon::task;
+
+/// Most bytes of a request's line and fields, and of what is read at a time.
+const HEAD_BYTES: usize = 16 << 10;
+/// Most fields of a request.
+const FIELDS: usize = 100;
+/// How long a request's head may take, and how long the next one may keep us waiting.
+const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+/// Most bytes of an answer's line and fields; servers send more than clients do.
+const ANSWER_HEAD_BYTES: usize = 64 << 10;
+/// Most fields of an answer.
+const ANSWER_FIELDS: usize = 256;
+/// How long nothing may move between a command and a server: longer than any server works on an
+/// answer, or keeps a connection that nobody uses.
+const IDLE: Duration = Duration::from_secs(600);
+/// Bytes that a tunnel holds for each direction.
+const TUNNEL_BYTES: usize = 16 << 10;
+
+/// What serves the connections of one run.
+#[derive(Debug, Clone)]
+pub(super) struct Guest {
+    pub(super) outside: Arc<Outside>,
+    pub(super) journal: Arc<Journal>,
+    pub(super) tasks: TaskTracker,
+    pub(super) end: CancellationToken,
+}
+
+/// A tunnel whose first end is still HTTP's.
+struct Tunnel {
+    command: OnUpgrade,
+    server: Metered<TcpStream>,
+    attempt: Attempt,
+}
+
+/// A server's body on its way to the command.
+struct PassedOn {
+    body: Incoming,
+    /// It ends with the body.
+    _attempt: Attempt,
+}
+
+impl Guest {
+    /// Serves a connection until either side ends it.
+    pub(super) async fn serve(&self, stream: TcpStream) {
+        let _best_effort = stream.set_nodelay(true);
+        let tunnel = Mutex::new(None);
+        let service = service_fn(async |request| {
+            let answered = self.answer(request, &tunnel).await;
+            Ok::<_, Infallible>(answered)
+        });
+        let connection = server::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_PATIENCE)
+            .max_buf_size(HEAD_BYTES)
+            .max_headers(FIELDS)
+            .serve_connection(TokioIo::new(stream), service)
+            .with_upgrades();
+        // A command that sends what is not HTTP has been told so, or is gone.
+        let _ended = connection.await;
+        let tunnel = tunnel.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(tunnel) = tunnel {
+            tunnel.run().await;
+        }
+    }
+
+    async fn answer(
+        &self,
+        request: Request<Incoming>,
+        tunnel: &Mutex<Option<Tunnel>>,
+    ) -> Response<Body> {
+        let target = match Target::of(&request) {
+            Ok(target) => target,
+            Err(Malformed(status, text)) => return answer::text(status, text),
+        };
+        let mut attempt = self.journal.begin(request.method(), &target);
+        let server = match self.outside.dial(&target, &mut attempt).await {
+            Ok(server) => server,
+            Err(none) => return none.answer(&target),
+        };
+        if request.method() != Method::CONNECT {
+            return self.pass_on(request, &target, server, attempt).await;
+        }
+        *tunnel.lock().unwrap_or_else(PoisonError::into_inner) = Some(Tunnel {
+            command: hyper::upgrade::on(request),
+            server,
+            attempt,
+        });
+        answer::connected()
+    }
+
+    /// Sends a request to its server, and the server's answer back.
+    async fn pass_on(
+        &self,
+        request: Request<Incoming>,
+        target: &Target,
+        server: Metered<TcpStream>,
+        mut attempt: Attempt,
+    ) -> Response<Body> {
+        let failed = |text: String| answer::text(StatusCode::BAD_GATEWAY, &text);
+        let meter = Arc::clone(server.meter());
+        let handshake = client::Builder::new()
+            .max_buf_size(ANSWER_HEAD_BYTES)
+            .max_headers(ANSWER_FIELDS)
+            .handshake(TokioIo::new(server));
+        let (mut sender, connection) = match handshake.await {
+            Ok(made) => made,
+            Err(error) => {
+                return failed(format!("jigd could not talk to {}: {error}", target.host));
+            }
+        };
+        let end = self.end.clone();
+        // Who waits for the answer is told of an error by its channel.
+        let connection = async move {
+            tokio::select! {
+                biased;
+                () = end.cancelled() => {}
+                _ended = connection => {}
+                () = meter.idle(IDLE) => {}
+            }
+        };
+        task::spawn("egress server", self.tasks.track_future(connection));
+        let Some(request) = request::for_server(request, target) else {
+            return answer::text(StatusCode::BAD_REQUEST, "the request cannot be passed on");
+        };
+        match sender.send_request(request).await {
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                attempt.failed("server_error");
+                failed(format!(
+                    "{} changed to another protocol, which nobody asked for",
+                    target.host
+                ))
+            }
+            Ok(response) => {
+                let (mut parts, body) = response.into_parts();
+                request::strip(&mut parts.headers);
+                parts.extensions.clear();
+                let body = PassedOn {
+                    body,
+                    _attempt: attempt,
+                };
+                Response::from_parts(parts, body.boxed())
+            }
+            Err(error) => {
+                attempt.failed("server_error");
+                failed(format!("{} gave no answer: {error}", target.host))
+            }
+        }
+    }
+}
+
+impl Tunnel {
+    async fn run(self) {
+        let Self {
+            command,
+            mut server,
+            attempt,
+        } = self;
+        // A command that is gone before it heard that it is connected.
+        let Ok(command) = command.await else {
+            return;
+        };
+        let mut command = TokioIo::new(command);
+        let meter = Arc::clone(server.meter());
+        let both =
+            copy_bidirectional_with_sizes(&mut command, &mut server, TUNNEL_BYTES, TUNNEL_BYTES);
+        tokio::select! {
+            _ended = both => {}
+            () = meter.idle(IDLE) => {}
+        }
+        drop(attempt);
+    }
+}
+
+impl http_body::Body for PassedOn {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

@@ -1,0 +1,180 @@
+//! Connecting to a host: look up, check, connect. A name is looked up once, and what is connected to
+//! is an address that was checked: another answer a moment later changes nothing.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    sync::Arc,
+    time::Duration,
+};
+
+use http::{Response, StatusCode};
+use tokio::{
+    net::TcpStream,
+    sync::Semaphore,
+    time::{error::Elapsed, timeout},
+};
+
+use super::{
+    answer::{self, Body},
+    journal::Attempt,
+    meter::Metered,
+    policy::{Denial, Policy, host::Host},
+    request::Target,
+};
+use crate::daemon::task;
+
+/// How long looking a name up may take; a resolver's own patience is usually 10 s.
+const LOOKUP_PATIENCE: Duration = Duration::from_secs(20);
+/// How long connecting to one address may take.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+/// Addresses of one name that are tried.
+const ADDRESSES: usize = 4;
+
+/// Names that are looked up at a time: each keeps a thread, for as long as name servers take.
+const LOOKUPS: usize = 64;
+
+/// What lies outside of sandboxes, as far as it is allowed.
+#[derive(Debug)]
+pub(super) struct Outside {
+    policy: Policy,
+    lookups: Arc<Semaphore>,
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum NoConnection {
+    /// Policy refuses it.
+    Denied(Denial),
+    /// The name cannot be looked up.
+    Unknown(io::Error),
+    /// No address could be connected to; what the last one said.
+    Unreachable(io::Error),
+    /// Looking up or connecting took too long.
+    TooSlow,
+}
+
+// === impl Outside ===
+
+impl Outside {
+    /// All that `policy` allows.
+    pub(super) fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            lookups: Arc::new(Semaphore::new(LOOKUPS)),
+        }
+    }
+
+    /// What is allowed.
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Connects to `target`, if it is allowed.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no connection; `attempt` has been told.
+    pub(super) async fn dial(
+        &self,
+        target: &Target,
+        attempt: &mut Attempt,
+    ) -> Result<Metered<TcpStream>, NoConnection> {
+        let result = self.connect(target, attempt).await;
+        match &result {
+            Ok(stream) => attempt.connected(Arc::clone(stream.meter())),
+            Err(NoConnection::Denied(denial)) => attempt.denied(denial.name()),
+            Err(NoConnection::Unknown(_)) => attempt.failed("lookup_failed"),
+            Err(NoConnection::Unreachable(_)) => attempt.failed("connect_failed"),
+            Err(NoConnection::TooSlow) => attempt.failed("timeout"),
+        }
+        result
+    }
+
+    async fn connect(
+        &self,
+        target: &Target,
+        attempt: &mut Attempt,
+    ) -> Result<Metered<TcpStream>, NoConnection> {
+        self.policy
+            .check_host(&target.host, target.port)
+            .map_err(NoConnection::Denied)?;
+        let addresses = match &target.host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) => self.look_up(name.clone()).await?,
+        };
+        let mut refused = None;
+        let mut allowed = Vec::new();
+        for address in addresses {
+            match self.policy.check_address(address) {
+                Ok(()) => allowed.push(SocketAddr::new(address, target.port)),
+                Err(kind) => {
+                    refused.get_or_insert((address, kind));
+                }
+            }
+        }
+        if let (true, Some((address, kind))) = (allowed.is_empty(), refused) {
+            attempt.address(SocketAddr::new(address, target.port));
+            return Err(NoConnection::Denied(Denial::Address(address, kind)));
+        }
+        let mut last = NoConnection::Unknown(io::Error::other("the name has no address"));
+        for address in allowed.into_iter().take(ADDRESSES) {
+            attempt.address(address);
+            last = match timeout(CONNECT_PATIENCE, TcpStream::connect(address)).await {
+                Ok(Ok(stream)) => {
+                    // Small messages of a tunnel are not to wait for one another.
+                    let _best_effort = stream.set_nodelay(true);
+                    return Ok(Metered::new(stream));
+                }
+                Ok(Err(error)) => NoConnection::Unreachable(error),
+                Err(Elapsed { .. }) => NoConnection::TooSlow,
+            };
+        }
+        Err(last)
+    }
+
+    /// Looks a name up, as the daemon's host does. Its permit is kept as long as the thread that does
+    /// it, which may be longer than anybody waits.
+    async fn look_up(&self, name: String) -> Result<Vec<IpAddr>, NoConnection> {
+        let lookup = async {
+            let permit = Arc::clone(&self.lookups)
+                .acquire_owned()
+                .await
+                .map_err(io::Error::other)?;
+            let found = task::blocking(move || {
+                let _permit = permit;
+                let found = (name.as_str(), 0).to_socket_addrs()?;
+                Ok::<_, io::Error>(found.map(|address| address.ip()).collect())
+            });
+            found.await.map_err(io::Error::other)?
+        };
+        timeout(LOOKUP_PATIENCE, lookup)
+            .await
+            .map_err(|Elapsed { .. }| NoConnection::TooSlow)?
+            .map_err(NoConnection::Unknown)
+    }
+}
+
+// === impl NoConnection ===
+
+impl NoConnection {
+    /// What the command is told.
+    pub(super) fn answer(&self, target: &Target) -> Response<Body> {
+        let Target { host, port } = target;
+        match self {
+            Self::Denied(denial) => answer::denied(&denial.explain(host, *port)),
+            Self::Unknown(error) => answer::text(
+                StatusCode::BAD_GATEWAY,
+                &format!("jigd could not look up {host}: {error}"),
+            ),
+            Self::Unreachable(error) => answer::text(
+                StatusCode::BAD_GATEWAY,
+                &format!("jigd could not connect to {host}:{port}: {error}"),
+            ),
+            Self::TooSlow => answer::text(
+                StatusCode::GATEWAY_TIMEOUT,
+                &format!("jigd could not connect to {host}:{port} in time"),
+            ),
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! A stream that counts what goes through it and notices when nothing does.
+
+use std::{
+    io::{self, IoSlice},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, sleep_until},
+};
+
+/// What has gone through a stream.
+#[derive(Debug)]
+pub(super) struct Meter {
+    sent: AtomicU64,
+    received: AtomicU64,
+    began: Instant,
+    /// Milliseconds from then until something last moved.
+    moved: AtomicU64,
+}
+
+/// A stream with a meter.
+#[derive(Debug)]
+pub(super) struct Metered<S> {
+    inner: S,
+    meter: Arc<Meter>,
+}
+
+// === impl Meter ===
+
+impl Meter {
+    fn new() -> Self {
+        Self {
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            began: Instant::now(),
+            moved: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes that were written.
+    pub(super) fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that were read.
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
+    /// Waits until nothing has moved for so long.
+    pub(super) async fn idle(&self, limit: Duration) {
+        loop {
+            let until = self.until(limit);
+            if until <= Instant::now() {
+                return;
+            }
+            sleep_until(until).await;
+        }
+    }
+
+    /// When nothing will have moved for so long, unless something does.
+    fn until(&self, limit: Duration) -> Instant {
+        self.began + Duration::from_millis(self.moved.load(Ordering::Relaxed)) + limit
+    }
+
+    fn count(&self, counter: &AtomicU64, bytes: usize) {
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        let millis = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.moved.store(millis, Ordering::Relaxed);
+    }
+}
+
+// === impl Metered ===
+
+impl<S> Metered<S> {
+    /// Counts what goes through `inner` from here on.
+    pub(super) fn new(inner: S) -> Self {
+        Self {
+            inner,
+            meter: Arc::new(Meter::new()),
+        }
+    }
+
+    /// Its meter.
+    pub(super) fn meter(&self) -> &Arc<Meter> {
+        &self.meter
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.inner).poll_read(cx, buf);
+        let read = buf.filled().len() - before;
+        if read > 0 {
+            self.meter.count(&self.meter.received, read);
+        }
+        polled
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Metered<S> {
+    fn written(&self, polled: &Poll<io::Result<usize>>) {
+        if let Poll::Ready(Ok(bytes)) = polled {
+            self.meter.count(&self.meter.sent, *bytes);
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write(cx, buf);
+        self.written(&polled);
+        polled
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.inner).poll_write_vectored(cx, bufs);
+        self.written(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_are_counted_and_put_off_idleness() {
+        let (one, mut other) = duplex(64);
+        let mut one = Metered::new(one);
+        let meter = Arc::clone(one.meter());
+        let limit = Duration::from_millis(20);
+        let before = meter.until(limit);
+        meter.idle(limit).await;
+        assert!(Instant::now() >= before);
+        one.write_all(b"abc").await.unwrap();
+        other.write_all(b"12345").await.unwrap();
+        one.read_exact(&mut [0; 5]).await.unwrap();
+        assert_eq!((meter.sent(), meter.received()), (3, 5));
+        assert!(meter.until(limit) >= before + limit);
+    }
+}

@@ -1,0 +1,269 @@
+//! Whom a request to the proxy is for, and what of a message is passed on.
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, Version, header,
+    uri::{Authority, PathAndQuery, Scheme},
+};
+
+use super::policy::host::Host;
+
+/// Port of HTTP.
+const HTTP_PORT: u16 = 80;
+/// Fields that are about one connection and not about the message (RFC 9110, 7.6.1), or for a proxy
+/// alone; beside them, what `Connection` names.
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-authorization",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+/// What the proxy says of itself in what it passes on (RFC 9110, 7.6.3).
+const VIA: HeaderValue = HeaderValue::from_static("1.1 jig");
+
+/// Whom a request is for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) host: Host,
+    pub(super) port: u16,
+}
+
+/// Why a request is for nobody, and what to send.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Malformed(pub(super) StatusCode, pub(super) &'static str);
+
+impl Target {
+    /// Reads whom a request is for.
+    ///
+    /// # Errors
+    ///
+    /// It names nobody, or two, or asks for what this proxy does not do.
+    pub(super) fn of<B>(request: &Request<B>) -> Result<Self, Malformed> {
+        let bad = |text| Err(Malformed(StatusCode::BAD_REQUEST, text));
+        let uri = request.uri();
+        let is_connect = request.method() == Method::CONNECT;
+        if request.method() == Method::TRACE {
+            let text = "this proxy does not do TRACE";
+            return Err(Malformed(StatusCode::METHOD_NOT_ALLOWED, text));
+        }
+        let target = match (uri.scheme(), uri.authority()) {
+            (None, Some(authority)) if is_connect => Self::read(authority, None),
+            (Some(scheme), Some(authority)) if !is_connect && *scheme == Scheme::HTTP => {
+                Self::read(authority, Some(HTTP_PORT))
+            }
+            (Some(_), Some(_)) if !is_connect => {
+                return bad("this proxy takes http:// URLs; for others, send CONNECT");
+            }
+            _ => {
+                return bad(
+                    "this is a proxy: send CONNECT host:port, or a request for a whole http:// URL",
+                );
+            }
+        };
+        let Some(target) = target else {
+            return bad(
+                "the target must be a host that can be connected to, with a port for CONNECT, and without a user",
+            );
+        };
+        let mut hosts = request.headers().get_all(header::HOST).iter();
+        match (hosts.next(), hosts.next()) {
+            (_, Some(_)) => bad("there must be one Host field"),
+            (None, None) if !is_connect && request.version() >= Version::HTTP_11 => {
+                bad("there must be a Host field")
+            }
+            (Some(host), None) if !target.is_named_by(host, is_connect) => {
+                bad("the Host field must name the target")
+            }
+            _ => Ok(target),
+        }
+    }
+
+    fn read(authority: &Authority, default_port: Option<u16>) -> Option<Self> {
+        if authority.as_str().contains('@') {
+            return None;
+        }
+        let port = match authority.port() {
+            Some(port) => port.as_u16(),
+            // A colon without a port behind it is none.
+            None if authority.as_str().ends_with(':') => return None,
+            None => default_port?,
+        };
+        let host = Host::parse(authority.host())?;
+        (port != 0).then_some(Self { host, port })
+    }
+
+    /// Whether a Host field says the same. For CONNECT some programs leave out the port.
+    fn is_named_by(&self, field: &HeaderValue, is_connect: bool) -> bool {
+        let authority = field.to_str().ok().and_then(|text| text.parse().ok());
+        let default_port = if is_connect { self.port } else { HTTP_PORT };
+        let named =
+            authority.and_then(|authority: Authority| Self::read(&authority, Some(default_port)));
+        named.is_some_and(|named| named == *self)
+    }
+
+    /// As a Host field names it.
+    fn field(&self) -> Option<HeaderValue> {
+        let text = match self.port {
+            HTTP_PORT => self.host.to_string(),
+            port => format!("{}:{port}", self.host),
+        };
+        HeaderValue::try_from(text).ok()
+    }
+}
+
+/// Turns a request for a whole URL into the one that its server gets.
+pub(super) fn for_server<B>(mut request: Request<B>, target: &Target) -> Option<Request<B>> {
+    let path = request.uri().path_and_query().cloned();
+    *request.uri_mut() = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    *request.version_mut() = Version::HTTP_11;
+    strip(request.headers_mut());
+    let headers = request.headers_mut();
+    headers.insert(header::HOST, target.field()?);
+    headers.append(header::VIA, VIA);
+    // One request is all that this connection is for.
+    headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+    Some(request)
+}
+
+/// Takes out of a message's fields those that are not to be passed on.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named {
+        headers.remove(name);
+    }
+    for name in HOP_BY_HOP {
+        headers.remove(name);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(method: &str, uri: &str, fields: &[(&str, &str)]) -> Request<()> {
+        let mut request = Request::builder().method(method).uri(uri);
+        for (name, value) in fields {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap()
+    }
+
+    #[test]
+    fn a_request_is_for_exactly_one() {
+        let host = |host| [("host", host)];
+        for (method, uri, fields, expected) in [
+            ("CONNECT", "a.example:443", &[][..], Some("a.example 443")),
+            (
+                "CONNECT",
+                "A.Example.:443",
+                &host("a.example:443"),
+                Some("a.example 443"),
+            ),
+            (
+                "CONNECT",
+                "a.example:443",
+                &host("a.example"),
+                Some("a.example 443"),
+            ),
+            ("CONNECT", "[::1]:443", &[], Some("[::1] 443")),
+            ("CONNECT", "a.example", &[], None),
+            ("CONNECT", "a.example:0", &[], None),
+            ("CONNECT", "user@a.example:443", &[], None),
+            ("CONNECT", "a.example:443", &host("b.example:443"), None),
+            ("CONNECT", "a.example:443", &host("a.example:80"), None),
+            ("CONNECT", "http://a.example:443/", &[], None),
+            (
+                "GET",
+                "http://a.example/x",
+                &host("a.example"),
+                Some("a.example 80"),
+            ),
+            (
+                "GET",
+                "http://a.example:80/x",
+                &host("A.EXAMPLE"),
+                Some("a.example 80"),
+            ),
+            (
+                "GET",
+                "http://a.example:8080",
+                &host("a.example:8080"),
+                Some("a.example 8080"),
+            ),
+            ("GET", "http://a.example:8080", &host("a.example"), None),
+            ("GET", "http://a.example/", &host("b.example"), None),
+            ("GET", "http://a.example/", &host(""), None),
+            ("GET", "http://a.example/", &[], None),
+            (
+                "GET",
+                "http://a.example/",
+                &[("host", "a.example"), ("host", "a.example")],
+                None,
+            ),
+            ("GET", "http://u:p@a.example/", &host("a.example"), None),
+            ("GET", "https://a.example/", &host("a.example"), None),
+            ("GET", "ftp://a.example/", &host("a.example"), None),
+            ("GET", "/x", &host("a.example"), None),
+            ("OPTIONS", "*", &host("a.example"), None),
+            ("TRACE", "http://a.example/", &host("a.example"), None),
+        ] {
+            let target = Target::of(&request(method, uri, fields));
+            let shown = target.map(|target| format!("{} {}", target.host, target.port));
+            assert_eq!(
+                shown.as_deref().ok(),
+                expected,
+                "{method} {uri} {fields:?}: {shown:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_server_gets_what_is_for_it() {
+        let fields = [
+            ("host", "A.example:8080"),
+            ("connection", "close, X-Secret"),
+            ("x-secret", "1"),
+            ("proxy-authorization", "Basic x"),
+            ("proxy-connection", "keep-alive"),
+            ("te", "trailers"),
+            ("upgrade", "websocket"),
+            ("authorization", "Bearer y"),
+            ("x-kept", "2"),
+        ];
+        let received = request("POST", "http://A.example:8080/p?q=1", &fields);
+        let target = Target::of(&received).unwrap();
+        let sent = for_server(received, &target).unwrap();
+        assert_eq!(sent.uri().to_string(), "/p?q=1");
+        let mut names: Vec<_> = sent.headers().iter().collect();
+        names.sort_by_key(|(name, _)| name.as_str());
+        let shown: Vec<_> = names
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "authorization: Bearer y",
+                "connection: close",
+                "host: a.example:8080",
+                "via: 1.1 jig",
+                "x-kept: 2",
+            ]
+        );
+        let bare = for_server(
+            request("GET", "http://a.example?x", &[("host", "a.example")]),
+            &target,
+        );
+        assert_eq!(bare.unwrap().uri().to_string(), "/?x");
+    }
+}
