@@ -26,6 +26,8 @@ mod client;
 mod confinement;
 /// The rules that the contract keeps, and its compatibility.
 mod contract;
+/// Commands that have a network.
+mod egress;
 /// The tools that read and change files.
 mod files;
 /// As whom commands run, and to whom the files belong that they make.

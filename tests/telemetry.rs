@@ -1,96 +1,26 @@
 //! What the daemon tells a collector: the three spans of a call, how they hang together, and that
 //! the last ones are delivered when it ends.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-};
+use std::collections::HashMap;
 
 use jig::api::v1::RunRequest;
-use opentelemetry_proto::tonic::{
-    collector::trace::v1::{
-        ExportTraceServiceRequest, ExportTraceServiceResponse,
-        trace_service_server::{TraceService, TraceServiceServer},
-    },
-    common::v1::{KeyValue, any_value::Value},
-    resource::v1::Resource,
-    trace::v1::{Span, span::SpanKind, status::StatusCode},
-};
+use opentelemetry_proto::tonic::trace::v1::{Span, span::SpanKind, status::StatusCode};
 use rustix::process::Signal;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-use crate::support::{Daemon, Setup, argv, shell};
+use crate::support::{Collector, Daemon, Setup, argv, attribute, hex, shell};
 
 /// The caller's span, the parent of the RPC's.
 const CALLER: &str = "00f067aa0ba902b7";
 
-/// A collector that keeps what it gets.
-#[derive(Debug, Clone, Default)]
-struct Collector(Arc<Mutex<Vec<(Resource, Span)>>>);
-
-#[tonic::async_trait]
-impl TraceService for Collector {
-    async fn export(
-        &self,
-        request: Request<ExportTraceServiceRequest>,
-    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
-        let mut kept = self.0.lock().unwrap();
-        for from in request.into_inner().resource_spans {
-            let resource = from.resource.unwrap_or_default();
-            let spans = from.scope_spans.into_iter().flat_map(|scope| scope.spans);
-            kept.extend(spans.map(|span| (resource.clone(), span)));
-        }
-        Ok(Response::new(ExportTraceServiceResponse::default()))
-    }
-}
-
-impl Collector {
-    /// Starts a collector on a free port; answers its address.
-    async fn start() -> (Self, String) {
-        let collector = Self::default();
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = format!("http://{}", listener.local_addr().unwrap());
-        let server = tonic::transport::Server::builder()
-            .add_service(TraceServiceServer::new(collector.clone()))
-            .serve_with_incoming(TcpListenerStream::new(listener));
-        tokio::spawn(server);
-        (collector, address)
-    }
-
-    /// The spans of a trace, by name.
-    fn trace(&self, id: &str) -> HashMap<String, Span> {
-        let kept = self.0.lock().unwrap();
-        let spans = kept.iter().map(|(_, span)| span);
-        let of_trace = spans.filter(|span| hex(&span.trace_id) == id);
-        let named: Vec<_> = of_trace
-            .map(|span| (span.name.clone(), span.clone()))
-            .collect();
-        let count = named.len();
-        let by_name: HashMap<_, _> = named.into_iter().collect();
-        assert_eq!(by_name.len(), count, "no span is exported twice");
-        by_name
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn attribute(attributes: &[KeyValue], name: &str) -> Option<String> {
-    let value = attributes
-        .iter()
-        .find(|attribute| attribute.key == name)?
-        .value
-        .clone()?
-        .value?;
-    Some(match value {
-        Value::StringValue(text) => text,
-        Value::IntValue(number) => number.to_string(),
-        Value::DoubleValue(number) => number.to_string(),
-        Value::BoolValue(flag) => flag.to_string(),
-        other => panic!("{name} is {other:?}"),
-    })
+/// The spans of a trace, by name.
+fn trace(collector: &Collector, id: &str) -> HashMap<String, Span> {
+    let spans = collector.spans(id);
+    let count = spans.len();
+    let named = spans.into_iter().map(|span| (span.name.clone(), span));
+    let by_name: HashMap<_, _> = named.collect();
+    assert_eq!(by_name.len(), count, "no span is exported twice");
+    by_name
 }
 
 fn status(span: &Span) -> StatusCode {
@@ -116,7 +46,7 @@ async fn run_in_trace(
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
-    let (collector, endpoint) = Collector::start().await;
+    let (collector, endpoint) = Collector::start();
     let setup = Setup::new()
         .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
         .environment(
@@ -153,7 +83,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     assert!(daemon.exit().await.success());
 
     // Success: three spans, one inside the other, none of them failed.
-    let spans = collector.trace(&id("1"));
+    let spans = trace(&collector, &id("1"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let (rpc, tool, process) = (
         &spans["jig.v1.ToolService/Run"],
@@ -199,7 +129,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     assert!(attribute(&tool.attributes, "gen_ai.tool.call.id").is_some());
 
     // Exit 3 is the command's affair: only its own span is marked.
-    let spans = collector.trace(&id("2"));
+    let spans = trace(&collector, &id("2"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
     assert_eq!(status(process), StatusCode::Error);
@@ -215,7 +145,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     assert_eq!(status(&spans["jig.v1.ToolService/Run"]), StatusCode::Unset);
 
     // A timeout is the tool's affair too, and still no failure of the RPC.
-    let spans = collector.trace(&id("3"));
+    let spans = trace(&collector, &id("3"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["sh"];
     assert_eq!(
@@ -241,7 +171,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     );
 
     // An invalid request is refused before there is a tool's span.
-    let spans = collector.trace(&id("4"));
+    let spans = trace(&collector, &id("4"));
     assert_eq!(spans.len(), 1, "{spans:#?}");
     let rpc = &spans["jig.v1.ToolService/Run"];
     assert_eq!(
@@ -255,7 +185,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     );
 
     // A program that is not there: the tool failed, and so did starting the process.
-    let spans = collector.trace(&id("5"));
+    let spans = trace(&collector, &id("5"));
     assert_eq!(spans.len(), 3, "{spans:#?}");
     let process = &spans["no-such-program"];
     assert_eq!(
@@ -264,8 +194,7 @@ async fn each_call_has_its_three_spans_and_the_last_are_delivered_at_the_end() {
     );
     assert_eq!(status(&spans["execute_tool run"]), StatusCode::Error);
 
-    let kept = collector.0.lock().unwrap();
-    let (resource, _) = kept.first().unwrap();
+    let resource = collector.resource();
     for (name, value) in [
         ("service.name", "jigd"),
         ("deployment.environment.name", "test"),

@@ -6,6 +6,8 @@
 
 /// What a killed process of the daemon's own takes along: 12 to 14.
 mod death;
+/// The proxy, and the networks other than none: 75 to 79.
+mod egress;
 /// What others need, used up: 30 to 32, 34 to 36.
 mod exhaustion;
 /// Names by which the file tools would leave the workspace, or wait for ever: 38, 40 to 45, 47, 48,

@@ -2,6 +2,7 @@
 
 mod acl;
 mod call;
+mod collector;
 mod daemon;
 mod process;
 mod processes;
@@ -10,9 +11,11 @@ mod proxy;
 mod scale;
 mod setup;
 mod wait;
+mod world;
 
 pub(crate) use acl::access_list;
 pub(crate) use call::{Refusal, argv, describe, shell, with};
+pub(crate) use collector::{Collector, attribute, hex};
 pub(crate) use daemon::{Daemon, tools};
 pub(crate) use process::{Watch, started, wait_for_end};
 pub(crate) use processes::{Mark, descendants, host_status, is_alive, marked_count};
@@ -21,3 +24,4 @@ pub(crate) use proxy::Proxy;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};
+pub(crate) use world::{World, in_network_of, name_server, serve};

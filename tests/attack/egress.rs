@@ -1,0 +1,418 @@
+//! Commands that have the daemon's proxy, or its network, and try for more.
+
+use std::{
+    net::{TcpListener, UdpSocket},
+    time::Instant,
+};
+
+use jig::api::v1::RunRequest;
+
+use crate::support::{
+    Daemon, Mark, PROMPT, Setup, World, argv, check_answers, compile, eventually, in_network_of,
+    name_server, serve, shell,
+};
+
+/// A public address, a private one, and those of metadata services: all in the daemon's own network.
+const PUBLIC: &str = "8.8.8.8";
+const PRIVATE: &str = "10.1.2.3";
+const THERE: [&str; 5] = [
+    PUBLIC,
+    PRIVATE,
+    "169.254.169.254",
+    "fd00:ec2::254",
+    "100.64.0.1",
+];
+
+fn world() -> World {
+    World::with(&THERE.map(|address| ("", address)))
+}
+
+/// A daemon whose commands may connect to `rebind.jig.test` and what is below `jig.test`, on any of
+/// the ports that the tests use.
+async fn proxied(world: &World) -> Daemon {
+    let hosts = ["*.jig.test", "*.jig.test:8080", "169.254.169.254", PRIVATE];
+    world.proxy(&hosts, &[]).tcp().start().await
+}
+
+/// Sends requests to the proxy, each over a connection of its own; each answer must begin so.
+async fn answers(daemon: &Daemon, requests: &[String], begin: &str) -> Vec<String> {
+    let program = "
+import socket, sys
+for request in sys.stdin.buffer.read().split(b'\\0'):
+    end = socket.create_connection(('127.0.0.1', 3128))
+    end.sendall(request)
+    while piece := end.recv(65536):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.write(b'\\0')
+";
+    let response = daemon
+        .run(RunRequest {
+            stdin: requests.join("\0").into_bytes().into(),
+            ..argv(&["python3", "-c", program])
+        })
+        .await;
+    let answers: Vec<&str> = response.stdout.split_terminator('\0').collect();
+    assert_eq!(answers.len(), requests.len(), "{response:?}");
+    for (request, answer) in requests.iter().zip(&answers) {
+        assert!(answer.starts_with(begin), "{request:?}: {answer:?}");
+    }
+    answers.into_iter().map(str::to_owned).collect()
+}
+
+/// The same for one request.
+async fn answer(daemon: &Daemon, request: String, begin: &str) -> String {
+    answers(daemon, &[request], begin).await.remove(0)
+}
+
+fn get(host: &str) -> String {
+    format!("GET http://{host}/x HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")
+}
+
+fn connect(target: &str) -> String {
+    format!("CONNECT {target} HTTP/1.1\r\nConnection: close\r\n\r\n")
+}
+
+const DENIED: &str = "HTTP/1.1 403 EGRESS_DENIED\r\n";
+
+#[tokio::test]
+async fn case_75_beside_the_proxy_there_is_no_way_out_and_that_is_told_at_once() {
+    let world = world();
+    let daemon = proxied(&world).await;
+    let mut tries = Vec::new();
+    for address in THERE {
+        tries.extend([
+            ["tcp", address, "80"],
+            ["tcp", address, "443"],
+            ["udp", address, "53"],
+        ]);
+    }
+    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|what| (what.as_str(), "ENETUNREACH|EADDRNOTAVAIL|EACCES|EPERM"))
+        .collect();
+    let program = compile(&daemon, "reach");
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(tries.iter().flatten().copied())
+        .collect();
+    let began = Instant::now();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+    for command in [
+        "getent hosts a.jig.test",
+        "curl -sS --noproxy '*' http://a.jig.test/",
+        "curl -sS --noproxy '*' http://8.8.8.8/",
+        "test -e /etc/resolv.conf",
+    ] {
+        let response = daemon.run(argv(&["bash", "-c", command])).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+    }
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn case_75_with_the_daemons_network_a_command_reaches_what_the_daemon_does() {
+    let world = world();
+    let daemon = world
+        .setup()
+        .arguments(&["--network", "host"])
+        .start()
+        .await;
+    let listeners = in_network_of(&daemon, || {
+        THERE.map(|address| {
+            (
+                TcpListener::bind((address, 80)).unwrap(),
+                UdpSocket::bind((address, 53)).unwrap(),
+            )
+        })
+    });
+    let tries: Vec<[&str; 3]> = THERE
+        .iter()
+        .flat_map(|address| [["tcp", address, "80"], ["udp", address, "53"]])
+        .collect();
+    let expected: Vec<String> = tries.iter().map(|three| three.join(" ")).collect();
+    let expected: Vec<_> = expected.iter().map(|what| (what.as_str(), "ok")).collect();
+    let program = compile(&daemon, "reach");
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(tries.iter().flatten().copied())
+        .collect();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+    drop(listeners);
+}
+
+#[tokio::test]
+async fn case_76_the_proxy_is_no_way_to_the_daemon_or_its_neighbours() {
+    let world = World::with(&[("loop.jig.test", "127.0.0.1"), ("all.jig.test", "0.0.0.0")]);
+    let daemon = proxied(&world).await;
+    let port = daemon.port();
+    let neighbour = in_network_of(&daemon, || TcpListener::bind("127.0.0.1:8080").unwrap());
+    let program = compile(&daemon, "reach");
+    let (own, socket) = (port.to_string(), daemon.socket());
+    let socket = socket.to_str().unwrap();
+    let tries = [
+        (["tcp", "127.0.0.1", own.as_str()], "ECONNREFUSED"),
+        (["tcp", "::1", &own], "ECONNREFUSED"),
+        (["tcp", "127.0.0.1", "8080"], "ECONNREFUSED"),
+        (["unix", socket, "-"], "ENOENT"),
+        (["tcp", "127.0.0.1", "3128"], "ok"),
+    ];
+    let expected: Vec<_> = tries
+        .iter()
+        .map(|(three, right)| (three.join(" "), *right))
+        .collect();
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    let words: Vec<&str> = [program.as_str()]
+        .into_iter()
+        .chain(tries.iter().flat_map(|(three, _)| three.iter().copied()))
+        .collect();
+    check_answers(&daemon.run(argv(&words)).await, &expected);
+    // A name that leads there is allowed by itself.
+    let hosts = [
+        format!("127.0.0.1:{port}"),
+        format!("localhost:{port}"),
+        format!("[::1]:{port}"),
+        format!("0.0.0.0:{port}"),
+        "loop.jig.test:8080".to_owned(),
+        "all.jig.test:8080".to_owned(),
+    ];
+    let requests = hosts.iter().flat_map(|host| [connect(host), get(host)]);
+    answers(&daemon, &requests.collect::<Vec<_>>(), DENIED).await;
+    neighbour.set_nonblocking(true).unwrap();
+    neighbour.accept().expect_err("nobody came");
+}
+
+#[tokio::test]
+async fn case_76_with_the_daemons_network_its_sockets_without_a_port_are_still_apart() {
+    let world = World::with(&[]);
+    let daemon = world
+        .setup()
+        .arguments(&["--network", "host"])
+        .start()
+        .await;
+    let name = format!("jig-test-host-{}", std::process::id());
+    let listening = name.clone();
+    let _listener = in_network_of(&daemon, move || {
+        use std::os::{
+            linux::net::SocketAddrExt as _,
+            unix::net::{SocketAddr, UnixListener},
+        };
+        UnixListener::bind_addr(&SocketAddr::from_abstract_name(listening).unwrap()).unwrap()
+    });
+    let program = compile(&daemon, "reach");
+    let socket = daemon.socket();
+    let socket = socket.to_str().unwrap();
+    let response = daemon
+        .run(argv(&[
+            &program, "unix", socket, "-", "abstract", &name, "-",
+        ]))
+        .await;
+    check_answers(
+        &response,
+        &[
+            (&format!("unix {socket} -"), "ENOENT"),
+            (&format!("abstract {name} -"), "EPERM"),
+        ],
+    );
+}
+
+#[tokio::test]
+async fn case_77_no_network_gives_sockets_of_other_families() {
+    let world = World::with(&[]);
+    for mode in ["host", "proxy"] {
+        let daemon = world.setup().arguments(&["--network", mode]).start().await;
+        let program = compile(&daemon, "families");
+        let response = daemon.run(argv(&[&program])).await;
+        let unsupported = [
+            "AF_VSOCK",
+            "AF_VSOCK, more bits",
+            "AF_ALG",
+            "AF_PACKET",
+            "AF_BLUETOOTH",
+            "AF_XDP",
+            "netlink audit",
+            "netlink netfilter",
+            "netlink sock_diag",
+            "netlink xfrm",
+            "netlink uevent",
+            "netlink generic",
+            "netlink crypto",
+        ];
+        let not_permitted = [
+            "raw ICMP",
+            "raw IP",
+            "raw ICMPv6",
+            "IPv6 flow label",
+            "mark",
+        ];
+        let mut expected = vec![
+            ("other families", "none"),
+            ("netlink route", "ok"),
+            ("ping", "EACCES|EPERM"),
+            ("io_uring, which makes sockets too", "ENOSYS"),
+        ];
+        expected.extend(unsupported.map(|what| (what, "EAFNOSUPPORT")));
+        expected.extend(not_permitted.map(|what| (what, "EPERM")));
+        check_answers(&response, &expected);
+    }
+}
+
+#[tokio::test]
+async fn case_78_two_runs_may_listen_on_the_same_port_unless_they_share_the_daemons_network() {
+    let world = World::with(&[]);
+    for (mode, expected) in [("none", "ok"), ("proxy", "ok"), ("host", "EADDRINUSE")] {
+        let daemon = world.setup().arguments(&["--network", mode]).start().await;
+        let listen = compile(&daemon, "listen");
+        let mark = Mark::new();
+        let first = daemon.begin(mark.on(argv(&[&listen])));
+        eventually("the first listens", async || {
+            daemon.file("listening").exists()
+        })
+        .await;
+        let bind = "import errno, socket\nend = socket.socket()\ntry:\n    end.bind(('127.0.0.1', 8080))\n    end.listen()\n    print('bind: ok')\nexcept OSError as error:\n    print('bind: ' + errno.errorcode[error.errno])";
+        let response = daemon.run(argv(&["python3", "-c", bind])).await;
+        check_answers(&response, &[("bind", expected)]);
+        first.abort();
+        mark.vanishes().await;
+    }
+}
+
+#[tokio::test]
+async fn case_79_the_proxy_connects_to_what_is_allowed_and_to_nothing_else() {
+    let world = World::with(&[
+        ("good.jig.test", PUBLIC),
+        ("evil.test", PUBLIC),
+        ("private.jig.test", PRIVATE),
+        ("metadata.jig.test", "169.254.169.254"),
+        ("metadata6.jig.test", "fd00:ec2::254"),
+        ("nat.jig.test", "100.64.0.1"),
+    ]);
+    let daemon = proxied(&world).await;
+    let good = serve(&daemon, PUBLIC, 80, None);
+    let others = [PRIVATE, "169.254.169.254", "fd00:ec2::254", "100.64.0.1"]
+        .map(|address| serve(&daemon, address, 80, None));
+    answer(&daemon, get("good.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    let hosts = [
+        // Not allowed by name.
+        "evil.test",
+        "good.jig.test.evil.test",
+        "evilgood.jig.testx",
+        "jig.test",
+        "8.8.8.8",
+        "[::ffff:8.8.8.8]",
+        "[::ffff:10.1.2.3]",
+        // Ways to write an address.
+        "134744072",
+        "0x8.8.8.8",
+        "0x08080808",
+        "010.8.8.8",
+        "8.8.2056",
+        // Allowed by name, and leading to what must not be reached.
+        "private.jig.test",
+        "metadata.jig.test",
+        "metadata6.jig.test",
+        "nat.jig.test",
+        "169.254.169.254",
+        PRIVATE,
+        // On another port.
+        "good.jig.test:22",
+    ];
+    let requests = hosts.iter().flat_map(|host| {
+        let has_port = host
+            .rsplit_once(':')
+            .is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let target = match has_port {
+            true => (*host).to_owned(),
+            false => format!("{host}:80"),
+        };
+        [get(host), connect(&target)]
+    });
+    let requests: Vec<String> = requests.collect();
+    for text in answers(&daemon, &requests, DENIED).await {
+        assert!(text.contains("EGRESS_DENIED: "), "{text}");
+    }
+    assert_eq!(good.heads().len(), 1, "{:?}", good.heads());
+    for other in others {
+        assert_eq!(other.heads(), [""; 0]);
+    }
+    // Without the variables, or with what is no HTTP, there is nothing.
+    for command in [
+        "env -u http_proxy -u HTTP_PROXY curl -sS http://good.jig.test/",
+        "curl -sS --socks5-hostname 127.0.0.1:3128 http://good.jig.test/",
+        "echo > /dev/udp/8.8.8.8/53",
+        "exec 3<>/dev/udp/127.0.0.1/3128; echo >&3; cat <&3",
+    ] {
+        let response = daemon.run(argv(&["bash", "-c", command])).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+    }
+}
+
+#[tokio::test]
+async fn case_79_a_name_that_leads_elsewhere_the_second_time_leads_nowhere() {
+    let world = world();
+    let daemon = proxied(&world).await;
+    let (public, private) = (
+        serve(&daemon, PUBLIC, 80, None),
+        serve(&daemon, PRIVATE, 80, None),
+    );
+    let names = name_server(
+        &daemon,
+        &[
+            &[PUBLIC],
+            &[PRIVATE],
+            &[PRIVATE, PUBLIC],
+            &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
+        ],
+    );
+    // Asked once, and what was answered is what is connected to.
+    answer(&daemon, get("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    assert_eq!((names.asked(), public.heads().len()), (1, 1));
+    // Then it leads to what must not be reached.
+    let text = answer(&daemon, get("rebind.jig.test"), DENIED).await;
+    assert!(
+        text.contains("leads to 10.1.2.3, a private address"),
+        "{text}"
+    );
+    assert_eq!(names.asked(), 2);
+    // Of several addresses those that may be reached are.
+    answer(&daemon, get("rebind.jig.test"), "HTTP/1.1 200 OK\r\n").await;
+    assert_eq!((names.asked(), public.heads().len()), (3, 2));
+    // Addresses that hold others.
+    answer(&daemon, get("rebind.jig.test"), DENIED).await;
+    assert_eq!(private.heads(), [""; 0]);
+    assert_eq!(public.heads().len(), 2);
+    // Each request of one connection is looked at anew.
+    let keep = get("rebind.jig.test").replace("close", "keep-alive");
+    answer(&daemon, keep + &get("rebind.jig.test"), DENIED).await;
+    // A name that is not allowed is not even looked up.
+    let before = names.asked();
+    answer(&daemon, get("rebind.evil.test"), DENIED).await;
+    assert_eq!(names.asked(), before);
+    // The tunnel of a tool is under the same rule.
+    let response = daemon.run(shell("curl -sS https://rebind.jig.test/")).await;
+    assert_eq!(response.exit_code, Some(56), "{response:?}");
+}
+
+#[tokio::test]
+async fn case_79_without_rules_nothing_is_reached() {
+    let world = World::with(&[("good.jig.test", PUBLIC)]);
+    let daemon = world
+        .setup()
+        .arguments(&["--network", "proxy"])
+        .start()
+        .await;
+    let requests = serve(&daemon, PUBLIC, 80, None);
+    answer(&daemon, get("good.jig.test"), DENIED).await;
+    assert_eq!(requests.heads(), [""; 0]);
+    assert!(
+        daemon.log().contains("commands can connect to nothing"),
+        "{}",
+        daemon.log()
+    );
+    let without: Daemon = Setup::new().start().await;
+    let response = without.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+}

@@ -1,0 +1,228 @@
+//! HTTP as the proxy reads and writes it: what is unclear is refused, what is for one connection
+//! stays there, and nothing that a command does to it disturbs anybody else.
+
+use jig::api::v1::RunRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use super::{ALLOWED, OTHER, ask};
+use crate::support::{
+    Daemon, World, argv, eventually, full_size, promptly, serve, shell, while_waiting,
+};
+
+async fn daemon() -> (World, Daemon) {
+    let world = World::with(&[ALLOWED, OTHER]);
+    let daemon = world.proxy(&[ALLOWED.0], &[ALLOWED.1]).start().await;
+    (world, daemon)
+}
+
+#[tokio::test]
+async fn a_server_gets_the_request_and_not_what_was_for_the_proxy() {
+    let (_world, daemon) = daemon().await;
+    let requests = serve(&daemon, ALLOWED.1, 80, None);
+    let answer = daemon
+        .output(ask(
+            "POST http://Packages.Jig.Test:80/p?q HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 3\r\nX-Kept: yes\r\n\
+             Proxy-Authorization: Basic c2VjcmV0\r\nProxy-Connection: keep-alive\r\nConnection: close, X-Dropped\r\nX-Dropped: yes\r\n\
+             TE: trailers\r\nUpgrade: websocket\r\n\r\nabc",
+        ))
+        .await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.ends_with("3 bytes at /p\n"), "{answer}");
+    let heads = requests.heads();
+    let [head] = heads.as_slice() else {
+        panic!("{heads:?}");
+    };
+    let lower = head.to_lowercase();
+    assert!(lower.starts_with("post /p?q http/1.1\r\n"), "{head}");
+    for there in [
+        "host: packages.jig.test\r\n",
+        "x-kept: yes\r\n",
+        "via: 1.1 jig\r\n",
+        "content-length: 3\r\n",
+        "connection: close\r\n",
+    ] {
+        assert_eq!(lower.matches(there).count(), 1, "{there} in {head}");
+    }
+    for gone in ["proxy-", "x-dropped", "te:", "upgrade", "secret"] {
+        assert!(!lower.contains(gone), "{gone} in {head}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_unclear_is_refused_and_goes_nowhere() {
+    let (_world, daemon) = daemon().await;
+    let requests = serve(&daemon, ALLOWED.1, 80, None);
+    let many = |count: usize| -> String {
+        let field = |number| format!("X-{number}: 1\r\n");
+        (0..count).map(field).collect()
+    };
+    let host = "Host: packages.jig.test\r\nConnection: close\r\n";
+    for (request, status) in [
+        ("nonsense\r\n\r\n".to_owned(), "400"),
+        (
+            format!("GET / HTTP/1.1\r\n{host}\r\n"),
+            "400",
+        ),
+        (
+            "GET http://packages.jig.test/ HTTP/1.1\r\nConnection: close\r\n\r\n".to_owned(),
+            "400",
+        ),
+        (
+            "GET http://packages.jig.test/ HTTP/1.1\r\nHost: other.jig.test\r\nConnection: close\r\n\r\n".to_owned(),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}Host: packages.jig.test\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test@other.jig.test/ HTTP/1.1\r\n{host}\r\n"),
+            "400",
+        ),
+        (
+            format!("GET https://packages.jig.test/ HTTP/1.1\r\n{host}\r\n"),
+            "400",
+        ),
+        (
+            format!("TRACE http://packages.jig.test/ HTTP/1.1\r\n{host}\r\n"),
+            "405",
+        ),
+        (
+            "CONNECT packages.jig.test HTTP/1.1\r\nConnection: close\r\n\r\n".to_owned(),
+            "400",
+        ),
+        (
+            "CONNECT packages.jig.test:443 HTTP/1.1\r\nHost: other.jig.test:443\r\nConnection: close\r\n\r\n".to_owned(),
+            "400",
+        ),
+        (
+            format!("POST http://packages.jig.test/ HTTP/1.1\r\n{host}Content-Length: 1\r\nContent-Length: 2\r\n\r\nab"),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}{}\r\n", many(10_000)),
+            "431",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}X: {}\r\n\r\n", "x".repeat(20_000)),
+            "431",
+        ),
+        (
+            format!("GET http://packages.jig.test/{} HTTP/1.1\r\n{host}\r\n", "x".repeat(20_000)),
+            "4", // 414 or 431
+        ),
+    ] {
+        let response = daemon.run(ask(&request)).await;
+        let line = response.stdout.lines().next().unwrap_or_default();
+        assert!(
+            line.starts_with(&format!("HTTP/1.1 {status}")),
+            "{request:.120?}: {response:.600?}"
+        );
+    }
+    assert_eq!(requests.heads(), [""; 0]);
+    // Two lengths of one body: what comes behind it is never another request to the server.
+    let smuggled = "POST http://packages.jig.test/ HTTP/1.1\r\nHost: packages.jig.test\r\nContent-Length: 60\r\nTransfer-Encoding: chunked\r\n\r\n\
+                    0\r\n\r\nGET http://packages.jig.test/smuggled HTTP/1.1\r\nHost: other.jig.test\r\nConnection: close\r\n\r\n";
+    daemon.run(ask(smuggled)).await;
+    let heads = requests.heads();
+    assert!(
+        heads.iter().all(|head| !head.contains("smuggled")),
+        "{heads:?}"
+    );
+    assert_eq!(daemon.health().await, ServingStatus::Serving);
+}
+
+#[tokio::test]
+async fn what_goes_through_is_not_kept() {
+    let world = World::with(&[ALLOWED, OTHER]);
+    let setup = world.proxy(&[&format!("{}:8080", ALLOWED.0), ALLOWED.0], &[ALLOWED.1]);
+    let daemon = setup.start().await;
+    serve(&daemon, ALLOWED.1, 80, None);
+    serve(&daemon, ALLOWED.1, 8080, None);
+    let bytes = full_size(1 << 30, 100 << 20);
+    daemon
+        .output(shell(
+            "curl -sS http://packages.jig.test/zeros/1000000 | wc -c",
+        ))
+        .await;
+    let before = daemon.resident_bytes();
+    // Read and written by HTTP, and passed on as it is.
+    for tunnel in ["", "--proxytunnel"] {
+        let command = format!(
+            "curl -sS {tunnel} http://packages.jig.test{}/zeros/{bytes} | wc -c",
+            if tunnel.is_empty() { "" } else { ":8080" }
+        );
+        let mut most = 0;
+        let response = while_waiting(daemon.run(shell(&command)), || {
+            most = most.max(daemon.resident_bytes());
+        })
+        .await;
+        assert_eq!(response.stdout.trim(), bytes.to_string(), "{response:?}");
+        let more = most.saturating_sub(before);
+        assert!(more < 16 << 20, "{tunnel}: {more} bytes more");
+    }
+    let uploaded = daemon
+        .output(shell(&format!(
+            "head -c {bytes} /dev/zero > /tmp/zeros; curl -sS -H Expect: -T /tmp/zeros http://packages.jig.test/up"
+        )))
+        .await;
+    assert_eq!(uploaded, format!("{bytes} bytes at /up\n"));
+}
+
+/// Opens connections until no more are answered, and sends a part of a request over each.
+const SLOW: &str = "
+import socket, time
+ends = []
+try:
+    for number in range(600):
+        end = socket.create_connection(('127.0.0.1', 3128))
+        end.sendall(b'GET http://packages.jig.test/ HTTP/1.1\\r\\nX-A')
+        ends.append(end)
+except OSError as error:
+    print(error)
+left, told, cut = list(ends), 0, 0
+for end in ends:
+    end.setblocking(False)
+while len(left) > 256:
+    time.sleep(0.01)
+    for end in list(left):
+        try:
+            answer = end.recv(100)
+        except BlockingIOError:
+            continue
+        except ConnectionResetError:
+            answer = b''
+        told, cut = told + (b'503' in answer), cut + (b'503' not in answer)
+        left.remove(end)
+assert told == len(ends) - 256, (told, cut)
+open('told', 'w').close()
+time.sleep(1000)
+";
+
+#[tokio::test]
+async fn who_takes_all_connections_takes_only_its_own() {
+    let (_world, daemon) = daemon().await;
+    serve(&daemon, ALLOWED.1, 80, None);
+    let slow = daemon.begin(RunRequest {
+        timeout_sec: Some(600),
+        ..argv(&["python3", "-c", SLOW])
+    });
+    eventually("those too many are told", async || {
+        daemon.file("told").exists()
+    })
+    .await;
+    let info = daemon.info().await.egress.unwrap();
+    assert_eq!(info.connections_active, 256);
+    assert_eq!(daemon.health().await, ServingStatus::Serving);
+    let output = promptly(
+        "another run is served",
+        daemon.output(shell("curl -sS http://packages.jig.test/x")),
+    )
+    .await;
+    assert_eq!(output, "0 bytes at /x\n");
+    slow.abort();
+    eventually("its connections end with it", async || {
+        daemon.info().await.egress.unwrap().connections_active == 0
+    })
+    .await;
+}

@@ -1,0 +1,250 @@
+//! What people use, through the proxy: it must just work.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+};
+
+use jig::api::v1::RunRequest;
+use tempfile::TempDir;
+
+use super::{ALLOWED, OTHER, egress_records};
+use crate::support::{Daemon, World, argv, eventually, in_network_of, serve, shell};
+
+/// A server that is ended with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _dead_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+/// Runs a program on the host, to the end.
+fn on_host(program: &str, words: &[&str], folder: &Path) {
+    let output = Command::new(program)
+        .args(words)
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {words:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// A daemon whose commands may connect to one of two hosts.
+async fn daemon() -> (World, Daemon) {
+    let world = World::with(&[ALLOWED, OTHER]);
+    let daemon = world.proxy(&[ALLOWED.0], &[ALLOWED.1]).start().await;
+    (world, daemon)
+}
+
+/// An index of packages with one in it, as files.
+fn package_index() -> TempDir {
+    let folder = TempDir::with_prefix("jig-test-index-").unwrap();
+    let make = "
+import os, zipfile
+os.makedirs('simple/jigpkg')
+with zipfile.ZipFile('simple/jigpkg/jigpkg-1.0-py3-none-any.whl', 'w') as wheel:
+    info = 'jigpkg-1.0.dist-info/'
+    wheel.writestr('jigpkg.py', 'def says():\\n    return \"installed\"\\n')
+    wheel.writestr(info + 'METADATA', 'Metadata-Version: 2.1\\nName: jigpkg\\nVersion: 1.0\\n')
+    wheel.writestr(info + 'WHEEL', 'Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n')
+    wheel.writestr(info + 'RECORD', 'jigpkg.py,,\\n')
+with open('simple/jigpkg/index.html', 'w') as index:
+    index.write('<a href=\"jigpkg-1.0-py3-none-any.whl\">jigpkg-1.0-py3-none-any.whl</a>')
+";
+    on_host("python3", &["-c", make], folder.path());
+    folder
+}
+
+fn pip_install(index: &str) -> RunRequest {
+    let host = index.split('/').nth(2).unwrap();
+    shell(&format!(
+        "/usr/bin/python3 -m pip install -vv --no-cache-dir --disable-pip-version-check --retries 0 --target /tmp/here \
+         --trusted-host {host} --index-url {index} jigpkg && PYTHONPATH=/tmp/here /usr/bin/python3 -c 'import jigpkg; print(jigpkg.says())'"
+    ))
+}
+
+#[tokio::test]
+async fn pip_installs_a_package_from_an_allowed_host_and_from_no_other() {
+    let (_world, daemon) = daemon().await;
+    let index = package_index();
+    let allowed = serve(&daemon, ALLOWED.1, 80, Some(index.path().to_owned()));
+    let other = serve(&daemon, OTHER.1, 80, Some(index.path().to_owned()));
+    let output = daemon
+        .output(pip_install("http://packages.jig.test/simple"))
+        .await;
+    assert!(output.ends_with("installed\n"), "{output}");
+    assert!(allowed.heads().len() >= 2, "{:?}", allowed.heads());
+
+    let response = daemon
+        .run(pip_install("http://other.jig.test/simple"))
+        .await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+    assert!(response.stdout.contains("EGRESS_DENIED"), "{response:?}");
+    let response = daemon.run(pip_install("http://203.0.113.10/simple")).await;
+    assert_ne!(response.exit_code, Some(0), "{response:?}");
+    assert_eq!(other.heads(), [""; 0]);
+}
+
+#[tokio::test]
+async fn curl_speaks_tls_with_an_allowed_host() {
+    let (_world, daemon) = daemon().await;
+    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+    on_host(
+        "openssl",
+        &[
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            "key.pem",
+            "-out",
+            "certificate.pem",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=packages.jig.test",
+            "-addext",
+            "subjectAltName=DNS:packages.jig.test,DNS:other.jig.test",
+        ],
+        folder.path(),
+    );
+    fs::write(folder.path().join("hello"), "hello over TLS\n").unwrap();
+    fs::copy(
+        folder.path().join("certificate.pem"),
+        daemon.file("certificate.pem"),
+    )
+    .unwrap();
+    let place = folder.path().to_owned();
+    let servers = in_network_of(&daemon, move || {
+        [ALLOWED.1, OTHER.1].map(|address| {
+            let accept = format!("{address}:443");
+            let child = Command::new("openssl")
+                .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
+                .args(["-cert", "certificate.pem", "-key", "key.pem"])
+                .current_dir(&place)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            Server(child)
+        })
+    });
+    let curl = |url: &str| argv(&["curl", "-sS", "--cacert", "certificate.pem", url]);
+    eventually("the server listens", async || {
+        let response = daemon.run(curl("https://packages.jig.test/hello")).await;
+        response.stdout == "hello over TLS\n"
+    })
+    .await;
+    let response = daemon.run(curl("https://other.jig.test/hello")).await;
+    assert_eq!(response.exit_code, Some(56), "{response:?}");
+    assert!(response.stderr.contains("403"), "{response:?}");
+    // The tunnel knows names, not what is said in it.
+    let records = egress_records(&daemon);
+    let allowed = records
+        .iter()
+        .rfind(|record| record["decision"] == "allowed")
+        .unwrap();
+    assert_eq!(allowed["method"], "CONNECT");
+    assert_eq!(allowed["host"], "packages.jig.test");
+    assert_eq!(allowed["port"], 443);
+    assert_eq!(allowed["address"], ALLOWED.1);
+    assert!(allowed["received_bytes"].as_u64().unwrap() > 500);
+    assert!(allowed["sent_bytes"].as_u64().unwrap() > 200);
+    drop(servers);
+}
+
+#[tokio::test]
+async fn git_clones_from_an_allowed_host() {
+    let (_world, daemon) = daemon().await;
+    let folder = TempDir::with_prefix("jig-test-git-").unwrap();
+    let make = "
+        git init --quiet --initial-branch main source && cd source
+        echo content > file && git add file
+        git -c user.name=a -c user.email=a@b commit --quiet -m first
+        cd .. && git clone --quiet --bare source project.git && cd project.git && git update-server-info
+    ";
+    on_host("sh", &["-e", "-c", make], folder.path());
+    serve(&daemon, ALLOWED.1, 80, Some(folder.path().to_owned()));
+    let output = daemon
+        .output(shell(
+            "git clone --quiet http://packages.jig.test/project.git /tmp/project && cat /tmp/project/file",
+        ))
+        .await;
+    assert_eq!(output, "content\n");
+    let response = daemon
+        .run(shell(
+            "git clone --quiet http://other.jig.test/project.git /tmp/project",
+        ))
+        .await;
+    assert_eq!(response.exit_code, Some(128), "{response:?}");
+    assert!(response.stderr.contains("403"), "{response:?}");
+}
+
+#[tokio::test]
+async fn a_program_may_ask_for_several_things_over_one_connection() {
+    let (_world, daemon) = daemon().await;
+    let requests = serve(&daemon, ALLOWED.1, 80, None);
+    let response = daemon
+        .run(argv(&[
+            "curl",
+            "-sS",
+            "-v",
+            "http://packages.jig.test/one",
+            "-d",
+            "a body",
+            "http://packages.jig.test/two",
+            "http://other.jig.test/three",
+            "http://packages.jig.test/four",
+        ]))
+        .await;
+    let lines: Vec<&str> = response.stdout.lines().collect();
+    assert_eq!(lines.len(), 4, "{response:?}");
+    assert_eq!(
+        [lines[0], lines[1], lines[3]],
+        ["6 bytes at /one", "6 bytes at /two", "6 bytes at /four"]
+    );
+    assert!(lines[2].starts_with("EGRESS_DENIED: "), "{response:?}");
+    let reused = response.stderr.matches("Re-using existing connection");
+    assert_eq!(reused.count(), 3, "{response:?}");
+    assert_eq!(requests.heads().len(), 3);
+}
+
+#[tokio::test]
+async fn what_the_caller_sets_wins_and_what_is_there_is_for_the_proxy() {
+    let (_world, daemon) = daemon().await;
+    let names = "env | grep -i _proxy= | LC_ALL=C sort";
+    assert_eq!(
+        daemon.output(shell(names)).await,
+        "HTTPS_PROXY=http://127.0.0.1:3128\nHTTP_PROXY=http://127.0.0.1:3128\nNO_PROXY=localhost,127.0.0.1,::1\n\
+         http_proxy=http://127.0.0.1:3128\nhttps_proxy=http://127.0.0.1:3128\nno_proxy=localhost,127.0.0.1,::1\n"
+    );
+    let mut request = shell(names);
+    let own = [("HTTP_PROXY", "mine"), ("no_proxy", "*")];
+    request.env = own
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into();
+    assert_eq!(
+        daemon.output(request).await,
+        "HTTPS_PROXY=http://127.0.0.1:3128\nHTTP_PROXY=mine\nhttps_proxy=http://127.0.0.1:3128\nno_proxy=*\n"
+    );
+    // What listens in the run is not the proxy's affair.
+    let output = daemon
+        .output(shell(
+            "python3 -m http.server --bind 127.0.0.1 8000 >/dev/null 2>&1 & \
+             until curl -sS http://127.0.0.1:8000/ 2>/dev/null >/dev/null; do :; done; echo reached",
+        ))
+        .await;
+    assert_eq!(output, "reached\n");
+    let without = Daemon::start().await;
+    assert_eq!(without.run(shell(names)).await.stdout, "");
+}
