@@ -2,7 +2,8 @@
 //! of its own and talks to it as its users do.
 //!
 //! Those run as root, which sees every process and can start the daemon as anybody, and they need
-//! `gcc`, `git`, `curl`, `unshare`, `ip`, and pip, with which they install ripgrep.
+//! `gcc`, `git`, `curl`, `openssl`, `unshare`, `ip`, and Python with pip in `/usr`, with which they
+//! also install ripgrep.
 //! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
 //! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
 

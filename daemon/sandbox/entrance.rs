@@ -1,7 +1,8 @@
 //! The way from a run to the daemon where commands have the network `proxy`: a listener in the
 //! slot's own network namespace, made by the slot's keeper and accepted from by the daemon.
 //!
-//! Who can connect to it is in that namespace, so it tells whose a connection is. The namespace
+//! Who can connect to it is in that namespace, so it tells whose a connection is; runs of one
+//! workspace, which share its files, can give one another sockets of theirs. The namespace
 //! outlives the run, and the listener with it; what must not is a connection:
 //!
 //! ```text
