@@ -12,8 +12,9 @@ use std::{
 
 use rustix::{
     net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-        SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+        SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+        sendmsg, socketpair,
     },
     process::Pid,
 };
@@ -273,6 +274,11 @@ pub(super) fn receive_bytes(
             RecvAncillaryMessage::ScmCredentials(credentials) => sender = Some(credentials.pid),
             _ => {}
         }
+    }
+    // Descriptors that this process may not have any more of are dropped by the kernel, without a
+    // word but this one. A message that lacks some must not pass for one that had none.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE);
     }
     Ok(Received {
         length: received.bytes,
