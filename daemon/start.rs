@@ -414,6 +414,7 @@ async fn serve(
         store,
         telemetry: telemetry.clone(),
         admission: Admission::new(config.concurrent_calls),
+        process_places: Admission::of_processes(config.concurrent_processes),
         drain: Drain::default(),
         grace: config.grace,
         finished: Default::default(),

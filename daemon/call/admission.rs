@@ -16,14 +16,33 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 pub(crate) struct Admission {
     places: Arc<Semaphore>,
     at_most: usize,
+    /// What takes them, and what makes room.
+    what: &'static str,
 }
 
 impl Admission {
     /// Admits `at_most` calls at a time.
     pub(crate) fn new(at_most: usize) -> Self {
+        Self::of(
+            "calls are going on, and no more are taken at a time: retry after the time given",
+            at_most,
+        )
+    }
+
+    /// Admits `at_most` started processes at a time. They last long, so they do not take the places
+    /// of calls.
+    pub(crate) fn of_processes(at_most: usize) -> Self {
+        Self::of(
+            "processes were started and have not ended, and no more are started at a time: end some (ListProcesses, SendSignal), or retry later",
+            at_most,
+        )
+    }
+
+    fn of(what: &'static str, at_most: usize) -> Self {
         Self {
             places: Arc::new(Semaphore::new(at_most)),
             at_most,
+            what,
         }
     }
 
@@ -34,8 +53,10 @@ impl Admission {
             return Err(Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1)));
         }
         Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            let text = format!("{} calls are going on, and no more are taken at a time: retry after the time given", self.at_most);
-            Error::new(Reason::ResourceExhausted, text).with("limit", self.at_most.to_string()).retry_after(RETRY_AFTER)
+            let text = format!("{} {}", self.at_most, self.what);
+            Error::new(Reason::ResourceExhausted, text)
+                .with("limit", self.at_most.to_string())
+                .retry_after(RETRY_AFTER)
         })
     }
 

@@ -60,6 +60,8 @@ pub(crate) struct Pipeline {
     pub(crate) telemetry: Telemetry,
     /// How much may go on at once.
     pub(crate) admission: Admission,
+    /// How many started processes there may be.
+    pub(crate) process_places: Admission,
     /// Whether the daemon is shutting down.
     pub(crate) drain: Drain,
     /// Time between SIGTERM and SIGKILL.
@@ -199,7 +201,12 @@ impl Pipeline {
         let (params, shown) = validate::<T>(checked, &scene)?;
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
-        let permit = self.admission.enter(&self.drain)?;
+        let places = if T::IS_WAITED_FOR {
+            &self.admission
+        } else {
+            &self.process_places
+        };
+        let permit = places.enter(&self.drain)?;
         let session = self.session(&incoming).await?;
         let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
         let step = session.begin_step(begun).map_err(|error| storage(&error))?;

@@ -39,7 +39,7 @@ impl Pipeline {
                 .and_then(|result| result);
             process.end(result);
             if process.transcript.has_started() {
-                processes.ended(process);
+                processes.ended(&process);
             } else {
                 processes.remove(&process);
             }

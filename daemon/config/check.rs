@@ -1,9 +1,9 @@
 //! Putting flags and file together, and finding everything that is wrong with them.
 
 use super::{
-    Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS, DEFAULT_CONCURRENT_RUNS,
-    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_REPLAY_BYTES,
-    DEFAULT_SANDBOX_ID,
+    Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
+    DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS, DEFAULT_DRAIN, DEFAULT_GRACE,
+    DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_REPLAY_BYTES, DEFAULT_SANDBOX_ID,
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
@@ -152,6 +152,12 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "concurrent_runs",
         &mut problems,
     );
+    let concurrent_processes = count(
+        file.limits.concurrent_processes,
+        DEFAULT_CONCURRENT_PROCESSES,
+        "concurrent_processes",
+        &mut problems,
+    );
     let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
     if sandbox_id == 0 || sandbox_id == u32::MAX {
         problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
@@ -180,6 +186,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,
+        concurrent_processes,
     })
 }
 

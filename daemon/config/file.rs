@@ -89,6 +89,7 @@ pub(super) struct Limits {
     pub(super) process_retention: Option<String>,
     pub(super) concurrent_calls: Option<usize>,
     pub(super) concurrent_runs: Option<usize>,
+    pub(super) concurrent_processes: Option<usize>,
 }
 
 impl File {

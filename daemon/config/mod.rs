@@ -47,6 +47,8 @@ const DEFAULT_CONCURRENT_CALLS: usize = 2048;
 /// Runs at one time in one workspace: each costs five processes' worth of kernel memory, below a
 /// megabyte.
 const DEFAULT_CONCURRENT_RUNS: usize = 1024;
+/// Processes at one time that were started and are not waited for, in all workspaces.
+const DEFAULT_CONCURRENT_PROCESSES: usize = 512;
 /// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd
 /// leave alone (60706 to 61183).
 const DEFAULT_SANDBOX_ID: u32 = 61_000;
@@ -92,6 +94,8 @@ pub(crate) struct Config {
     pub(crate) sync_files: bool,
     /// Calls at one time.
     pub(crate) concurrent_calls: usize,
+    /// Processes at one time that were started and are not waited for.
+    pub(crate) concurrent_processes: usize,
     /// Runs at one time in one workspace.
     pub(crate) concurrent_runs: usize,
 }

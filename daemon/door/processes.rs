@@ -21,10 +21,10 @@ use crate::{
         error::{Error, Reason, Violation},
         process::{
             input::{Write, WriteError},
-            live::{EnterError, Order, Process},
+            live::{Order, OrderError, Process, Reader},
             outcome::{signal_name, signal_number},
             registry::Entry,
-            transcript::Position,
+            transcript::{Position, Refused},
         },
         sandbox::image::TerminalSize,
         tool::run::answer::wire_outcome,
@@ -163,7 +163,7 @@ impl Processes {
         &self,
         incoming: &Incoming,
         request: AttachRequest,
-    ) -> Result<(crate::daemon::process::live::Reader, Option<u32>), Error> {
+    ) -> Result<(Reader, Option<u32>), Error> {
         let request = self.0.catalog.check("jig.v1.AttachRequest", request)?;
         let process = self.find(incoming, &request.process_id)?;
         let position = Position {
@@ -172,8 +172,8 @@ impl Processes {
             stderr_offset: request.stderr_offset,
         };
         let reader = process.read(position).map_err(|error| match error {
-            EnterError::Beyond(written) => beyond(position, written),
-            EnterError::TooMany => {
+            Refused::Beyond(written) => beyond(position, written),
+            Refused::TooMany => {
                 let text = format!("{error}: end one of them, or try again later");
                 Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
             }
@@ -182,9 +182,17 @@ impl Processes {
     }
 
     async fn write(&self, incoming: &Incoming, request: WriteStdinRequest) -> Result<u64, Error> {
-        let request = self.0.catalog.check("jig.v1.WriteStdinRequest", request)?;
+        let mut checked = self
+            .0
+            .catalog
+            .look_at("jig.v1.WriteStdinRequest", request)?;
+        let request = checked.request;
         if request.data.is_empty() && !request.eof {
-            return Err(Error::invalid_field("data", "must be given, unless eof is"));
+            let text = "must be given, unless eof is";
+            checked.violations.push(Violation::new("data", text));
+        }
+        if !checked.violations.is_empty() {
+            return Err(Error::invalid(checked.violations));
         }
         let process = self.find(incoming, &request.process_id)?;
         let write = Write {
@@ -197,6 +205,10 @@ impl Processes {
             .write(write)
             .await
             .map_err(|error| match error {
+                WriteError::TooMany => {
+                    let text = format!("{error}: it reads too slowly; wait for their answers");
+                    Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+                }
                 WriteError::Closed if process.has_ended() => ended(&process),
                 WriteError::Closed => {
                     let text = "the process reads nothing more: its input was ended, or it has closed it";
@@ -214,11 +226,19 @@ impl Processes {
     }
 
     async fn signal(&self, incoming: &Incoming, request: SendSignalRequest) -> Result<(), Error> {
-        let request = self.0.catalog.check("jig.v1.SendSignalRequest", request)?;
-        let Some(signal) = signal_number(&request.signal) else {
+        let mut checked = self
+            .0
+            .catalog
+            .look_at("jig.v1.SendSignalRequest", request)?;
+        let request = checked.request;
+        let signal = signal_number(&request.signal);
+        if signal.is_none() && !request.signal.is_empty() {
             let text =
                 "must be the name of a signal, such as SIGTERM or TERM, or its number, 1 to 64";
-            return Err(Error::invalid_field("signal", text));
+            checked.violations.push(Violation::new("signal", text));
+        }
+        let (Some(signal), []) = (signal, checked.violations.as_slice()) else {
+            return Err(Error::invalid(checked.violations));
         };
         let process = self.find(incoming, &request.process_id)?;
         self.order(&process, Order::Signal(signal)).await
@@ -247,11 +267,13 @@ impl Processes {
     }
 
     async fn order(&self, process: &Process, order: Order) -> Result<(), Error> {
-        if !process.has_ended() && process.order(order).await {
-            Ok(())
-        } else {
-            Err(ended(process))
-        }
+        process.order(order).await.map_err(|error| match error {
+            OrderError::Ended => ended(process),
+            OrderError::TooMany => {
+                let text = format!("{error}: wait for their answers");
+                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+            }
+        })
     }
 }
 

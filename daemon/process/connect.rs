@@ -139,6 +139,11 @@ impl Ends {
 }
 
 impl Connections {
+    /// Whether it is known what has become of the command's execution, or nobody asks.
+    pub(super) fn know_the_start(&self) -> bool {
+        self.start.is_none()
+    }
+
     /// All bytes that the command wrote, as far as they were read.
     pub(super) fn bytes(&self) -> u64 {
         self.stdout.bytes() + self.stderr.bytes()

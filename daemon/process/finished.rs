@@ -6,7 +6,7 @@ use super::outcome::{Limit, Outcome};
 use crate::daemon::sys::process::Usage;
 
 /// A command that was run.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Finished {
     /// How it ended.
     pub(crate) ended: Ended,
@@ -23,8 +23,8 @@ pub(crate) struct Finished {
 pub(crate) struct Ended {
     /// How.
     pub(crate) outcome: Outcome,
-    /// What it used; nothing is known of a command that was killed.
-    pub(crate) usage: Usage,
+    /// What it used, as far as that is known.
+    pub(crate) usage: Option<Usage>,
     /// The limit that ended it, if one did.
     pub(crate) limit: Option<Limit>,
     /// Whether something of it could not be killed in time.
@@ -32,7 +32,7 @@ pub(crate) struct Ended {
 }
 
 /// What a command wrote.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Captured {
     /// Text for the answer.
     pub(crate) text: String,

@@ -20,6 +20,8 @@ use crate::daemon::sys::readiness::watch_writes;
 
 /// Bytes that may wait for the command.
 pub(crate) const QUEUE_BYTES: u32 = 1 << 20;
+/// Writes that may wait at one time: each holds its bytes in memory.
+const WAITING_AT_MOST: usize = 16;
 /// Writes that are remembered, to know one that is repeated.
 const REMEMBERED: usize = 1024;
 /// The character that means the end of the input to a terminal's reader (termios(3), VEOF).
@@ -32,6 +34,8 @@ pub(crate) struct Input {
     /// Room in it, in bytes. Closed when nothing more can be given.
     room: Semaphore,
     filled: Notify,
+    /// Places for writes that wait.
+    places: Semaphore,
     /// Writes are taken one after the other, whole.
     past: AsyncMutex<VecDeque<Past>>,
 }
@@ -76,6 +80,9 @@ pub(crate) enum WriteError {
     /// The input was ended, or the command reads no more.
     #[error("the command's standard input is closed")]
     Closed,
+    /// Too many writes wait already.
+    #[error("{WAITING_AT_MOST} writes wait for this process already")]
+    TooMany,
     /// The id was that of another write.
     #[error("another write had this id")]
     Reused,
@@ -112,6 +119,7 @@ impl Input {
             }),
             room,
             filled: Notify::new(),
+            places: Semaphore::new(WAITING_AT_MOST),
             past: AsyncMutex::default(),
         }
     }
@@ -119,6 +127,7 @@ impl Input {
     /// Takes a write, whole, as soon as there is room for it and those before it are in. Answers how
     /// many bytes were accepted so far. Where the caller goes away before, nothing was taken.
     pub(crate) async fn write(&self, write: Write) -> Result<u64, WriteError> {
+        let _place = self.places.try_acquire().map_err(|_| WriteError::TooMany)?;
         let content = write.content();
         let mut past = self.past.lock().await;
         let known = past.iter().find(|past| past.id == write.id);

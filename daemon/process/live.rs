@@ -5,13 +5,16 @@ use std::{
     time::SystemTime,
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{
+    mpsc::{self, error::TrySendError},
+    oneshot,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     finished::Finished,
     input::Input,
-    transcript::{Event, Place, Position, Transcript},
+    transcript::{Event, PATIENCE, Place, Position, Refused, Transcript},
 };
 use crate::daemon::{error::Error, sandbox::image::TerminalSize};
 
@@ -38,7 +41,7 @@ pub(crate) struct Process {
     started: OnceLock<SystemTime>,
     /// When nothing of it was left.
     ended: OnceLock<SystemTime>,
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<(Order, oneshot::Sender<()>)>,
     /// Ends it at once.
     abandon: OnceLock<CancellationToken>,
 }
@@ -59,7 +62,7 @@ pub(crate) struct About {
 }
 
 /// How a command ended, and where the whole of what it wrote is.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Exit {
     /// How it ended.
     pub(crate) finished: Finished,
@@ -84,17 +87,20 @@ pub(crate) struct Live {
     /// The command.
     pub(crate) process: Arc<Process>,
     /// What it is told.
-    pub(super) orders: mpsc::Receiver<Order>,
+    pub(super) orders: Orders,
 }
 
-/// Why somebody cannot read.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum EnterError {
-    /// That much was never written.
-    #[error("the position lies behind the last byte")]
-    Beyond(Position),
-    /// Too many read already.
-    #[error("{READERS_AT_MOST} streams of this process go on already")]
+/// What a command is told, each with where to say that it was done.
+pub(super) type Orders = mpsc::Receiver<(Order, oneshot::Sender<()>)>;
+
+/// Why a command was not told something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum OrderError {
+    /// It has ended.
+    #[error("the process has ended")]
+    Ended,
+    /// Too much is to be told it already.
+    #[error("{ORDERS} signals and sizes wait for this process already")]
     TooMany,
 }
 
@@ -110,8 +116,9 @@ impl Process {
     pub(crate) fn prepare(about: About, input: Input, keep_bytes: usize) -> Live {
         let (sender, orders) = mpsc::channel(ORDERS);
         let process = Arc::new(Self {
+            // The last reader of a command that ends with it owns it: it waits, as for a terminal.
+            transcript: Transcript::new(keep_bytes, (!about.ends_alone).then_some(PATIENCE)),
             about,
-            transcript: Transcript::new(keep_bytes),
             input,
             paths: OnceLock::new(),
             started: OnceLock::new(),
@@ -123,23 +130,25 @@ impl Process {
     }
 
     /// Begins to read behind `position`.
-    pub(crate) fn read(self: &Arc<Self>, position: Position) -> Result<Reader, EnterError> {
-        if self.transcript.readers() >= READERS_AT_MOST {
-            return Err(EnterError::TooMany);
-        }
-        let place = self
-            .transcript
-            .enter(position)
-            .map_err(EnterError::Beyond)?;
+    pub(crate) fn read(self: &Arc<Self>, position: Position) -> Result<Reader, Refused> {
+        let place = self.transcript.enter(position, READERS_AT_MOST)?;
         Ok(Reader {
             process: Arc::clone(self),
             place,
         })
     }
 
-    /// Tells the task that owns it something. Answers whether it still runs.
-    pub(crate) async fn order(&self, order: Order) -> bool {
-        self.orders.send(order).await.is_ok()
+    /// Tells the task that owns it something, and waits until that is done: where it was not executed
+    /// yet, until it was. Fails where that cannot be done any more.
+    pub(crate) async fn order(&self, order: Order) -> Result<(), OrderError> {
+        let (done, is_done) = oneshot::channel();
+        self.orders
+            .try_send((order, done))
+            .map_err(|error| match error {
+                TrySendError::Full(_) => OrderError::TooMany,
+                TrySendError::Closed(_) => OrderError::Ended,
+            })?;
+        is_done.await.map_err(|_| OrderError::Ended)
     }
 
     /// What ends it at once.
@@ -173,8 +182,34 @@ impl Process {
     /// Nothing of it is left, or it never was.
     pub(crate) fn end(&self, result: Result<Exit, Error>) {
         self.input.close();
-        let _only_once = self.ended.set(SystemTime::now());
         self.transcript.end(Arc::new(result));
+        let _only_once = self.ended.set(SystemTime::now());
+    }
+
+    /// Bytes of memory that are kept of what it wrote.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        let ending = self.transcript.ending();
+        let texts = ending.as_deref().and_then(|ending| ending.as_ref().ok());
+        let texts = texts.map_or(0, |exit| {
+            exit.finished.stdout.text.len() + exit.finished.stderr.text.len()
+        });
+        self.transcript.kept_bytes() + texts as u64
+    }
+
+    /// Drops what is kept of what it wrote, for want of memory; how it ended stays.
+    pub(super) fn forget(&self) {
+        self.transcript.forget();
+        self.transcript.replace_end(|ending| match &**ending {
+            Err(_) => Arc::clone(ending),
+            Ok(exit) => {
+                let mut exit = exit.clone();
+                for stream in [&mut exit.finished.stdout, &mut exit.finished.stderr] {
+                    stream.truncated |= !stream.text.is_empty();
+                    stream.text = String::new();
+                }
+                Arc::new(Ok(exit))
+            }
+        });
     }
 
     /// When it was executed, if it was.

@@ -18,8 +18,8 @@ use crate::daemon::{
 /// caller's trace context and baggage, which come out of 16 KiB of metadata.
 const LARGEST_IMAGE: usize = (2 << 20) - (64 << 10);
 
-/// Longest command that is shown, in bytes.
-const LONGEST_DISPLAY: usize = 1024;
+/// Longest command or directory that is shown, in bytes: a list of two thousand fits into a message.
+const LONGEST_DISPLAY: usize = 512;
 /// Longest name of a program that is told, in characters: that of a file (NAME_MAX).
 const LONGEST_NAME: usize = 255;
 
@@ -98,8 +98,7 @@ impl Program {
                 words.join(" ")
             }
         };
-        let end = text.floor_char_boundary(LONGEST_DISPLAY);
-        text.get(..end).unwrap_or_default().to_owned()
+        shortened(&text)
     }
 
     /// Name of the program, for people: `sh` for a shell's text.
@@ -114,6 +113,12 @@ impl Program {
         let name = program.rsplit('/').next().unwrap_or_default();
         name.chars().take(LONGEST_NAME).collect()
     }
+}
+
+/// A text for people, not longer than such are.
+pub(crate) fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(LONGEST_DISPLAY);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 impl Spec {

@@ -1,21 +1,19 @@
 //! One task owns one command from the moment it asks for a sandbox until nothing of it is left.
 
 use std::{
+    collections::VecDeque,
     os::fd::AsFd,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::sleep_until,
-};
+use tokio::{sync::oneshot, time::sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
     connect::{Connections, connect},
     finished::{Ended, Finished},
-    live::{Live, Order, Process},
+    live::{Live, Order, Orders, Process},
     outcome::{Cause, Limit, Outcome},
     spec::Spec,
     stop::{Action, Event, Ladder},
@@ -71,6 +69,9 @@ pub(crate) enum RunError {
     /// The daemon is shutting down; nothing was started.
     #[error("the daemon was told to end before a sandbox was free")]
     Draining,
+    /// A signal was to end it; nothing was started.
+    #[error("the command was ended before a sandbox was free")]
+    EndedBefore,
     /// The sandbox was lost while the command ran.
     #[error("the sandbox was lost while the command ran")]
     Lost,
@@ -94,7 +95,7 @@ pub(crate) async fn run(
     observer: &mut impl Observer,
     live: Option<Live>,
 ) -> Result<Finished, RunError> {
-    let (process, orders) = live.map(|live| (live.process, live.orders)).unzip();
+    let (process, mut orders) = live.map(|live| (live.process, live.orders)).unzip();
     let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
     let Artifacts { stdout, stderr } = artifacts;
     let (stdout_path, stderr_path) = (stdout.1, stderr.1);
@@ -102,7 +103,7 @@ pub(crate) async fn run(
         connect(spec, stdout.0, stderr.0, process.as_ref()).map_err(not_connected)?;
     let streams = ends.streams(spec);
     let command = spec.command();
-    let mut stale = 0;
+    let (mut stale, mut held_back) = (0, VecDeque::new());
     let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
@@ -110,6 +111,7 @@ pub(crate) async fn run(
             () = wait_until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
+            () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
         };
         let dispatched = Instant::now();
         ends.give_to(pool);
@@ -139,6 +141,7 @@ pub(crate) async fn run(
         connections: &mut connections,
         process,
         orders,
+        held_back,
         ladder: Ladder::Running { until: deadline },
         output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
         watch,
@@ -148,26 +151,34 @@ pub(crate) async fn run(
     // command's: what ends a command is told by its init, who is not to wait for that.
     drop(outputs);
     let duration = dispatched.elapsed();
-    let mut ended = match ended {
-        Waited::Ended(ended) => ended?,
-        Waited::ToKill(cause) => Ended {
+    let was_executed = match &ended {
+        Waited::Ended(Ok(_) | Err(RunError::Lost)) => true,
+        Waited::Ended(Err(_)) => false,
+        // As far as that is known: it was perhaps killed before.
+        Waited::ToKill(_) => false,
+    };
+    if was_executed && let Some(process) = &watched.process {
+        // Its end may be known before the word that it was executed has come.
+        process.start();
+    }
+    let ended = match ended {
+        Waited::Ended(ended) => ended,
+        Waited::ToKill(cause) => Ok(Ended {
             kill_pending: !watched.running.kill().await,
             outcome: Outcome::killed(cause),
-            usage: Default::default(),
+            usage: None,
             limit: match cause {
                 Cause::Limit(limit) => Some(limit),
                 Cause::TimeUp | Cause::Cancelled => None,
             },
-        },
+        }),
     };
-    if let Some(process) = &watched.process {
-        // Its end may be known before the word that it was executed has come.
-        process.start();
-    }
+    // Also of a command that was lost: what it wrote until then was read.
     let (stdout, stderr) = tokio::join!(
         connections.stdout.finish(&stdout_path),
         connections.stderr.finish(&stderr_path)
     );
+    let mut ended = ended?;
     if ended.limit.is_none()
         && stdout.bytes + stderr.bytes > spec.limits.output_bytes.unwrap_or(u64::MAX)
     {
@@ -193,7 +204,9 @@ struct Watched<'a> {
     running: Running,
     connections: &'a mut Connections,
     process: Option<Arc<Process>>,
-    orders: Option<mpsc::Receiver<Order>>,
+    orders: Option<Orders>,
+    /// What it was told before it was there.
+    held_back: VecDeque<(Order, oneshot::Sender<()>)>,
     ladder: Ladder,
     /// Bytes that it may write.
     output_bytes: u64,
@@ -279,15 +292,21 @@ impl Watched<'_> {
                     Event::Over(Limit::Output)
                 }
                 limit = over(&mut self.watch) => Event::Over(limit),
-                order = next_order(&mut self.orders) => {
+                (order, done) = next_order(&mut self.orders, &mut self.held_back), if self.connections.know_the_start() => {
                     self.obey(order);
+                    // Whoever said so may have gone.
+                    let _unheard = done.send(());
                     continue;
                 }
             };
             let (ladder, action) = self.ladder.on(event, stop.grace);
             self.ladder = ladder;
             match (action, ladder.cause()) {
-                (Action::Terminate, _) => self.running.signal(libc::SIGTERM),
+                (Action::Terminate, _) => {
+                    self.running.signal(libc::SIGTERM);
+                    // One that was stopped could not mind it.
+                    self.running.signal(libc::SIGCONT);
+                }
                 (Action::Kill, Some(cause)) => return Waited::ToKill(cause),
                 (Action::Wait | Action::Kill, _) => {}
             }
@@ -308,7 +327,7 @@ impl Watched<'_> {
                 let outcome = Outcome::from_status(status, cause);
                 Waited::Ended(Ok(Ended {
                     outcome,
-                    usage,
+                    usage: Some(usage),
                     limit: outcome.limit(),
                     kill_pending: false,
                 }))
@@ -323,8 +342,38 @@ impl Watched<'_> {
     }
 }
 
+/// Waits until a command that is not there yet is told to end; keeps what else it is told.
+async fn told_to_end(
+    orders: &mut Option<Orders>,
+    held_back: &mut VecDeque<(Order, oneshot::Sender<()>)>,
+) {
+    const ENDING: [i32; 5] = [
+        libc::SIGHUP,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGKILL,
+        libc::SIGTERM,
+    ];
+    loop {
+        let told = next_order(orders, &mut VecDeque::new()).await;
+        if let (Order::Signal(signal), _) = &told
+            && ENDING.contains(signal)
+        {
+            let _unheard = told.1.send(());
+            return;
+        }
+        held_back.push_back(told);
+    }
+}
+
 /// Waits for an order; for ever where nobody can give one.
-async fn next_order(orders: &mut Option<mpsc::Receiver<Order>>) -> Order {
+async fn next_order(
+    orders: &mut Option<Orders>,
+    held_back: &mut VecDeque<(Order, oneshot::Sender<()>)>,
+) -> (Order, oneshot::Sender<()>) {
+    if let Some(order) = held_back.pop_front() {
+        return order;
+    }
     let order = match orders {
         Some(orders) => orders.recv().await,
         None => None,

@@ -3,7 +3,8 @@
 //!
 //! A reader that is slower than the command is waited for, as far as it is the fastest of all: the
 //! command is read no faster than somebody takes it, and a reader that falls behind the others
-//! learns what it has missed. One that takes nothing for [`PATIENCE`] is not waited for any more.
+//! learns what it has missed. Where the command is to go on without readers, one that takes nothing
+//! for [`PATIENCE`] is not waited for any more.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,7 +19,7 @@ use crate::daemon::store::session::StreamName;
 
 /// How long a reader may take nothing while there is something for it, before the command goes on
 /// without it.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 /// Most chunks that are kept, so that many small ones cost no more than few large ones.
 const CHUNKS_AT_MOST: usize = 16 * 1024;
 
@@ -31,6 +32,8 @@ pub(crate) struct Transcript<E> {
     /// Something was read, or somebody left.
     taken: Notify,
     keep_bytes: usize,
+    /// How long a reader that takes nothing is waited for; for ever if none.
+    patience: Option<Duration>,
 }
 
 /// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
@@ -107,6 +110,8 @@ struct Kept {
 /// Where a reader has got to.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
+    /// Number of the chunk that it is to get next.
+    next: u64,
     /// Bytes of both streams that were written up to there.
     position: u64,
     /// When it last had all there was, or took something.
@@ -131,18 +136,29 @@ pub(crate) struct Place {
     told_end: bool,
 }
 
+/// Why somebody cannot read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refused {
+    /// The position lies behind this, which is all that was written.
+    #[error("that much was never written")]
+    Beyond(Position),
+    /// Too many read already.
+    #[error("too many streams of this process go on already")]
+    TooMany,
+}
+
 /// Who may be waited for.
 #[derive(Debug, PartialEq, Eq)]
 enum Room {
     /// There is room.
     Free,
-    /// All readers are behind; the first of them is given up at this time.
-    Until(Instant),
+    /// All readers are behind; the last of them is given up at this time, if ever.
+    Until(Option<Instant>),
 }
 
 impl<E: Clone> Transcript<E> {
-    /// An empty one that keeps at most `keep_bytes`.
-    pub(crate) fn new(keep_bytes: usize) -> Self {
+    /// An empty one that keeps at most `keep_bytes`, and waits so long for readers.
+    pub(super) fn new(keep_bytes: usize, patience: Option<Duration>) -> Self {
         Self {
             state: Mutex::new(State {
                 kept: VecDeque::new(),
@@ -157,6 +173,7 @@ impl<E: Clone> Transcript<E> {
             added: Notify::new(),
             taken: Notify::new(),
             keep_bytes,
+            patience,
         }
     }
 
@@ -231,18 +248,25 @@ impl<E: Clone> Transcript<E> {
     pub(crate) async fn room(&self) {
         loop {
             let taken = self.taken.notified();
-            let until = match self.state().room(self.window(), Instant::now()) {
+            let room = self
+                .state()
+                .room(self.window(), self.patience, Instant::now());
+            match room {
                 Room::Free => return,
-                Room::Until(instant) => instant,
-            };
-            // Either is a reason to look again.
-            let _either = timeout_at(until.into(), taken).await;
+                Room::Until(None) => taken.await,
+                Room::Until(Some(instant)) => {
+                    // Either is a reason to look again.
+                    let _either = timeout_at(instant.into(), taken).await;
+                }
+            }
         }
     }
 
     /// Whether [`Transcript::room`] would not wait.
     pub(crate) fn has_room(&self) -> bool {
-        self.state().room(self.window(), Instant::now()) == Room::Free
+        self.state()
+            .room(self.window(), self.patience, Instant::now())
+            == Room::Free
     }
 
     /// How far the fastest reader may be behind: not so far that it could miss something before it
@@ -251,9 +275,25 @@ impl<E: Clone> Transcript<E> {
         self.keep_bytes as u64 / 2
     }
 
-    /// Begins to read behind `position`. Answers what was written if that lies beyond it.
-    pub(crate) fn enter(&self, position: Position) -> Result<Place, Position> {
+    /// Drops all that is kept, for want of memory: whoever has not read it meets a gap.
+    pub(super) fn forget(&self) {
         let mut state = self.state();
+        state.kept = VecDeque::new();
+        state.dropped = state.written;
+    }
+
+    /// Puts another ending in the place of the one that there is.
+    pub(super) fn replace_end(&self, replace: impl FnOnce(&E) -> E) {
+        let mut state = self.state();
+        state.end = state.end.as_ref().map(replace);
+    }
+
+    /// Begins to read behind `position`, unless `at_most` do already.
+    pub(super) fn enter(&self, position: Position, at_most: usize) -> Result<Place, Refused> {
+        let mut state = self.state();
+        if state.readers.len() >= at_most {
+            return Err(Refused::TooMany);
+        }
         let written = Position {
             after_sequence: state.next - 1,
             stdout_offset: state.written.stdout,
@@ -263,12 +303,13 @@ impl<E: Clone> Transcript<E> {
             || position.stdout_offset > written.stdout_offset
             || position.stderr_offset > written.stderr_offset
         {
-            return Err(written);
+            return Err(Refused::Beyond(written));
         }
         let id = state.next_reader;
         state.next_reader += 1;
         let next = position.after_sequence + 1;
         let progress = Progress {
+            next,
             position: state.end_of(position.after_sequence),
             moved: Instant::now(),
         };
@@ -379,6 +420,7 @@ impl<E: Clone> State<E> {
         };
         let position = self.end_of(place.next - 1);
         if let Some(progress) = self.readers.get_mut(&place.id) {
+            progress.next = place.next;
             progress.position = position;
             progress.moved = Instant::now();
         }
@@ -389,20 +431,23 @@ impl<E: Clone> State<E> {
         event
     }
 
-    /// Whether somebody is less than `window` bytes behind, or nobody is waited for.
-    fn room(&self, window: u64, now: Instant) -> Room {
-        let mut until: Option<Instant> = None;
-        for reader in self.readers.values() {
-            if self.written.sum() - reader.position < window {
-                return Room::Free;
-            }
-            let patience = reader.moved + PATIENCE;
-            if patience > now {
-                until = Some(until.map_or(patience, |until| until.max(patience)));
-            }
+    /// Whether somebody is less than `window` bytes behind, and not too many chunks, or nobody is
+    /// waited for.
+    fn room(&self, window: u64, patience: Option<Duration>, now: Instant) -> Room {
+        let (written, next) = (self.written.sum(), self.next);
+        let is_close = |reader: &Progress| {
+            let chunks = next.saturating_sub(reader.next);
+            written - reader.position < window && chunks < CHUNKS_AT_MOST as u64 / 2
+        };
+        if self.end.is_some() || self.readers.is_empty() || self.readers.values().any(is_close) {
+            return Room::Free;
         }
-        match until {
-            Some(until) if self.end.is_none() => Room::Until(until),
+        let Some(patience) = patience else {
+            return Room::Until(None);
+        };
+        let given_up = self.readers.values().map(|reader| reader.moved + patience);
+        match given_up.max() {
+            Some(until) if until > now => Room::Until(Some(until)),
             Some(_) | None => Room::Free,
         }
     }

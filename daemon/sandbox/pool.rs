@@ -176,7 +176,8 @@ impl Pool {
         self.take().await?.probe().await?;
         let missing = {
             let mut state = self.state();
-            let missing = WARM_AT_START.saturating_sub(state.slots);
+            let wanted = WARM_AT_START.min(self.slots_at_most);
+            let missing = wanted.saturating_sub(state.slots);
             state.slots += missing;
             missing
         };

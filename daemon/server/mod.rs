@@ -24,7 +24,8 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     time::timeout,
 };
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
@@ -53,7 +54,7 @@ use crate::{
 /// Largest request: input of 8 MiB and what surrounds it.
 const LARGEST_REQUEST: usize = 16 << 20;
 /// Calls on one connection at one time; the default of the protocol's own library is no limit.
-const STREAMS_PER_CONNECTION: u32 = 256;
+const STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
 const PENDING_RESETS: usize = 64;
 /// Streams that were reset from here over a connection's life: every call that a client gives up is
@@ -154,8 +155,13 @@ pub(crate) async fn serve(
         )
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
-    let incoming = ReceiverStream::new(listeners.accept(drain.begun_token()));
-    let stop = drain.begun_token();
+    // Its end would be the server's.
+    let incoming =
+        ReceiverStream::new(listeners.accept(drain.begun_token())).chain(tokio_stream::pending());
+    // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
+    // connections are not taken, and other calls are refused by the pipeline.
+    let closing = CancellationToken::new();
+    let stop = closing.clone();
     let server =
         router.serve_with_incoming_shutdown(incoming, async move { stop.cancelled().await });
     let server = task::spawn("server", server);
@@ -184,6 +190,7 @@ pub(crate) async fn serve(
     report_health(&health, false, false).await;
     drain.begin();
     finish_calls(&drain, end_at_once, drain_timeout).await;
+    closing.cancel();
     // What is left are connections on which the last answers are being written, or which nobody
     // closes.
     if timeout(LAST_FRAMES, server).await.is_err() {

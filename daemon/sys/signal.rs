@@ -8,8 +8,8 @@ use std::{
 use super::{Errno, process::kill_group, syscall::syscall};
 
 /// Signal that asks a sandbox's init to send another, given as its value, to the command's process
-/// group.
-pub(crate) const RELAY: i32 = libc::SIGUSR1;
+/// group. A real-time signal, of which several wait in order (signal(7)).
+pub(crate) const RELAY: i32 = 40;
 /// Process group of a sandbox's command: it is process 2 and leads a session of its own.
 pub(crate) const COMMAND_GROUP: i32 = 2;
 

@@ -51,6 +51,8 @@ pub(crate) trait Tool: Send + 'static {
     const NAME: &'static str;
     /// Full name of its request where that is not the one of the tool's own RPC.
     const MESSAGE: Option<&'static str> = None;
+    /// Whether its caller waits for its end.
+    const IS_WAITED_FOR: bool = true;
     /// Whether it takes its time limit from the request and enforces it itself.
     const LIMITS_ITSELF: bool = false;
     /// What is asked.

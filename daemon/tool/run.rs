@@ -274,7 +274,9 @@ pub(super) async fn perform(
         Err(error) => {
             let error_type = match error {
                 RunError::Lost => process_error::SANDBOX_LOST,
-                RunError::Abandoned | RunError::Draining => process_error::CANCELLED,
+                RunError::Abandoned | RunError::Draining | RunError::EndedBefore => {
+                    process_error::CANCELLED
+                }
                 RunError::NotStarted(_) | RunError::NoSandboxInTime => process_error::SPAWN_FAILED,
             };
             Err(observer.failed(refusal::run_error(error, &spec), error_type))

@@ -14,7 +14,7 @@ use crate::{
         process::{
             input::Input,
             live::{About, Exit, Live, Process},
-            spec::Stdin,
+            spec::{Stdin, shortened},
         },
         sandbox::image::TerminalSize,
     },
@@ -46,6 +46,7 @@ impl Params {
 impl Tool for Start {
     const NAME: &'static str = Run::NAME;
     const MESSAGE: Option<&'static str> = Some("jig.v1.StartRequest");
+    const IS_WAITED_FOR: bool = false;
     const LIMITS_ITSELF: bool = true;
     type Request = v1::StartRequest;
     type Response = Exit;
@@ -105,11 +106,11 @@ impl Tool for Start {
         let about = About {
             id: ulid::Ulid::generate().to_string(),
             command: run.program.display(),
-            cwd: run
-                .cwd
-                .absolute(scene.workspace.mount_path())
-                .display()
-                .to_string(),
+            cwd: shortened(
+                &run.cwd
+                    .absolute(scene.workspace.mount_path())
+                    .to_string_lossy(),
+            ),
             has_terminal: terminal.is_some(),
             ends_alone,
         };

@@ -79,6 +79,8 @@ async fn a_connection_that_is_lost_is_a_reader_that_left() {
         let Some(jig::api::v1::start_response::Event::Started(begun)) = first.event else {
             panic!("{first:?}");
         };
+        let wrote = stream.message().await.unwrap().unwrap();
+        assert!(format!("{wrote:?}").contains("here"), "{wrote:?}");
         proxy.cut();
         promptly("the stream breaks", async {
             while stream.message().await.is_ok() {}
@@ -183,6 +185,9 @@ async fn a_launcher_that_dies_is_the_end_of_a_stream_and_no_invented_exit() {
     kill_process(Pid::from_raw(launcher.pid).unwrap(), Signal::KILL).unwrap();
     let refusal = watch.cut_off().await;
     assert_eq!(refusal.reason, "SANDBOX_ERROR");
+    // What it wrote until then is kept.
+    let (artifact, _) = daemon.artifact(&watch.started().stdout_path).await;
+    assert_eq!(artifact, b"here\n");
     // Whoever comes back is told the same.
     let mut again = daemon.attach(&watch.id).await;
     assert_eq!(again.cut_off().await.reason, "SANDBOX_ERROR");

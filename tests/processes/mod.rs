@@ -6,6 +6,7 @@ mod client;
 mod client_terminal;
 mod disconnect;
 mod list;
+mod retention;
 mod signal;
 mod start;
 mod stdin;

@@ -19,7 +19,13 @@ async fn a_signal_reaches_the_command_and_its_group() {
         let mark = Mark::new();
         let request = mark.on_process(started(shell("sleep 1000 & sleep 1000; echo survived")));
         let mut watch = daemon.watch(request).await;
-        mark.appears(3).await;
+        // Not before both are what they are to be: a shell's child that is not yet takes a signal for
+        // the shell's.
+        let is_sleep = |pid: &i32| host_status(*pid, "Name").is_some_and(|name| name == "sleep");
+        eventually("both sleep", async || {
+            mark.processes().iter().filter(|pid| is_sleep(pid)).count() == 2
+        })
+        .await;
         daemon.send_signal(&watch.id, signal).await.unwrap();
         let exited = watch.finish().await;
         assert_eq!(exited.outcome(), Outcome::Signaled, "{signal}: {exited:?}");

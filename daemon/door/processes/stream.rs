@@ -152,7 +152,7 @@ impl Sending {
             limit: limit_name(ended.limit),
             kill_pending: ended.kill_pending,
             duration_ms: u64::try_from(finished.duration.as_millis()).unwrap_or(u64::MAX),
-            usage: Some(wire_usage(&ended.usage)),
+            usage: ended.usage.as_ref().map(wire_usage),
             isolation: self.isolation.clone(),
             artifact_error: exit.artifact_error(),
             last_sequence: self.reader.process().transcript.last_sequence(),

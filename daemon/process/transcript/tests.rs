@@ -26,7 +26,7 @@ fn chunk(sequence: u64, stream: StreamName, offset: u64, data: &str) -> Event<&'
 #[tokio::test]
 async fn a_reader_gets_all_behind_its_position() {
     let (out, err) = (StreamName::Stdout, StreamName::Stderr);
-    let text = Text::new(100);
+    let text = Text::new(100, Some(PATIENCE));
     text.push(out, b"abc");
     text.push(err, b"de");
     text.push(out, b"fgh");
@@ -59,11 +59,14 @@ async fn a_reader_gets_all_behind_its_position() {
     ] {
         let (after_sequence, stdout_offset, stderr_offset) = position;
         let mut place = text
-            .enter(Position {
-                after_sequence,
-                stdout_offset,
-                stderr_offset,
-            })
+            .enter(
+                Position {
+                    after_sequence,
+                    stdout_offset,
+                    stderr_offset,
+                },
+                9,
+            )
             .unwrap();
         let events = all(&text, &mut place).await;
         let (first, rest) = events.split_first().unwrap();
@@ -77,7 +80,9 @@ async fn a_reader_gets_all_behind_its_position() {
             stdout_offset,
             stderr_offset,
         };
-        let written = text.enter(position).unwrap_err();
+        let Err(Refused::Beyond(written)) = text.enter(position, 9) else {
+            panic!("{position:?}");
+        };
         assert_eq!((written.after_sequence, written.stdout_offset), (3, 6));
     }
 }
@@ -85,8 +90,8 @@ async fn a_reader_gets_all_behind_its_position() {
 #[tokio::test]
 async fn what_is_dropped_is_told_once() {
     let out = StreamName::Stdout;
-    let text = Text::new(4);
-    let mut early = text.enter(Position::default()).unwrap();
+    let text = Text::new(4, Some(PATIENCE));
+    let mut early = text.enter(Position::default(), 9).unwrap();
     for data in ["ab", "cd", "ef"] {
         text.push(out, data.as_bytes());
     }
@@ -111,12 +116,12 @@ async fn what_is_dropped_is_told_once() {
         stdout_offset: 3,
         ..Position::default()
     };
-    let mut late = text.enter(position).unwrap();
+    let mut late = text.enter(position, 9).unwrap();
     let events = all(&text, &mut late).await;
     assert_eq!(events[1], chunk(2, out, 3, "d"));
     // A chunk larger than everything that is kept is not kept itself.
-    let text = Text::new(4);
-    let mut place = text.enter(Position::default()).unwrap();
+    let text = Text::new(4, Some(PATIENCE));
+    let mut place = text.enter(Position::default(), 9).unwrap();
     text.push(out, b"abcdef");
     text.end("end");
     let events = all(&text, &mut place).await;
@@ -126,10 +131,10 @@ async fn what_is_dropped_is_told_once() {
 #[tokio::test]
 async fn only_the_fastest_reader_is_waited_for_and_not_for_ever() {
     let out = StreamName::Stdout;
-    let text = Text::new(8);
+    let text = Text::new(8, Some(PATIENCE));
     assert!(text.has_room(), "nobody is waited for");
-    let mut slow = text.enter(Position::default()).unwrap();
-    let mut fast = text.enter(Position::default()).unwrap();
+    let mut slow = text.enter(Position::default(), 9).unwrap();
+    let mut fast = text.enter(Position::default(), 9).unwrap();
     text.push(out, b"1234");
     assert!(!text.has_room());
     assert_eq!(text.next(&mut fast).await, Some(Event::Started));
@@ -152,7 +157,7 @@ async fn only_the_fastest_reader_is_waited_for_and_not_for_ever() {
     let (left, ()) = tokio::join!(async { text.leave(&slow) }, text.room());
     assert_eq!(left, 0);
     // ... or until all is over.
-    slow = text.enter(Position::default()).unwrap();
+    slow = text.enter(Position::default(), 9).unwrap();
     text.push(out, b"efgh");
     assert!(!text.has_room());
     text.end("end");
@@ -162,16 +167,57 @@ async fn only_the_fastest_reader_is_waited_for_and_not_for_ever() {
 
 #[tokio::test]
 async fn a_reader_that_does_nothing_is_given_up_in_time() {
-    let text = Text::new(8);
-    let _idle = text.enter(Position::default()).unwrap();
+    let text = Text::new(8, Some(PATIENCE));
+    let _idle = text.enter(Position::default(), 9).unwrap();
     text.push(StreamName::Stdout, b"1234");
     let now = Instant::now();
     let state = text.state();
-    let Room::Until(until) = state.room(4, now) else {
+    let Room::Until(Some(until)) = state.room(4, Some(PATIENCE), now) else {
         panic!("it is waited for");
     };
     assert!(until > now && until <= now + PATIENCE);
-    assert_eq!(state.room(4, until), Room::Free);
+    assert_eq!(state.room(4, Some(PATIENCE), until), Room::Free);
+    assert_eq!(
+        state.room(4, None, until),
+        Room::Until(None),
+        "its last reader owns it"
+    );
+}
+
+#[tokio::test]
+async fn many_small_chunks_wait_for_their_reader_as_few_large_ones_do() {
+    let text = Text::new(1 << 20, None);
+    let mut place = text.enter(Position::default(), 9).unwrap();
+    let mut written = 0_u64;
+    while text.has_room() {
+        text.push(StreamName::Stdout, b"x");
+        written += 1;
+    }
+    assert!(written < CHUNKS_AT_MOST as u64);
+    text.end("end");
+    let events = all(&text, &mut place).await;
+    assert_eq!(events.len() as u64, written + 2, "nothing was lost");
+}
+
+#[tokio::test]
+async fn what_is_forgotten_is_a_gap() {
+    let text = Text::new(100, None);
+    text.push(StreamName::Stdout, b"abc");
+    text.forget();
+    text.end("end");
+    text.replace_end(|_| "other");
+    let mut place = text.enter(Position::default(), 1).unwrap();
+    assert!(matches!(
+        text.enter(Position::default(), 1),
+        Err(Refused::TooMany)
+    ));
+    let events = all(&text, &mut place).await;
+    let gap = Event::Gap(Gap {
+        next_sequence: 2,
+        stdout_offset: 3,
+        stderr_offset: 0,
+    });
+    assert_eq!(events, [Event::Started, gap, Event::End("other")]);
 }
 
 /// Writes and reads in a random order; whatever comes must be the exact bytes at their offsets, with
@@ -186,9 +232,9 @@ async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
         (seed >> 33) % below
     };
     for round in 0..200 {
-        let text = Text::new(64);
+        let text = Text::new(64, Some(PATIENCE));
         let mut written = [Vec::new(), Vec::new()];
-        let mut places = vec![(text.enter(Position::default()).unwrap(), [0_usize; 2])];
+        let mut places = vec![(text.enter(Position::default(), 9).unwrap(), [0_usize; 2])];
         for step in 0..200 {
             let is_err = random(2) == 1;
             let stream = if is_err {
@@ -212,7 +258,7 @@ async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
                         stderr_offset: err,
                     };
                     let has = [out, err].map(|offset| usize::try_from(offset).unwrap());
-                    places.push((text.enter(position).unwrap(), has));
+                    places.push((text.enter(position, 9).unwrap(), has));
                 }
                 _ => {
                     let which = usize::try_from(random(places.len() as u64)).unwrap();

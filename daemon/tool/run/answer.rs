@@ -43,7 +43,7 @@ pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
         limit: limit_name(ended.limit),
         kill_pending: ended.kill_pending,
         duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
-        usage: Some(wire_usage(&ended.usage)),
+        usage: ended.usage.as_ref().map(wire_usage),
         isolation,
         artifact_error,
     }

@@ -64,6 +64,10 @@ pub(super) fn run_error(error: RunError, spec: &Spec) -> Error {
             Reason::Draining,
             "the daemon was told to end before the command was started; nothing was run: retry elsewhere or later",
         ),
+        RunError::EndedBefore => Error::new(
+            Reason::ProcessEnded,
+            "a signal ended the command before it was started; nothing was run",
+        ),
         RunError::Lost => Error::new(
             Reason::SandboxError,
             "the sandbox was lost while the command ran: what it did until then stands, and its output is in the artifacts as far as it was read",

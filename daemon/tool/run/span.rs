@@ -97,18 +97,13 @@ impl ProcessSpan {
             semconv::PROCESS_TERMINATION_REASON,
             error_type.unwrap_or("exit_zero"),
         );
-        span.set(
-            semconv::PROCESS_CPU_USER,
-            Duration::from_micros(ended.usage.user_us).as_secs_f64(),
-        );
-        span.set(
-            semconv::PROCESS_CPU_SYSTEM,
-            Duration::from_micros(ended.usage.system_us).as_secs_f64(),
-        );
-        span.set(
-            semconv::PROCESS_MAX_RSS,
-            signed(ended.usage.max_rss_kib.saturating_mul(1024)),
-        );
+        if let Some(usage) = &ended.usage {
+            let seconds = |micros| Duration::from_micros(micros).as_secs_f64();
+            span.set(semconv::PROCESS_CPU_USER, seconds(usage.user_us));
+            span.set(semconv::PROCESS_CPU_SYSTEM, seconds(usage.system_us));
+            let resident = usage.max_rss_kib.saturating_mul(1024);
+            span.set(semconv::PROCESS_MAX_RSS, signed(resident));
+        }
         span.set(semconv::PROCESS_STDOUT_BYTES, signed(finished.stdout.bytes));
         span.set(semconv::PROCESS_STDERR_BYTES, signed(finished.stderr.bytes));
         span.set(
