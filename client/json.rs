@@ -4,7 +4,7 @@
 use jig::{
     api::v1::{
         Encoding, GetInfoResponse, Isolation, ListFilesResponse, Outcome, ProcessExited,
-        ReadFileResponse, RunLimits, RunResponse, Workspace,
+        ReadFileResponse, RunLimits, RunResponse, SandboxFailure, Workspace,
     },
     client::ServingStatus,
 };
@@ -134,13 +134,19 @@ fn isolation(isolation: &Isolation) -> Value {
         "ready": isolation.ready,
         "layers": layers,
         "network": isolation.network,
-        "failure": isolation.failure.as_ref().map(|failure| json!({
-            "stage": failure.stage,
-            "errno": failure.errno,
-            "message": failure.message,
-            "remedy": failure.remedy,
-            "workspace": failure.workspace,
-        })),
+        "failure": isolation.failure.as_ref().map(sandbox_failure),
+        "refused": isolation.refused.iter().map(sandbox_failure).collect::<Vec<_>>(),
+    })
+}
+
+fn sandbox_failure(failure: &SandboxFailure) -> Value {
+    json!({
+        "stage": failure.stage,
+        "errno": failure.errno,
+        "message": failure.message,
+        "remedy": failure.remedy,
+        "workspace": failure.workspace,
+        "level": failure.level,
     })
 }
 

@@ -1,6 +1,8 @@
 //! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one
 //! thread, then the runtime, then the proof that commands are isolated, then answering calls.
 
+mod isolation;
+
 use std::{
     future::Future,
     io,
@@ -13,6 +15,7 @@ use std::{
 
 use tokio::runtime::Runtime;
 
+use self::isolation::Probed;
 use super::{
     call::{Pipeline, admission::Admission, drain::Drain},
     catalog::Catalog,
@@ -24,11 +27,7 @@ use super::{
     process::registry::Registry,
     sandbox::{
         launch::KeeperProcess,
-        level::{Isolation, Level},
         plan::{Network, Plan, WorkspacePlan},
-        pool::Sandboxes,
-        stage::Failure,
-        wire::Identity,
     },
     server::{
         self, Services, Signals, Until,
@@ -88,12 +87,6 @@ struct Prepared {
     runtime: Runtime,
 }
 
-/// What the probe has found in each workspace.
-struct Proven {
-    sandboxes: Arc<Sandboxes>,
-    results: Vec<Result<Identity, Failure>>,
-}
-
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
@@ -127,32 +120,13 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::start(config.log, tracing::Level::ERROR);
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Confinement::None)?;
-    let proven = runtime.block_on(prove(keeper, &config))?;
+    let probed = runtime
+        .block_on(isolation::prove(keeper, &config))
+        .map_err(io_error("talking to the launcher"))?;
     let mut report = String::from("configuration: ok\n") + &config.network_report();
-    for (workspace, result) in workspaces.iter().zip(&proven.results) {
-        let isolation = isolation(&config, workspace.name(), result);
-        let verdict = if isolation.is_ready() {
-            "ok"
-        } else {
-            "NOT READY"
-        };
-        report += &format!(
-            "workspace {} at {}: isolation {} {verdict}\n",
-            workspace.name(),
-            workspace.path().display(),
-            isolation.level
-        );
-        if let Some((_, failure)) = &isolation.failure {
-            report += &format!("  {failure}\n  remedy: {}\n", failure.stage.remedy());
-        } else {
-            for layer in isolation.layers() {
-                let mark = if layer.applied { "yes" } else { "no" };
-                report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
-                if !layer.remedy.is_empty() {
-                    report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
-                }
-            }
-        }
+    for (workspace, found) in workspaces.iter().zip(&probed.results) {
+        let isolation = isolation::isolation(&config, workspace.name(), found);
+        report += &isolation::report(workspace, &isolation);
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
         }
@@ -330,6 +304,9 @@ fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
         landlock_abi: landlock::abi(),
         sandbox_id: config.sandbox_id,
         network: config.network,
+        processes: vec![std::process::id()],
+        state_dir: config.state_dir.clone(),
+        temporary: std::env::temp_dir(),
     }
 }
 
@@ -359,7 +336,9 @@ async fn serve(
         what: "reading the tools",
         source: io::Error::other(error),
     })?;
-    let Proven { sandboxes, results } = prove(keeper, &config).await?;
+    let Probed { sandboxes, results } = isolation::prove(keeper, &config)
+        .await
+        .map_err(io_error("talking to the launcher"))?;
     let proxy = proxy(&config);
     let settings = Arc::new(RunSettings {
         path: config.path.clone(),
@@ -370,26 +349,13 @@ async fn serve(
         proxy: proxy.clone(),
     });
     let mut scenes = Vec::new();
-    for (index, workspace) in workspaces.into_iter().enumerate() {
-        let (Some(pool), Some(result)) = (sandboxes.pool(index), results.get(index)) else {
+    for (index, mut workspace) in workspaces.into_iter().enumerate() {
+        let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
             continue;
         };
-        let isolation = isolation(&config, workspace.name(), result);
-        match &isolation.failure {
-            None => {
-                tracing::info!(workspace = workspace.name(), isolation = %isolation.level, "commands are isolated")
-            }
-            // Whoever embeds the daemon is told by its answer.
-            Some(_) if !announce => {}
-            Some((_, failure)) => tracing::error!(
-                workspace = workspace.name(),
-                stage = failure.stage.name(),
-                errno = failure.errno_name(),
-                %failure,
-                remedy = failure.stage.remedy(),
-                "commands cannot be isolated and are not run"
-            ),
-        }
+        let isolation = isolation::isolation(&config, workspace.name(), found);
+        isolation::log(&isolation, announce);
+        isolation::place(&mut workspace, &isolation);
         scenes.push(Scene {
             workspace: Arc::new(workspace),
             sandboxes: Arc::clone(pool),
@@ -426,7 +392,7 @@ async fn serve(
         sandboxes: Arc::clone(&sandboxes),
         isolation,
         proxy,
-        identities: results.into_iter().map(Result::ok).collect(),
+        identities: results.into_iter().map(|found| found.identity).collect(),
         limits: config.limits,
         concurrent_runs: config.concurrent_runs,
         started,
@@ -442,35 +408,6 @@ async fn serve(
     telemetry.flush().await;
     tracing::info!("ended");
     served.map_err(io_error("serving"))
-}
-
-async fn prove(keeper: KeeperProcess, config: &Config) -> Result<Proven, StartError> {
-    let count = config.workspaces.len();
-    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs, config.limits)
-        .map_err(io_error("talking to the launcher"))?;
-    let mut results = Vec::new();
-    for index in 0..count {
-        if let Some(pool) = sandboxes.pool(index) {
-            results.push(pool.prove().await);
-        }
-    }
-    Ok(Proven {
-        sandboxes: Arc::new(sandboxes),
-        results,
-    })
-}
-
-fn isolation(config: &Config, workspace: &str, result: &Result<Identity, Failure>) -> Isolation {
-    Isolation {
-        level: if result.is_ok() { Level::L3 } else { Level::L0 },
-        minimum: config.minimum_level,
-        failure: result
-            .as_ref()
-            .err()
-            .map(|failure| (workspace.to_owned(), failure.clone())),
-        allow_ptrace: config.allow_ptrace,
-        network: config.network,
-    }
 }
 
 /// The proxy, where that is the network of commands. Warns of a network that may not be what was

@@ -2,8 +2,8 @@
 //! of its own and talks to it as its users do.
 //!
 //! Those run as root, which sees every process and can start the daemon as anybody, and they need
-//! `gcc`, `git`, `curl`, `openssl`, `unshare`, `ip`, and Python with pip in `/usr`, with which they
-//! also install ripgrep.
+//! `gcc`, `git`, `curl`, `openssl`, `unshare`, `setpriv`, `ip`, `strip`, Python with pip in `/usr`, and
+//! what the scripts `install.sh` beside them put there: ripgrep, crun, qemu and two kernels.
 //! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
 //! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
 
@@ -35,6 +35,10 @@ mod files;
 mod identity;
 /// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
 mod isolation;
+/// Other kernels than the host's.
+mod kernels;
+/// Hosts that do not give the highest level of isolation.
+mod levels;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
 /// Limits of runs.

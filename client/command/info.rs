@@ -2,7 +2,7 @@
 
 use std::{fmt::Write as _, process::ExitCode};
 
-use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits};
+use jig::api::v1::{Egress, GetInfoResponse, Isolation, RunLimits, SandboxFailure};
 
 use super::finish;
 use crate::{connection, global::Global, json, output, style::Style};
@@ -82,17 +82,10 @@ fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
         ("network".to_owned(), isolation.network.clone()),
     ];
     if let Some(failure) = &isolation.failure {
-        let what: Vec<&str> = [
-            &failure.stage,
-            &failure.errno,
-            &failure.message,
-            &failure.remedy,
-        ]
-        .into_iter()
-        .map(String::as_str)
-        .filter(|part| !part.is_empty())
-        .collect();
-        rows.push(("failure".to_owned(), what.join(": ")));
+        rows.push(("failure".to_owned(), failed_step(failure)));
+    }
+    for refused in isolation.refused.iter().filter(|_| isolation.ready) {
+        rows.push((format!("not {}", refused.level), failed_step(refused)));
     }
     for layer in &isolation.layers {
         let mut what = if layer.applied { "yes" } else { "no" }.to_owned();
@@ -105,6 +98,21 @@ fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
         rows.push((format!("  {}", layer.name), what));
     }
     rows
+}
+
+fn failed_step(failure: &SandboxFailure) -> String {
+    let parts = [
+        &failure.stage,
+        &failure.errno,
+        &failure.message,
+        &failure.remedy,
+    ];
+    let told: Vec<&str> = parts
+        .into_iter()
+        .map(String::as_str)
+        .filter(|part| !part.is_empty())
+        .collect();
+    told.join(": ")
 }
 
 fn egress(egress: &Egress) -> [(String, String); 2] {

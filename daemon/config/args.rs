@@ -33,8 +33,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", env = "JIG_CONFIG")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Isolation below which no command is run: L3 (the default). L2 and L1 can be named, but are not
-    /// built yet
+    /// Isolation below which no command is run: L3 (the default), L2 or L1. The daemon gives the
+    /// highest that this host allows, and says why it is not higher
     #[arg(long, value_name = "LEVEL", env = "JIG_MINIMUM_LEVEL")]
     pub(crate) minimum_level: Option<String>,
 

@@ -29,8 +29,6 @@ use crate::daemon::{
 
 /// Where the daemon listens unless told otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:50051";
-/// Where commands see the workspace.
-const DEFAULT_MOUNT_PATH: &str = "/workspace";
 /// Time for running calls when the daemon is told to end: below the 30 seconds that Kubernetes
 /// gives a pod.
 const DEFAULT_DRAIN: Duration = Duration::from_secs(25);

@@ -7,11 +7,11 @@ use std::{
 };
 
 use super::{
-    DEFAULT_MOUNT_PATH, WorkspaceConfig,
+    WorkspaceConfig,
     exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
     file,
 };
-use crate::daemon::sandbox::plan::Bind;
+use crate::daemon::sandbox::plan::{Bind, DEFAULT_MOUNT_PATH};
 
 /// Puts the flags and the file's tables together and checks them. Flags name all workspaces, or none.
 pub(super) fn workspaces(

@@ -13,7 +13,11 @@ use crate::{
         call::Pipeline,
         egress::{policy::Policy, proxy::Proxy},
         sandbox::{
-            level::Isolation, limits::Limits, pool::Sandboxes, stage::Stage, wire::Identity,
+            level::{Isolation, Level},
+            limits::Limits,
+            pool::Sandboxes,
+            stage::{Failure, Stage},
+            wire::Identity,
         },
     },
 };
@@ -74,21 +78,28 @@ impl Info {
                 detail: layer.detail,
                 remedy: layer.remedy.to_owned(),
             });
-        let failure = match &isolation.failure {
-            Some((workspace, failure)) => Some(v1::SandboxFailure {
-                stage: failure.stage.name().to_owned(),
-                errno: failure.errno_name(),
-                message: failure.to_string(),
-                remedy: failure.stage.remedy().to_owned(),
-                workspace: workspace.clone(),
-            }),
-            None if self.sandboxes.are_lost() => Some(v1::SandboxFailure {
+        let told = |level: &str, failure: &Failure| v1::SandboxFailure {
+            stage: failure.stage.name().to_owned(),
+            errno: failure.errno_name(),
+            message: failure.to_string(),
+            remedy: failure.stage.remedy().to_owned(),
+            workspace: isolation.workspace.clone(),
+            level: level.to_owned(),
+        };
+        let refused: Vec<_> = isolation
+            .refused
+            .iter()
+            .map(|refused| told(&refused.level.to_string(), &refused.failure))
+            .collect();
+        let failure = match refused.first() {
+            Some(failure) if !isolation.is_ready() => Some(failure.clone()),
+            _ if self.sandboxes.are_lost() => Some(v1::SandboxFailure {
                 stage: Stage::Launcher.name().to_owned(),
                 message: "the process that makes sandboxes has died".to_owned(),
                 remedy: "restart the daemon".to_owned(),
                 ..v1::SandboxFailure::default()
             }),
-            None => None,
+            _ => None,
         };
         v1::Isolation {
             level: isolation.level.to_string(),
@@ -97,6 +108,7 @@ impl Info {
             layers: layers.collect(),
             network: isolation.network.name().to_owned(),
             failure,
+            refused,
         }
     }
 
@@ -121,14 +133,16 @@ impl Info {
             .scenes
             .first()
             .map_or(0, |scene| scene.settings.artifact_bytes);
+        // At L1 temporary files are on a file system of the daemon's.
+        let sized = self.isolation.level != Level::L1;
         v1::RunLimits {
             default_timeout_sec,
             processes: self.limits.processes,
             open_files: self.limits.open_files,
             open_files_hard: self.limits.open_files_hard,
             file_size_bytes: self.limits.file_size_bytes,
-            tmp_bytes: self.limits.tmp_bytes,
-            tmp_inodes: self.limits.tmp_inodes,
+            tmp_bytes: if sized { self.limits.tmp_bytes } else { 0 },
+            tmp_inodes: if sized { self.limits.tmp_inodes } else { 0 },
             artifact_bytes,
             concurrent_runs: saturate(self.concurrent_runs),
             cpu_sec: self.limits.cpu_sec,

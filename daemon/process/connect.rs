@@ -126,8 +126,8 @@ impl Ends {
             // They are the daemon's own user's already where it may not give them away.
             let _own = fchown(
                 pipe,
-                Some(Uid::from_raw(identity.uid)),
-                Some(Gid::from_raw(identity.gid)),
+                Some(Uid::from_raw(identity.outside.0)),
+                Some(Gid::from_raw(identity.outside.1)),
             );
         }
     }

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::{
     fs::{Mode, OFlags, fstat, open},
-    process::{WaitOptions, waitpid},
+    process::{DumpableBehavior, WaitOptions, set_dumpable_behavior, waitpid},
 };
 
 use super::{
@@ -52,15 +52,22 @@ pub(super) fn user_namespace(
     id: u32,
 ) -> Result<OwnedFd, Failure> {
     let (keeper, waiting) = pair().map_err(at(Stage::MapOwner, "socket"))?;
-    let (child, pidfd) =
-        match fork(proof, libc::CLONE_NEWUSER).map_err(at(Stage::UserNamespace, "clone"))? {
-            Fork::Parent { child, pidfd } => (child, pidfd),
-            Fork::Child => {
-                drop(keeper);
-                let _until_closed = receive::<()>(&waiting);
-                exit_now(0)
-            }
-        };
+    // The namespace of a process that is not dumpable is opened only by who has CAP_SYS_PTRACE.
+    let dumpable =
+        |behavior| set_dumpable_behavior(behavior).map_err(at(Stage::MapOwner, "dumpable"));
+    dumpable(DumpableBehavior::Dumpable)?;
+    let forked = fork(proof, libc::CLONE_NEWUSER);
+    if !matches!(forked, Ok(Fork::Child)) {
+        dumpable(DumpableBehavior::NotDumpable)?;
+    }
+    let (child, pidfd) = match forked.map_err(at(Stage::UserNamespace, "clone"))? {
+        Fork::Parent { child, pidfd } => (child, pidfd),
+        Fork::Child => {
+            drop(keeper);
+            let _until_closed = receive::<()>(&waiting);
+            exit_now(0)
+        }
+    };
     let process = child.as_raw_nonzero();
     // Where every id may be mapped, other owners stay as they are; in a container's user namespace
     // only its own ids can be.

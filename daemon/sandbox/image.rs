@@ -10,7 +10,7 @@ use std::ffi::CString;
 use super::limits::{Limits, RESOURCES};
 
 /// What a command's process needs to know.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Command {
     /// Absolute path of the directory to start in.
     pub(crate) cwd: CString,

@@ -37,11 +37,14 @@ use rustix::{
 };
 
 use super::{
-    canary, capabilities,
+    canary::{self, Guarded},
+    capabilities,
     image::{HEADER_BYTES, Header, TerminalSize, Wiring},
     landlock::Rules,
+    level::Level,
     limits::{Limits, RESOURCES},
     plan::{HOME, Network},
+    root::EMPTY,
     stage::Stage,
     wire::{Received, Report, receive_bytes, send_bytes},
 };
@@ -59,10 +62,16 @@ use crate::daemon::sys::{
 /// What a sandbox is built from, prepared by its slot keeper.
 #[derive(Debug)]
 pub(super) struct Blueprint {
+    /// The level of isolation that it gives.
+    pub(super) level: Level,
+    /// What commands must not reach although they see its name.
+    pub(super) guarded: Guarded,
     /// Files of `/proc` that `/dev/null` covers.
     pub(super) masked_files: Vec<&'static CStr>,
     /// Directories of `/proc` that an empty one covers.
     pub(super) masked_directories: Vec<&'static CStr>,
+    /// Processes that count beside the run's own.
+    pub(super) other_processes: u64,
     /// Limits of the run, as far as its request does not lower them.
     pub(super) limits: Limits,
     /// Landlock rules.
@@ -73,8 +82,8 @@ pub(super) struct Blueprint {
     pub(super) network: Network,
 }
 
-/// Options of the file systems that a run gets for itself (tmpfs(5)).
-#[derive(Debug)]
+/// Options of the file systems that a run gets for itself (tmpfs(5)); none at L1.
+#[derive(Debug, Default)]
 pub(super) struct Scratch {
     /// Those of `/tmp` and `/dev/shm`.
     pub(super) shared: MountOptions,
@@ -86,6 +95,12 @@ pub(super) struct Scratch {
 /// only overwritten.
 #[derive(Debug)]
 pub(super) struct MountOptions([u8; 128]);
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self([0; 128])
+    }
+}
 
 impl MountOptions {
     /// Answers nothing for a text that is too long.
@@ -116,15 +131,12 @@ pub(super) struct State {
     errno: AtomicI32,
 }
 
-/// An empty directory of the root, for masks.
-pub(super) const EMPTY: &CStr = c"/.empty";
-
 /// Processes that count in the slot's user namespace beside the command's: the slot's keeper and the
 /// init.
-const PROCESSES_OF_OURS: u64 = 2;
+pub(super) const PROCESSES_OF_OURS: u64 = 2;
 
 /// A step that failed.
-struct Broken(Stage, Errno);
+pub(super) struct Broken(pub(super) Stage, pub(super) Errno);
 
 impl State {
     /// The state of a sandbox that is about to be built.
@@ -159,16 +171,23 @@ pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
             exit_now(1);
         }
     };
+    see_through(cabin, command);
+    exit_now(0)
+}
+
+/// Waits until the command has ended, ends whatever it left behind, and tells.
+pub(super) fn see_through(cabin: &'static Cabin<State>, command: Pid) {
+    let state = &cabin.state;
     let status = wait_for(command);
     let Some(stage) = Stage::from_number(state.stage.load(Ordering::Acquire)) else {
-        exit_now(0); // the daemon dropped the sandbox without a request
+        return; // the daemon dropped the sandbox without a request
     };
-    // Whatever the command left behind: kill reaches everything in this process namespace but its
-    // init.
+    // Kill reaches everything in this process namespace but its init; at L1, everything in this
+    // Landlock domain but the supervisor.
     let _none_left = kill_all(libc::SIGKILL);
     while wait_any().is_ok() {}
     cabin.unmap_image();
-    let report = match state.errno.load(Ordering::Acquire) {
+    tell(match state.errno.load(Ordering::Acquire) {
         0 => Report::Ended {
             status,
             usage: usage_of_children(),
@@ -177,9 +196,7 @@ pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
             stage,
             errno: Errno::from_raw_os_error(errno),
         },
-    };
-    tell(report);
-    exit_now(0)
+    });
 }
 
 /// Waits until `command` has ended, reaping everybody else who ends meanwhile.
@@ -209,9 +226,12 @@ fn build(state: &State) -> Result<(), Broken> {
     )
     .map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
 
-    let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount(c"proc", c"/proc", c"proc", proc_flags, None)
-        .map_err(|errno| Broken(Stage::MountProc, errno))?;
+    // At L2, the template's is the only one, and was made read-only by the slot's keeper.
+    if blueprint.level == Level::L3 {
+        let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount(c"proc", c"/proc", c"proc", proc_flags, None)
+            .map_err(|errno| Broken(Stage::MountProc, errno))?;
+    }
     for file in &blueprint.masked_files {
         mount_bind(c"/dev/null", *file).map_err(|errno| Broken(Stage::MaskProc, errno))?;
     }
@@ -257,7 +277,7 @@ const _: () = assert!(
 );
 
 /// Reads back what must be in force in every sandbox; the probe of [`canary`] looks further, once.
-fn check() -> Result<(), Errno> {
+pub(super) fn check() -> Result<(), Errno> {
     capabilities::check_given_up()?;
     if secure_computing_mode()? != SecureComputingMode::Filter {
         return Err(Errno::PERM);
@@ -268,7 +288,7 @@ fn check() -> Result<(), Errno> {
     }
 }
 
-fn tell(report: Report) {
+pub(super) fn tell(report: Report) {
     // A daemon that is gone needs no answer: this process dies with it.
     let _sent = send_bytes(kept(), &report.encode(), &[]);
 }
@@ -312,7 +332,11 @@ fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno>
     if header.probe {
         at(Stage::Canary);
         tell(Report::Probed {
-            failed: canary::run(state.blueprint.network),
+            failed: canary::run(
+                state.blueprint.level,
+                &state.blueprint.guarded,
+                state.blueprint.network,
+            ),
         });
         exit_now(0);
     }
@@ -388,7 +412,7 @@ fn connect_and_execute(
     at(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
     at(Stage::ResourceLimits);
-    set_resources(header.resources)?;
+    set_resources(header.resources, state.blueprint.other_processes)?;
     at(Stage::Execute);
     Err(execute(&image, header))
 }
@@ -397,8 +421,9 @@ fn connect_and_execute(
 /// with: nobody here may raise a limit.
 fn set_resources(
     [processes, files, files_hard, file_size, cpu]: [u64; RESOURCES],
+    other_processes: u64,
 ) -> Result<(), Errno> {
-    let processes = processes.saturating_add(PROCESSES_OF_OURS);
+    let processes = processes.saturating_add(other_processes);
     let limits = [
         (Resource::Nproc, processes, processes),
         (Resource::Nofile, files, files_hard),

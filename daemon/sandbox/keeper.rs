@@ -10,22 +10,22 @@ use std::os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd};
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
     process::{
-        DumpableBehavior, Pid, Signal, WaitOptions, getegid, geteuid, set_dumpable_behavior,
+        DumpableBehavior, Pid, Signal, WaitOptions, set_dumpable_behavior,
         set_parent_process_death_signal, setsid, waitpid,
     },
-    thread::{CapabilitySet, capabilities, set_thread_groups},
+    thread::set_thread_groups,
 };
 
 use super::{
     id_map::{self, Owner},
-    launcher,
+    identity::{self, Rights},
+    in_place, launcher, masked_proc,
     plan::{Plan, WorkspacePlan},
     root,
     stage::{Failure, Stage, at},
-    wire::{Answer, Identity, StartTemplate, ToKeeper, pair, receive, send, send_answer},
+    wire::{Answer, Identity, Order, StartTemplate, ToKeeper, pair, receive, send, send_answer},
 };
 use crate::daemon::sys::{
-    Errno,
     fd::keep_only,
     mount::{attribute, set_attributes},
     name_process,
@@ -44,10 +44,12 @@ struct Keeper {
     plan: Plan,
     /// The workspaces' directories, as the daemon holds them.
     workspaces: Vec<OwnedFd>,
-    /// Whether it may become another user and map owners.
-    privileged: bool,
+    /// What it may do.
+    rights: Rights,
     proof: SingleThreaded,
     launcher: Option<Launcher>,
+    /// Templates of workspaces whose commands stay in the daemon's namespaces.
+    in_place: Vec<Pid>,
 }
 
 /// A running launcher.
@@ -86,31 +88,28 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
     let (message, workspaces) = receive(socket)
         .map_err(at(stage, "plan"))?
         .ok_or_else(|| Failure::other(stage, "the daemon is gone"))?;
-    let ToKeeper::Plan(plan) = message else {
+    let ToKeeper::Plan(mut plan) = message else {
         return Err(Failure::other(stage, "the plan must come first"));
     };
+    plan.processes.push(std::process::id());
     if workspaces.len() != plan.workspaces.len() {
         return Err(Failure::other(
             stage,
             "each workspace must come with its directory",
         ));
     }
-    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
-    let held = capabilities(None).map_err(at(stage, "capabilities"))?;
-    let privileged = geteuid().is_root()
-        && held.effective.contains(needed)
-        && id_map::is_mapped("/proc/self/uid_map", plan.sandbox_id)
-        && id_map::is_mapped("/proc/self/gid_map", plan.sandbox_id);
-    if privileged {
+    let rights = Rights::find(plan.sandbox_id).map_err(at(stage, "capabilities"))?;
+    if rights.become_others {
         // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
         set_thread_groups(&[]).map_err(at(Stage::SetUser, "groups"))?;
     }
     Ok(Keeper {
         plan,
         workspaces,
-        privileged,
+        rights,
         proof,
         launcher: None,
+        in_place: Vec::new(),
     })
 }
 
@@ -119,13 +118,13 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
 impl Keeper {
     fn serve(&mut self, daemon: BorrowedFd<'_>) -> ! {
         loop {
-            let Ok(Some((ToKeeper::Template(workspace), _))) = receive(daemon) else {
+            let Ok(Some((ToKeeper::Template(order), _))) = receive(daemon) else {
                 exit_now(0); // the launcher's death signal ends it with this process
             };
-            let sent = match self.start_template(workspace) {
+            let sent = match self.start_template(order) {
                 Ok((identity, socket)) => {
                     let answer = Answer::Done {
-                        workspace,
+                        workspace: order.workspace,
                         identity,
                     };
                     send_answer(daemon, &answer, &[socket.as_fd()], Stage::Launcher)
@@ -140,7 +139,11 @@ impl Keeper {
 
     /// Starts a template, and before it the launcher where it is not running. Answers the daemon's
     /// end of the template's socket.
-    fn start_template(&mut self, workspace: usize) -> Result<(Identity, OwnedFd), Failure> {
+    fn start_template(&mut self, order: Order) -> Result<(Identity, OwnedFd), Failure> {
+        let Order { workspace, level } = order;
+        if !level.has_namespaces() {
+            return self.start_in_place(workspace);
+        }
         if self
             .launcher
             .as_ref()
@@ -156,16 +159,16 @@ impl Keeper {
             .get(workspace)
             .ok_or_else(malformed)?
             .clone()?;
-        let trees = if self.privileged {
+        let trees = if self.rights.map_owners {
             self.open_trees(workspace, identity)?
         } else {
             Vec::new()
         };
         let (daemon, template) = pair().map_err(at(Stage::Launcher, "socket"))?;
         let order = StartTemplate {
-            workspace,
+            order,
             identity,
-            with_trees: self.privileged,
+            with_trees: self.rights.map_owners,
         };
         let fds: Vec<BorrowedFd<'_>> = std::iter::once(template.as_fd())
             .chain(trees.iter().map(AsFd::as_fd))
@@ -175,6 +178,29 @@ impl Keeper {
             Some((Answer::Done { identity, .. }, _)) => Ok((identity, daemon)),
             Some((Answer::Failed(failure), _)) => Err(failure),
             None => Err(Failure::other(Stage::Launcher, "it died")),
+        }
+    }
+
+    /// Starts the template of a workspace whose commands stay in the daemon's namespaces.
+    fn start_in_place(&mut self, workspace: usize) -> Result<(Identity, OwnedFd), Failure> {
+        self.in_place
+            .retain(|template| matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None)));
+        let owner = Owner::of(self.directory(workspace)?)
+            .map_err(at(Stage::Identity, "owner of the workspace"))?;
+        let identity = identity::choose_in_place(self.rights, owner)?;
+        let (daemon, template) = pair().map_err(at(Stage::InPlace, "socket"))?;
+        match fork(&self.proof, 0).map_err(at(Stage::InPlace, "clone"))? {
+            Fork::Parent { child, .. } => {
+                self.in_place.push(child);
+                Ok((identity, daemon))
+            }
+            Fork::Child => in_place::template::run(
+                template,
+                &self.plan,
+                self.workspace(workspace)?,
+                identity,
+                &self.proof.in_copy(),
+            ),
         }
     }
 
@@ -190,12 +216,20 @@ impl Keeper {
                 .unwrap_or_else(none));
         };
         let (keeper, socket) = pair().map_err(at(Stage::Launcher, "socket"))?;
+        // A masked /proc can be mounted afresh by who has CAP_SYS_ADMIN, but not from a user
+        // namespace below.
+        let antechamber = self.rights.map_owners && masked_proc::is_masked()?;
+        let namespaces = if antechamber {
+            launcher::ANTECHAMBER
+        } else {
+            LAUNCHER_NAMESPACES
+        };
         // While a process is not dumpable, its files in /proc belong to root, and only root could
         // write the launcher's maps. The launcher inherits this from here.
         let dumpable =
             |behavior| set_dumpable_behavior(behavior).map_err(at(Stage::Launcher, "dumpable"));
         dumpable(DumpableBehavior::Dumpable)?;
-        let forked = fork(&self.proof, LAUNCHER_NAMESPACES);
+        let forked = fork(&self.proof, namespaces);
         if !matches!(forked, Ok(Fork::Child)) {
             dumpable(DumpableBehavior::NotDumpable)?;
         }
@@ -203,6 +237,17 @@ impl Keeper {
             Fork::Parent { child, pidfd } => (child, pidfd),
             Fork::Child => {
                 drop(keeper);
+                if antechamber {
+                    let entered = launcher::pass_antechamber();
+                    let failed = entered.is_err();
+                    let answer = entered.map_or_else(Answer::Failed, |()| Answer::Done {
+                        workspace: 0,
+                        identity: first,
+                    });
+                    if send(&socket, &answer, &[]).is_err() || failed {
+                        exit_now(1);
+                    }
+                }
                 // Its maps must be there before it does anything: the keeper sends one message when
                 // they are.
                 match receive::<()>(&socket) {
@@ -225,57 +270,23 @@ impl Keeper {
             process,
             identities,
         };
+        if antechamber {
+            launcher.answer()?;
+        }
         launcher.write_maps()?;
         send(&launcher.socket, &(), &[]).map_err(at(Stage::Launcher, "starting it"))?;
-        match receive(&launcher.socket).map_err(at(Stage::Launcher, "answer"))? {
-            Some((Answer::Done { .. }, _)) => Ok(launcher),
-            Some((Answer::Failed(failure), _)) => Err(failure),
-            None => Err(Failure::other(
-                Stage::Launcher,
-                "it died before it was ready",
-            )),
-        }
+        launcher.answer()?;
+        Ok(launcher)
     }
 
-    /// As whom the sandboxes of a workspace run: a user of their own where the workspace can be
-    /// mounted with its owner mapped to it, else its owner.
+    /// As whom the sandboxes of a workspace run.
     fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
-        if !self.privileged {
-            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
-            if uid == 0 {
-                // Its commands would be root of the machine, or root of the namespace that the
-                // daemon's own memory belongs to.
-                return Err(Failure::kernel(
-                    Stage::Identity,
-                    Errno::PERM,
-                    format!(
-                        "the daemon is root and cannot become user {} (it needs CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, and that id in its user namespace)",
-                        self.plan.sandbox_id
-                    ),
-                ));
-            }
-            return Ok(Identity {
-                uid,
-                gid,
-                id_mapped: false,
-            });
-        }
+        let id = self.plan.sandbox_id;
         let owner = Owner::of(self.directory(workspace)?)
             .map_err(at(Stage::Identity, "owner of the workspace"))?;
-        let id = self.plan.sandbox_id;
-        match self.open_workspace(workspace, Some(id)) {
-            Ok(_) => Ok(Identity {
-                uid: id,
-                gid: id,
-                id_mapped: true,
-            }),
-            Err(_) if owner.uid != 0 => Ok(Identity {
-                uid: owner.uid,
-                gid: owner.gid,
-                id_mapped: false,
-            }),
-            Err(failure) => Err(failure),
-        }
+        identity::choose(self.rights, id, owner, || {
+            self.open_workspace(workspace, Some(id)).map(drop)
+        })
     }
 
     fn directory(&self, workspace: usize) -> Result<BorrowedFd<'_>, Failure> {
@@ -360,27 +371,30 @@ impl Launcher {
             && matches!(waitpid(Some(self.process), WaitOptions::NOHANG), Ok(None))
     }
 
-    /// Writes the launcher's maps: each user id that sandboxes run as, to itself.
+    /// Waits until it says that it has done what it is to do.
+    fn answer(&self) -> Result<(), Failure> {
+        match receive(&self.socket).map_err(at(Stage::Launcher, "answer"))? {
+            Some((Answer::Done { .. }, _)) => Ok(()),
+            Some((Answer::Failed(failure), _)) => Err(failure),
+            None => Err(Failure::other(
+                Stage::Launcher,
+                "it died before it was ready",
+            )),
+        }
+    }
+
+    /// Writes the launcher's maps: each user id that sandboxes run as, to what it is outside.
     fn write_maps(&self) -> Result<(), Failure> {
-        let mut users: Vec<u32> = self
-            .identities
-            .iter()
-            .flatten()
-            .map(|identity| identity.uid)
-            .collect();
-        let mut groups: Vec<u32> = self
-            .identities
-            .iter()
-            .flatten()
-            .map(|identity| identity.gid)
-            .collect();
+        let known = || self.identities.iter().flatten();
+        let mut users: Vec<_> = known().map(|id| (id.uid, id.outside.0)).collect();
+        let mut groups: Vec<_> = known().map(|id| (id.gid, id.outside.1)).collect();
         for ids in [&mut users, &mut groups] {
             ids.sort_unstable();
             ids.dedup();
         }
-        let lines = |ids: &[u32]| {
+        let lines = |ids: &[(u32, u32)]| {
             ids.iter()
-                .map(|id| format!("{id} {id} 1\n"))
+                .map(|(inside, outside)| format!("{inside} {outside} 1\n"))
                 .collect::<String>()
         };
         let process = self.process.as_raw_nonzero();

@@ -1,9 +1,10 @@
-//! A second wall on files: what a run, or the daemon, may touch, as Landlock rules
+//! A wall on files: what a run, or the daemon, may touch, as Landlock rules
 //! (Documentation/userspace-api/landlock.rst).
 //!
-//! The mounts decide already; this stands behind them should a mount be made where none was meant.
-//! TCP is not handled: the network namespace is the wall there, and rules would break the loopback
-//! interface. A kernel without Landlock is no reason to refuse: `GetInfo` tells.
+//! Where a run has namespaces, the mounts decide already; this stands behind them should a mount be
+//! made where none was meant. TCP is not handled there: the network namespace is the wall, and rules
+//! would break the loopback interface. A kernel without Landlock is no reason to refuse: `GetInfo`
+//! tells. Where a run has none, this is the wall.
 
 use std::{ffi::CString, os::fd::AsFd as _};
 
@@ -23,6 +24,10 @@ const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
 /// What can be granted on a file that is no directory.
 const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
+
+// Rights on the network, from version 4 on.
+const BIND_TCP: u64 = 1;
+const CONNECT_TCP: u64 = 1 << 1;
 
 // Scopes, from version 6 on.
 const SCOPE_ABSTRACT_UNIX_SOCKET: u64 = 1;
@@ -46,6 +51,10 @@ pub(crate) enum Access {
 pub(crate) enum Reach {
     /// Those under the same rules.
     Own,
+    /// Those under the same rules, and nobody by TCP.
+    OwnWithoutTcp,
+    /// Those under the same rules, and files are not handled at all.
+    OwnAndAllFiles,
     /// Any, as far as other walls allow it.
     Any,
 }
@@ -72,7 +81,7 @@ impl Rules {
                 handled |= right;
             }
         }
-        let scoped = if abi >= 6 && reach == Reach::Own {
+        let scoped = if abi >= 6 && reach != Reach::Any {
             SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
         } else {
             0
@@ -86,8 +95,14 @@ impl Rules {
         Self {
             abi,
             attributes: landlock::RulesetAttributes {
-                handled_access_fs: handled,
-                handled_access_net: 0,
+                handled_access_fs: match reach {
+                    Reach::OwnAndAllFiles => 0,
+                    Reach::Own | Reach::OwnWithoutTcp | Reach::Any => handled,
+                },
+                handled_access_net: match reach {
+                    Reach::OwnWithoutTcp if abi >= 4 => BIND_TCP | CONNECT_TCP,
+                    Reach::OwnWithoutTcp | Reach::Own | Reach::OwnAndAllFiles | Reach::Any => 0,
+                },
                 scoped,
             },
             paths: paths

@@ -5,18 +5,21 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::process::{Signal, WaitOptions, set_parent_process_death_signal, wait};
+use rustix::{
+    mount::{MountFlags, mount},
+    process::{Signal, WaitOptions, set_parent_process_death_signal, wait},
+};
 
 use super::{
     plan::{Network, Plan},
     root,
     stage::{Failure, Stage, at},
     template,
-    wire::{Answer, Identity, StartTemplate, receive, send},
+    wire::{Answer, Identity, Order, StartTemplate, receive, send},
 };
 use crate::daemon::sys::{
     name_process,
-    process::{Fork, SingleThreaded, exit_now, fork},
+    process::{Fork, SingleThreaded, exit_now, fork, unshare},
 };
 
 /// Namespaces that a template gets, beside that of the network. Its process namespace makes its end
@@ -26,6 +29,23 @@ const TEMPLATE_NAMESPACES: i32 = libc::CLONE_NEWPID
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWCGROUP;
+
+/// Namespaces that a process gets which passes the antechamber on its way to be the launcher.
+pub(super) const ANTECHAMBER: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWPID;
+
+/// Mounts a `/proc` that nothing covers, then makes the user and mount namespace of the launcher,
+/// which takes it along: the kernel lets a user namespace mount a fresh `/proc` only where it sees
+/// one without masks (mount_namespaces(7)), and the masks that a container runtime has made in the
+/// daemon's own user namespace hold nobody back who has CAP_SYS_ADMIN there.
+pub(super) fn pass_antechamber() -> Result<(), Failure> {
+    root::make_private()?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount(c"proc", c"/proc", c"proc", flags, None).map_err(at(
+        Stage::MountTemplateProc,
+        "mounting it over one with masks",
+    ))?;
+    unshare(libc::CLONE_NEWUSER | libc::CLONE_NEWNS).map_err(at(Stage::UserNamespace, "unshare"))
+}
 
 /// Runs as the launcher, in namespaces whose maps the keeper has written, until the keeper is gone.
 pub(super) fn run(
@@ -60,7 +80,7 @@ pub(super) fn run(
             exit_now(0);
         };
         while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
-        let workspace = order.workspace;
+        let workspace = order.order.workspace;
         let answer = match start_template(order, fds, plan, proof) {
             Ok(identity) => Answer::Done {
                 workspace,
@@ -81,7 +101,8 @@ fn start_template(
     proof: &SingleThreaded,
 ) -> Result<Identity, Failure> {
     let malformed = || Failure::other(Stage::Launcher, "malformed order");
-    let workspace = plan.workspaces.get(order.workspace).ok_or_else(malformed)?;
+    let Order { workspace, level } = order.order;
+    let workspace = plan.workspaces.get(workspace).ok_or_else(malformed)?;
     let mut fds = fds.into_iter();
     let socket = fds.next().ok_or_else(malformed)?;
     let trees: Vec<OwnedFd> = fds.collect();
@@ -99,6 +120,7 @@ fn start_template(
             socket,
             plan,
             workspace,
+            level,
             order.identity,
             trees,
             proof.in_copy(),

@@ -1,17 +1,18 @@
-//! Levels of isolation, and what is told about the one in force.
+//! Levels of isolation, and what the probes at start have found.
 
 use std::{fmt, str::FromStr};
 
-use super::{entrance, plan::Network, stage::Failure};
-use crate::daemon::sys::landlock;
+use serde::{Deserialize, Serialize};
 
-/// The layer that says which network commands have.
-const NETWORK_NAMESPACE: &str = "network_namespace";
+use super::{plan::Network, stage::Failure};
 
 /// How strongly commands are isolated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub(crate) enum Level {
     /// Not at all: no command is run.
+    #[default]
     L0,
     /// Landlock and seccomp in the daemon's own namespaces.
     L1,
@@ -21,32 +22,48 @@ pub(crate) enum Level {
     L3,
 }
 
-/// What the probe at start has found.
+/// What the probes at start have found for a workspace.
 #[derive(Debug, Clone)]
 pub(crate) struct Isolation {
     /// The level in force.
     pub(crate) level: Level,
     /// The level below which no command is run.
     pub(crate) minimum: Level,
-    /// Why the level is not higher, with the name of the workspace.
-    pub(crate) failure: Option<(String, Failure)>,
+    /// The workspace.
+    pub(crate) workspace: String,
+    /// The levels that were tried in vain, highest first.
+    pub(crate) refused: Vec<Refused>,
+    /// Version of Landlock that the kernel offers; 0 where there is none.
+    pub(crate) landlock_abi: u32,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
     /// Network that commands have.
     pub(crate) network: Network,
 }
 
-/// One layer of the sandbox.
-#[derive(Debug)]
-pub(crate) struct Layer {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// Whether it is in force.
-    pub(crate) applied: bool,
-    /// How, or why not.
-    pub(crate) detail: String,
-    /// What to change so that it will be.
-    pub(crate) remedy: &'static str,
+/// A level that this host does not give.
+#[derive(Debug, Clone)]
+pub(crate) struct Refused {
+    /// The level.
+    pub(crate) level: Level,
+    /// The first step towards it that failed.
+    pub(crate) failure: Failure,
+}
+
+/// The levels at which commands are run, highest first: the order in which they are tried.
+pub(crate) const TRIED: [Level; 3] = [Level::L3, Level::L2, Level::L1];
+
+impl Level {
+    /// Whether commands get namespaces of their own.
+    pub(crate) fn has_namespaces(self) -> bool {
+        self >= Self::L2
+    }
+
+    /// Whether the next run may get the network namespace of the one before it. Where `/proc/sys`
+    /// is not the daemon's to write, what a run leaves in it cannot be kept from the next.
+    pub(super) fn recycles_networks(self) -> bool {
+        self != Self::L2
+    }
 }
 
 impl Isolation {
@@ -55,124 +72,11 @@ impl Isolation {
         self.level >= self.minimum && self.level > Level::L0
     }
 
-    /// The layers, in the order in which they are applied.
-    pub(crate) fn layers(&self) -> Vec<Layer> {
-        const NAMESPACES: &[(&str, &str)] = &[
-            ("user_namespace", "one user, not root, without capabilities"),
-            (
-                "mount_namespace",
-                "an allowlisted read-only root; the daemon's own root is not mounted",
-            ),
-            (
-                "pid_namespace",
-                "a fresh /proc with the run's processes only",
-            ),
-            (NETWORK_NAMESPACE, "a loopback interface and no route"),
-            ("ipc_namespace", "of the run alone"),
-            ("uts_namespace", "host name jig"),
-            ("cgroup_namespace", "of the workspace"),
-            (
-                "process_limit",
-                "RLIMIT_NPROC in the run's own user namespace; that a run came to it is not reported",
-            ),
-            ("capabilities", "all five sets empty, securebits locked"),
-            ("no_new_privs", "set-user-id programs gain nothing"),
-        ];
-        let seccomp = if self.allow_ptrace {
-            "an allowlist of system calls, with ptrace (sandbox.allow_ptrace)"
-        } else {
-            "an allowlist of system calls, without ptrace"
-        };
-        let mut layers: Vec<Layer> = NAMESPACES
-            .iter()
-            .chain([&("seccomp", seccomp)])
-            .map(|(name, detail)| match &self.failure {
-                None => Layer {
-                    name,
-                    applied: true,
-                    detail: (*detail).to_owned(),
-                    remedy: "",
-                },
-                Some((workspace, failure)) => Layer {
-                    name,
-                    applied: false,
-                    detail: format!(
-                        "no sandbox could be built for workspace {workspace}: {failure}"
-                    ),
-                    remedy: failure.stage.remedy(),
-                },
-            })
-            .collect();
-        layers.push(Layer {
-            name: "memory_limit",
-            applied: self.failure.is_none(),
-            detail: "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at \
-                     before they can be over the limit; what lies in sockets, pipes and System V segments is not counted"
-                .to_owned(),
-            remedy: "run the daemon where it may make cgroups (cgroup v2, and with systemd Delegate=yes): then the kernel counts all of it",
-        });
-        self.tell_network(&mut layers);
-        layers.push(match (landlock::abi(), &self.failure) {
-            (0, _) => Layer {
-                name: "landlock",
-                applied: false,
-                detail: "the kernel does not offer it; the mounts are the only wall on files"
-                    .to_owned(),
-                remedy: "use Linux 5.13 or newer with landlock in the boot parameter lsm=",
-            },
-            (abi, None) => Layer {
-                name: "landlock",
-                applied: true,
-                detail: format!("version {abi}"),
-                remedy: "",
-            },
-            (abi, Some((_, failure))) => Layer {
-                name: "landlock",
-                applied: false,
-                detail: format!("the kernel offers version {abi}, but no sandbox could be built"),
-                remedy: failure.stage.remedy(),
-            },
-        });
-        layers
+    /// Why no command is run, where none is: what failed first at the highest level.
+    pub(crate) fn failure(&self) -> Option<&Failure> {
+        let first = self.refused.first().filter(|_| !self.is_ready());
+        first.map(|refused| &refused.failure)
     }
-}
-
-impl Isolation {
-    /// Says of the layer that is the network's what is true of a network other than none.
-    fn tell_network(&self, layers: &mut [Layer]) {
-        let layer = layers
-            .iter_mut()
-            .find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
-        let Some(layer) = layer else {
-            return;
-        };
-        match self.network {
-            Network::None => {}
-            Network::Proxy => {
-                layer.detail = format!(
-                    "a loopback interface and no route; the daemon's proxy at 127.0.0.1:{} connects to the hosts that proxy.allow_hosts lists",
-                    entrance::PORT
-                );
-            }
-            Network::Host => {
-                layer.applied = false;
-                layer.detail = host_network(landlock::abi());
-                layer.remedy = "give commands none, or only the hosts that they need: --network none, --network proxy";
-            }
-        }
-    }
-}
-
-/// What commands reach that have the daemon's network.
-fn host_network(landlock: u32) -> String {
-    let abstract_sockets = if landlock >= 6 {
-        "not its abstract Unix sockets, which Landlock keeps apart"
-    } else {
-        "its abstract Unix sockets among it, which Landlock keeps apart from version 6 on"
-    };
-    format!(
-        "commands have the daemon's network (sandbox.network = \"host\"): all that this host reaches, the metadata service of a cloud and what listens on 127.0.0.1 included, the daemon's own TCP ports too, where nothing but a key would keep a command from calling it; {abstract_sockets}"
-    )
 }
 
 impl fmt::Display for Level {

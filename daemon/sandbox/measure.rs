@@ -29,11 +29,16 @@ const PROCESSES_AT_MOST: usize = 64 * 1024;
 
 /// Measures the run below `init`. Memory is estimated, not below what it is, while that is below
 /// `enough`.
-pub(super) fn run(init: Pid, enough: u64) -> Measure {
+///
+/// Where it has no file systems of its own, what it has in others is not counted.
+pub(super) fn run(init: Pid, enough: u64, has_own_file_systems: bool) -> Measure {
     let processes = descendants(init.as_raw_nonzero().get());
     let used: Vec<Used> = processes.iter().filter_map(|pid| Used::of(*pid)).collect();
     let cpu_us = used.iter().map(|used| used.cpu_us).sum();
-    let files = files_in_memory(&processes) + own_file_systems(&processes);
+    let mut files = files_in_memory(&processes);
+    if has_own_file_systems {
+        files += own_file_systems(&processes);
+    }
     let sum = |used: &[Used]| {
         let own = used.iter().map(|used| used.own_bytes).sum::<u64>();
         (own, used.iter().map(|used| used.shared_bytes).sum::<u64>())

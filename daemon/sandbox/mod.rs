@@ -17,35 +17,43 @@
 //! still live.
 //!
 //! Everything fails closed: a step that cannot be done is reported as a [`stage::Failure`] that
-//! names it, and there is no second, weaker way.
+//! names it. Which level of isolation a workspace's sandboxes give is decided once, when the daemon
+//! starts ([`proof`]): the highest that can be built and holds what it promises, and none below what
+//! the operator asks for. From then on there is no second, weaker way.
 //!
 //! | file | holds |
 //! |---|---|
 //! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`] | what each process does, in this order |
+//! | [`in_place`] | what they do where no namespaces can be made (L1) |
 //! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
-//! | [`root`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
+//! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`measure`] | what a run occupies, where no cgroup counts it |
-//! | [`stage`], [`canary`], [`level`] | what can fail, the proof, and what is told about it |
+//! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`] | the listener of a slot whose runs have the network `proxy` |
-//! | [`launch`], [`pool`], [`refill`], [`channel`], [`running`] | the daemon's side |
+//! | [`launch`], [`pool`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
 mod channel;
 pub(crate) mod entrance;
 mod id_map;
+mod identity;
 pub(crate) mod image;
+mod in_place;
 mod init;
 pub(crate) mod keeper;
 pub(crate) mod landlock;
 pub(crate) mod launch;
 mod launcher;
+mod layers;
 pub(crate) mod level;
 pub(crate) mod limits;
+mod masked_proc;
 mod measure;
 pub(crate) mod plan;
 pub(crate) mod pool;
 mod proc_masks;
+pub(crate) mod proof;
 mod protect;
 mod refill;
 mod root;

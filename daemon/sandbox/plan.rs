@@ -22,6 +22,12 @@ pub(crate) struct Plan {
     pub(crate) landlock_abi: u32,
     /// User and group id that a daemon with root's rights takes for its sandboxes.
     pub(crate) sandbox_id: u32,
+    /// Processes of the daemon's own, which commands that can name them must not reach.
+    pub(crate) processes: Vec<u32>,
+    /// Where the daemon keeps its state, likewise.
+    pub(crate) state_dir: PathBuf,
+    /// Where runs without a file system of their own have their temporary files.
+    pub(crate) temporary: PathBuf,
 }
 
 /// Network that commands have.
@@ -87,6 +93,8 @@ pub(crate) const SYSTEM: &[&str] = &[
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt",
 ];
 
+/// Where commands see the workspace, unless its configuration names another path.
+pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
 /// Directory that commands have as `HOME`.
 pub(crate) const HOME: &str = "/home/agent";
 /// Name of the user that commands run as.

@@ -25,11 +25,12 @@ use super::{
     channel::Channel,
     entrance::Entrance,
     launch::KeeperProcess,
+    level::Level,
     limits::Limits,
     refill::{BUILD_PATIENCE, Lending, io_failure, measure, refill, too_slow},
     running::{Ask, SlotFate, Warm},
     stage::{Failure, Stage},
-    wire::{Identity, MakeSlot, ToKeeper},
+    wire::{Identity, MakeSlot, Order, ToKeeper},
 };
 use crate::daemon::{sys::readiness::watch, task};
 
@@ -75,6 +76,8 @@ struct State {
     /// Slots whose sandbox was given away.
     lent: usize,
     identity: Option<Identity>,
+    /// The isolation that sandboxes give; decided before the first call.
+    level: Level,
     /// Slots that died since one last made a sandbox.
     deaths: u32,
     closed: bool,
@@ -171,9 +174,21 @@ impl Sandboxes {
 // === impl Pool ===
 
 impl Pool {
-    /// Builds the first sandboxes and proves with one of them that it isolates.
-    pub(crate) async fn prove(self: &Arc<Self>) -> Result<Identity, Failure> {
-        self.take().await?.probe().await?;
+    /// Starts over at another level: what was made until now is not used. Only before the first
+    /// call, while the level is not decided yet.
+    pub(super) async fn begin_at(&self, level: Level) {
+        {
+            let mut state = self.state();
+            state.level = level;
+            // Their slots end, and count themselves out as those that were lent do.
+            state.lent += state.warm.len();
+            state.warm.clear();
+        }
+        *self.template.lock().await = None;
+    }
+
+    /// Starts the slots that are kept from the start.
+    pub(super) fn fill(self: &Arc<Self>) {
         let missing = {
             let mut state = self.state();
             let wanted = WARM_AT_START.min(self.slots_at_most);
@@ -184,9 +199,6 @@ impl Pool {
         for _ in 0..missing {
             self.start_slot();
         }
-        self.state()
-            .identity
-            .ok_or_else(|| Failure::other(Stage::Launcher, "no template has said as whom it runs"))
     }
 
     /// Whether nothing can be made any more, because the keeper has died.
@@ -273,18 +285,27 @@ impl Pool {
         }
     }
 
-    /// Keeps one slot until it is not wanted any more or is lost.
-    async fn keep_slot(self: &Arc<Self>) -> Result<(), Failure> {
-        // In a task of its own, which is polled to its end: were it cancelled between a question and
-        // its answer, the next question would get that answer.
+    /// Has a slot made, in a task of its own, which is polled to its end: were it cancelled between a
+    /// question and its answer, the next question would get that answer.
+    async fn new_slot(self: &Arc<Self>) -> Result<(Channel, Option<Arc<Entrance>>), Failure> {
         let pool = Arc::clone(self);
         let made = task::spawn("make slot", async move { pool.make_slot().await });
-        let (slot, entrance) = match timeout(BUILD_PATIENCE, made).await {
-            Ok(Ok(made)) => made?,
-            Ok(Err(_)) | Err(_) => return Err(too_slow(Stage::SlotNamespace)),
-        };
+        match timeout(BUILD_PATIENCE, made).await {
+            Ok(Ok(made)) => made,
+            Ok(Err(_)) | Err(_) => Err(too_slow(Stage::SlotNamespace)),
+        }
+    }
+
+    /// Keeps one slot until it is not wanted any more or is lost.
+    async fn keep_slot(self: &Arc<Self>) -> Result<(), Failure> {
+        let level = self.state().level;
         let (asks, mut asked) = mpsc::channel(1);
-        let lending = Lending { asks, entrance };
+        let (mut slot, entrance) = self.new_slot().await?;
+        let mut lending = Lending {
+            asks,
+            entrance,
+            level,
+        };
         loop {
             let (warm, mut told) = refill(&slot, &lending, &self.limits).await?;
             if !self.offer(warm) {
@@ -328,7 +349,8 @@ impl Pool {
             };
             self.returned();
             match fate {
-                Ok(SlotFate::Free) => {}
+                Ok(SlotFate::Free) if level.recycles_networks() => {}
+                Ok(SlotFate::Free) => (slot, lending.entrance) = self.new_slot().await?,
                 Ok(SlotFate::Quarantined(sandbox)) => {
                     self.set_aside(sandbox);
                     return Ok(());
@@ -368,7 +390,7 @@ impl Pool {
     fn offer(&self, mut warm: Warm) -> bool {
         let mut state = self.state();
         state.deaths = 0;
-        if state.closed {
+        if state.closed || warm.level != state.level {
             return false;
         }
         while let Some(waiting) = state.waiting.pop_front() {
@@ -426,12 +448,12 @@ impl Pool {
 
     async fn start_template(&self) -> Result<Channel, Failure> {
         let keeper = self.keeper.lock().await;
+        let order = Order {
+            workspace: self.workspace,
+            level: self.state().level,
+        };
         let (_, socket) = keeper
-            .ask(
-                &ToKeeper::Template(self.workspace),
-                self.workspace,
-                Stage::Launcher,
-            )
+            .ask(&ToKeeper::Template(order), self.workspace, Stage::Launcher)
             .await?;
         drop(keeper);
         let template = Channel::new(socket).map_err(|error| io_failure(&error))?;

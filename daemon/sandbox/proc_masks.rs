@@ -6,11 +6,11 @@
 
 /// An entry of `/proc` and why it is hidden.
 #[derive(Debug)]
-pub(super) struct Mask {
+struct Mask {
     /// Path below `/proc`.
-    pub(super) path: &'static std::ffi::CStr,
+    path: &'static std::ffi::CStr,
     /// Whether it is a directory: an empty one covers it, and `/dev/null` covers a file.
-    pub(super) directory: bool,
+    directory: bool,
     /// Why it is hidden.
     #[cfg_attr(
         not(test),
@@ -19,7 +19,7 @@ pub(super) struct Mask {
             reason = "it is there to be read; a test sees that it is never empty"
         )
     )]
-    pub(super) reason: &'static str,
+    reason: &'static str,
 }
 
 const fn file(path: &'static std::ffi::CStr, reason: &'static str) -> Mask {
@@ -39,7 +39,7 @@ const fn directory(path: &'static std::ffi::CStr, reason: &'static str) -> Mask 
 }
 
 /// The entries. Those that a kernel does not have, or that only root may open, are passed over.
-pub(super) const MASKS: &[Mask] = &[
+const MASKS: &[Mask] = &[
     file(c"/proc/kcore", "the kernel's memory"),
     file(c"/proc/keys", "other users' keyrings"),
     file(c"/proc/key-users", "other users' keyrings"),
@@ -77,6 +77,15 @@ pub(super) const MASKS: &[Mask] = &[
     directory(c"/proc/fs", "file systems of the whole machine"),
     directory(c"/proc/pressure", "load of the whole machine"),
 ];
+
+/// The entries that this kernel has and that this process's user could open, and whether each is a
+/// directory.
+pub(super) fn readable() -> impl Iterator<Item = (&'static std::ffi::CStr, bool)> {
+    MASKS
+        .iter()
+        .filter(|mask| rustix::fs::access(mask.path, rustix::fs::Access::READ_OK).is_ok())
+        .map(|mask| (mask.path, mask.directory))
+}
 
 #[cfg(test)]
 mod tests {

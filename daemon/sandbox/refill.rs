@@ -1,6 +1,6 @@
 //! What the daemon asks of a slot's keeper: a sandbox, and what the one that it made last occupies.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, oneshot},
@@ -10,11 +10,12 @@ use tokio::{
 use super::{
     channel::Channel,
     entrance::Entrance,
+    level::Level,
     limits::Limits,
     running::{Ask, SlotFate, Warm},
-    slot::TOKEN,
+    slot::{TOKEN, TOKEN_BYTES},
     stage::{Failure, Stage},
-    wire::{Measure, Order, REPORT_BYTES, Report},
+    wire::{Measure, REPORT_BYTES, Report, SlotOrder},
 };
 use crate::daemon::sys::Errno;
 
@@ -25,6 +26,8 @@ pub(super) struct Lending {
     pub(super) asks: mpsc::Sender<Ask>,
     /// The slot's listener, where its runs reach the daemon by one.
     pub(super) entrance: Option<Arc<Entrance>>,
+    /// The isolation that it gives.
+    pub(super) level: Level,
 }
 
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
@@ -48,7 +51,7 @@ pub(super) async fn refill(
 /// Has the slot's keeper tell what the sandbox that it made last occupies.
 pub(super) async fn measure(slot: &Channel, enough: u64) -> Result<Measure, Failure> {
     let failed = |errno| Failure::kernel(Stage::RunNamespaces, errno, "the slot's keeper died");
-    slot.send(&Order::Measure { enough }.encode(), &[])
+    slot.send(&SlotOrder::Measure { enough }.encode(), &[])
         .map_err(failed)?;
     let mut bytes = [0; REPORT_BYTES];
     let (received, _) = slot.receive(&mut bytes).await.map_err(failed)?;
@@ -66,16 +69,17 @@ async fn build(
 ) -> Result<Warm, Failure> {
     let stage = Stage::RunNamespaces;
     let failed = |errno| Failure::kernel(stage, errno, "the slot's keeper died");
-    let order = Order::Make {
+    let order = SlotOrder::Make {
         tmp_bytes: limits.tmp_bytes,
         tmp_inodes: limits.tmp_inodes.into(),
     };
     slot.send(&order.encode(), &[]).map_err(failed)?;
-    let mut bytes = [0; REPORT_BYTES];
+    let mut bytes = [0; TOKEN_BYTES];
     let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
     let message = bytes.get(..received.length).unwrap_or_default();
     let mut fds = fds.into_iter();
-    let (Some(control), Some(pidfd), true) = (fds.next(), fds.next(), message == TOKEN) else {
+    let token = message.strip_prefix(TOKEN);
+    let (Some(control), Some(pidfd), Some(scratch)) = (fds.next(), fds.next(), token) else {
         return Err(match Report::decode(message) {
             Some(Report::Failed { stage, errno }) => {
                 Failure::kernel(stage, errno, "making a sandbox")
@@ -83,7 +87,9 @@ async fn build(
             _ => failed(Errno::CONNRESET),
         });
     };
+    let scratch = (!scratch.is_empty()).then(|| OsStr::from_bytes(scratch).to_owned());
     let control = Channel::new(control).map_err(|error| io_failure(&error))?;
+    let mut bytes = [0; REPORT_BYTES];
     let (received, _) = control.receive(&mut bytes).await.map_err(failed)?;
     match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
         Some(Report::Ready) => Ok(Warm {
@@ -93,6 +99,8 @@ async fn build(
             fate,
             asks: lending.asks.clone(),
             entrance: lending.entrance.clone(),
+            level: lending.level,
+            scratch,
         }),
         Some(Report::Failed { stage, errno }) => {
             Err(Failure::kernel(stage, errno, "building a sandbox"))

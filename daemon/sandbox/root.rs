@@ -17,12 +17,14 @@ use rustix::{
     fs::{CWD, FileType, Mode, fstat, fstatfs, mkdirat},
     mount::{
         MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount,
-        mount_change, mount_remount, move_mount, open_tree, unmount,
+        mount_change, mount_move, mount_remount, move_mount, open_tree, unmount,
     },
-    process::{chdir, pivot_root},
+    process::{chdir, chroot, pivot_root},
 };
 
 use super::{
+    level::Level,
+    masked_proc,
     plan::{Bind, HOME, Network, SYSTEM, USER, WorkspacePlan},
     protect::protect,
     stage::{Failure, Stage, at},
@@ -35,7 +37,7 @@ use crate::daemon::sys::{
 
 /// Directories of `/etc` that commands see, read-only: what programs look up there that is no
 /// secret.
-const ETC_DIRECTORIES: &[&str] = &[
+pub(super) const ETC_DIRECTORIES: &[&str] = &[
     "alternatives",
     "ssl/certs",
     "ca-certificates",
@@ -44,7 +46,7 @@ const ETC_DIRECTORIES: &[&str] = &[
     "fonts",
 ];
 /// Files of `/etc` that are copied, so that each does not cost a mount in every sandbox.
-const ETC_FILES: &[&str] = &[
+pub(super) const ETC_FILES: &[&str] = &[
     "ld.so.cache",
     "ld.so.conf",
     "localtime",
@@ -62,15 +64,15 @@ const RESOLVER: &str = "resolv.conf";
 const LARGEST_COPY: u64 = 2 << 20;
 /// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). A
 /// container's /dev can hold anything under these names.
-const DEVICES: &[(&str, (u32, u32))] = &[
+pub(super) const DEVICES: &[(&str, (u32, u32))] = &[
     ("null", (1, 3)),
     ("zero", (1, 5)),
     ("full", (1, 7)),
     ("random", (1, 8)),
     ("urandom", (1, 9)),
-    // Whatever terminal controls the process that opens it; none unless it has one.
-    ("tty", (5, 0)),
 ];
+/// Whatever terminal controls the process that opens it; none unless it has one.
+const TERMINAL_DEVICE: (&str, (u32, u32)) = ("tty", (5, 0));
 /// File systems that must not come along below a directory that is mounted: they would show the
 /// daemon's host.
 const REVEALING: &[&str] = &[
@@ -91,6 +93,8 @@ const REVEALING: &[&str] = &[
 /// The worst of them by what statfs(2) calls them: PROC_SUPER_MAGIC, SYSFS_MAGIC,
 /// CGROUP_SUPER_MAGIC, CGROUP2_SUPER_MAGIC.
 const REVEALING_MAGIC: &[rustix::fs::FsWord] = &[0x9fa0, 0x6265_6572, 0x0027_e0eb, 0x6367_7270];
+/// An empty directory of the root, for masks.
+pub(super) const EMPTY: &std::ffi::CStr = c"/.empty";
 /// Where the new root is put together: a directory that every system has, whose content is opened
 /// before it is covered.
 const SCAFFOLD: &str = "/usr";
@@ -123,6 +127,7 @@ impl Piece {
 pub(super) fn build(
     workspace: &WorkspacePlan,
     network: Network,
+    level: Level,
     identity: Identity,
     trees: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
@@ -180,18 +185,43 @@ pub(super) fn build(
         mounted.unwrap_or(&workspace.mount_path),
         &workspace.protected,
     )?;
-    let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount(c"proc", c"proc", c"proc", proc_flags, None)
-        .map_err(at(Stage::MountTemplateProc, "/proc"))?;
-
-    pivot_root(".", ".").map_err(at(Stage::PivotRoot, ""))?;
-    unmount(".", UnmountFlags::DETACH).map_err(at(Stage::PivotRoot, "leaving the old root"))?;
-    chdir("/").map_err(at(Stage::PivotRoot, "entering the new root"))?;
+    if level == Level::L3 {
+        let proc_flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount(c"proc", c"proc", c"proc", proc_flags, None)
+            .map_err(at(Stage::MountTemplateProc, "/proc"))?;
+    } else {
+        masked_proc::bind("proc")?;
+    }
+    become_root()?;
+    if level != Level::L3 {
+        masked_proc::hide(EMPTY)?;
+    }
     let read_only = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID;
     mount_remount("/dev", read_only | MountFlags::NOEXEC, c"")
         .map_err(build("making /dev read-only"))?;
     mount_remount("/", read_only | MountFlags::NODEV, c"")
         .map_err(build("making the root read-only"))
+}
+
+/// Makes the working directory, which is the root of a mount, the root of this process and of all
+/// made from it.
+fn become_root() -> Result<(), Failure> {
+    match pivot_root(".", ".") {
+        Ok(()) => unmount(".", UnmountFlags::DETACH)
+            .map_err(at(Stage::PivotRoot, "leaving the old root"))?,
+        // Container engines' default seccomp profiles give who has CAP_SYS_ADMIN mount(2) and
+        // chroot(2) and not this; on a kernel's initial ramdisk it cannot work. The old root stays
+        // mounted below, where no path leads; the way back by chroot(2) needs CAP_SYS_CHROOT,
+        // which sandboxes give up, and which their probe looks for.
+        Err(refused @ (Errno::PERM | Errno::INVAL | Errno::NOSYS)) => {
+            mount_move(".", "/").map_err(|_| {
+                at(Stage::PivotRoot, "and the root cannot be moved either")(refused)
+            })?;
+            chroot(".").map_err(at(Stage::PivotRoot, "chroot"))?;
+        }
+        Err(errno) => return Err(at(Stage::PivotRoot, "")(errno)),
+    }
+    chdir("/").map_err(at(Stage::PivotRoot, "entering the new root"))
 }
 
 /// Makes every mount of this mount namespace private: nothing done here is seen outside, nor the
@@ -279,7 +309,7 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
             });
         }
     }
-    for (name, number) in DEVICES {
+    for (name, number) in DEVICES.iter().chain([&TERMINAL_DEVICE]) {
         let path = Path::new("/dev").join(name);
         let metadata = fs::metadata(&path).map_err(|error| io_failure(&error, name))?;
         let device = metadata.rdev();
@@ -302,7 +332,7 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
 
 /// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime
 /// starts without.
-fn java_directories() -> impl Iterator<Item = PathBuf> {
+pub(super) fn java_directories() -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
     entries
         .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"java-"))

@@ -1,6 +1,7 @@
 //! One sandbox, from the daemon's side: warm, then running, then gone.
 
 use std::{
+    ffi::OsString,
     fs::File,
     io::{self, Write as _},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -23,6 +24,8 @@ use super::{
     channel::Channel,
     entrance::{Entrance, Visit},
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
+    in_place::scratch::settle,
+    level::Level,
     limits::Limits,
     stage::{Failure, Stage},
     wire::{Measure, REPORT_BYTES, Report},
@@ -78,6 +81,10 @@ pub(crate) struct Warm {
     pub(super) asks: mpsc::Sender<Ask>,
     /// The slot's listener, where its runs reach the daemon by one.
     pub(super) entrance: Option<Arc<Entrance>>,
+    /// The isolation that it gives.
+    pub(super) level: Level,
+    /// The directory that it has in place of file systems of its own, at L1.
+    pub(super) scratch: Option<OsString>,
 }
 
 /// A sandbox with a command in it. Dropping it kills everything in it.
@@ -89,6 +96,7 @@ pub(crate) struct Running {
     fate: Option<oneshot::Sender<SlotFate>>,
     asks: mpsc::Sender<Ask>,
     visit: Option<Visit>,
+    level: Level,
 }
 
 /// Has what runs in a sandbox measured.
@@ -179,9 +187,11 @@ impl Warm {
                 }
             }
         };
-        let image = command
-            .image(wiring, start.is_some(), limits)
-            .ok_or_else(|| failed(Errno::TOOBIG))?;
+        let image = match &self.scratch {
+            None => command.image(wiring, start.is_some(), limits),
+            Some(scratch) => settle(command, scratch).image(wiring, start.is_some(), limits),
+        };
+        let image = image.ok_or_else(|| failed(Errno::TOOBIG))?;
         let running = self.start();
         if image.len() <= IMAGE_BYTES {
             running.control.send(&image, &fds).map_err(failed)?;
@@ -199,6 +209,7 @@ impl Warm {
 
     /// Runs the probe instead of a command; fails naming the checks that failed.
     pub(crate) async fn probe(self) -> Result<(), Failure> {
+        let level = self.level;
         let mut running = self.start();
         let failed = |errno| Failure::kernel(Stage::Canary, errno, "sending the probe");
         running.control.send(&probe_image(), &[]).map_err(failed)?;
@@ -208,7 +219,7 @@ impl Warm {
         let result = match report.map(|(report, _)| report) {
             Some(Report::Probed { failed: 0 }) => Ok(()),
             Some(Report::Probed { failed }) => {
-                let checks: Vec<_> = canary::failed_checks(failed).collect();
+                let checks: Vec<_> = canary::failed_checks(level, failed).collect();
                 Err(Failure::other(
                     Stage::Canary,
                     format!("what must hold does not: {}", checks.join("; ")),
@@ -244,6 +255,7 @@ impl Warm {
             fate: Some(self.fate),
             asks: self.asks,
             visit: self.entrance.as_ref().map(Entrance::open),
+            level: self.level,
         }
     }
 }
@@ -306,7 +318,7 @@ impl Running {
         let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) else {
             return true;
         };
-        kill_and_wait(pidfd, fate).await
+        kill_and_wait(pidfd, fate, self.level).await
     }
 
     /// Ends what the command has opened outside of its sandbox: the slot is the next run's soon.
@@ -339,16 +351,27 @@ impl Drop for Running {
         self.close();
         if let (Some(pidfd), Some(fate)) = (self.pidfd.take(), self.fate.take()) {
             // Nobody waits any more, but the slot may be used again only when all is gone.
-            let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);
+            let level = self.level;
+            kill(&pidfd, level);
             task::spawn("sandbox kill", async move {
-                kill_and_wait(pidfd, fate).await;
+                kill_and_wait(pidfd, fate, level).await;
             });
         }
     }
 }
 
-async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>) -> bool {
-    let _dead = signal::send(pidfd.as_fd(), libc::SIGKILL);
+/// Kills what is in a sandbox: its init, with which all of its namespace ends, or, where there is
+/// none, all but the supervisor, which ends when the others are gone.
+fn kill(first: &OwnedFd, level: Level) {
+    let _dead = if level.has_namespaces() {
+        signal::send(first.as_fd(), libc::SIGKILL)
+    } else {
+        signal::send_through_init(first.as_fd(), libc::SIGKILL)
+    };
+}
+
+async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>, level: Level) -> bool {
+    kill(&pidfd, level);
     let Ok(pidfd) = watch(pidfd) else {
         let _dropped = fate.send(SlotFate::Quarantined(None));
         return false;

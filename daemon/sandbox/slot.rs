@@ -21,16 +21,18 @@ use rustix::{
 };
 
 use super::{
+    canary::Guarded,
     capabilities, entrance,
-    init::{Blueprint, MountOptions, Scratch, State, run_command, run_init},
+    init::{Blueprint, MountOptions, PROCESSES_OF_OURS, Scratch, State, run_command, run_init},
     landlock::{Access, Reach, Rules},
+    level::Level,
     limits::Limits,
-    measure,
+    masked_proc, measure,
     plan::{HOME, Network, Plan, WorkspacePlan},
-    proc_masks::MASKS,
+    proc_masks,
     stage::{Failure, Stage, at},
     wire::{
-        Answer, Identity, ORDER_BYTES, Order, Report, pair, receive_bytes, send, send_answer,
+        Answer, Identity, ORDER_BYTES, Report, SlotOrder, pair, receive_bytes, send, send_answer,
         send_bytes,
     },
 };
@@ -61,8 +63,10 @@ const QUOTAS: &[(&str, Quota)] = &[
         Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
     ),
 ];
-/// What comes with a sandbox's control socket and pidfd.
+/// What comes with a sandbox's control socket and pidfd; at L1, the path of its directory follows.
 pub(super) const TOKEN: &[u8] = b"t";
+/// Most bytes of it.
+pub(super) const TOKEN_BYTES: usize = 256;
 
 /// A part of what there is.
 #[derive(Debug)]
@@ -79,13 +83,14 @@ pub(super) fn run(
     socket: BorrowedFd<'_>,
     plan: &Plan,
     workspace: &WorkspacePlan,
+    level: Level,
     identity: Identity,
     filter: Vec<Instruction>,
 ) -> ! {
     name_process(c"jig-slot");
     let mut berths: Vec<Berth<State>> = Vec::new();
     let mut latest = None;
-    let prepared = prepare(plan, workspace, identity, filter)
+    let prepared = prepare(plan, workspace, level, identity, filter)
         .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)));
     let (blueprint, listener) = match prepared {
         Ok((blueprint, listener)) => (Box::leak(Box::new(blueprint)), listener),
@@ -110,8 +115,8 @@ pub(super) fn run(
             Ok(received) if received.length > 0 => received.length,
             _ => exit_now(0),
         };
-        let sent = match Order::decode(order.get(..received).unwrap_or_default()) {
-            Some(Order::Make {
+        let sent = match SlotOrder::decode(order.get(..received).unwrap_or_default()) {
+            Some(SlotOrder::Make {
                 tmp_bytes,
                 tmp_inodes,
             }) => {
@@ -123,8 +128,8 @@ pub(super) fn run(
                 });
                 hand_over(socket, made)
             }
-            Some(Order::Measure { enough }) => {
-                let measure = latest.map(|init| measure::run(init, enough));
+            Some(SlotOrder::Measure { enough }) => {
+                let measure = latest.map(|init| measure::run(init, enough, true));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
@@ -182,6 +187,7 @@ fn listener(network: Network) -> Result<Option<OwnedFd>, Failure> {
 fn prepare(
     plan: &Plan,
     workspace: &WorkspacePlan,
+    level: Level,
     identity: Identity,
     filter: Vec<Instruction>,
 ) -> Result<Blueprint, Failure> {
@@ -201,7 +207,11 @@ fn prepare(
         })?;
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
-    set_quotas()?;
+    if level == Level::L3 {
+        set_quotas()?;
+    } else {
+        masked_proc::seal()?;
+    }
     capabilities::forbid_gaining().map_err(in_stage(Stage::Capabilities))?;
     let limits = plan.limits;
     set_limits(limits).map_err(in_stage(Stage::ResourceLimits))?;
@@ -230,13 +240,23 @@ fn prepare(
             .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
     })
     .collect::<Result<Vec<_>, _>>()?;
-    let (masked_directories, masked_files) =
-        masks().partition::<Vec<_>, _>(|(_, directory)| *directory);
+    let masks = (level == Level::L3).then(proc_masks::readable);
+    let (masked_directories, masked_files) = masks
+        .into_iter()
+        .flatten()
+        .partition::<Vec<_>, _>(|(_, directory)| *directory);
     let names =
         |masks: Vec<(&'static CStr, bool)>| masks.into_iter().map(|(path, _)| path).collect();
     Ok(Blueprint {
+        level,
+        guarded: if level == Level::L3 {
+            Guarded::default()
+        } else {
+            Guarded::of(plan, level)?
+        },
         masked_files: names(masked_files),
         masked_directories: names(masked_directories),
+        other_processes: PROCESSES_OF_OURS,
         limits,
         rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
         filter,
@@ -271,7 +291,7 @@ fn set_quotas() -> Result<(), Failure> {
 /// the slot keeper's too: what a process may open bounds what it may send while its user has
 /// descriptors in flight (unix(7), ETOOMANYREFS), and commands fill that up to their own limit. The
 /// one on processes is set last of all, by the command's own process.
-fn set_limits(limits: Limits) -> Result<(), Errno> {
+pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
     let same = |value: u64| Rlimit {
         current: Some(value),
         maximum: Some(value),
@@ -282,14 +302,6 @@ fn set_limits(limits: Limits) -> Result<(), Errno> {
     // Counted by user over all runs, like the quotas above.
     let signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);
     setrlimit(Resource::Sigpending, same(signals.min(QUEUED_SIGNALS)))
-}
-
-/// The entries of `/proc` that this kernel has and that the sandbox's user could open.
-fn masks() -> impl Iterator<Item = (&'static CStr, bool)> {
-    MASKS
-        .iter()
-        .filter(|mask| rustix::fs::access(mask.path, rustix::fs::Access::READ_OK).is_ok())
-        .map(|mask| (mask.path, mask.directory))
 }
 
 fn make_sandbox(

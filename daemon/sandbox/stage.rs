@@ -35,6 +35,8 @@ pub(crate) enum Stage {
     BuildRoot,
     /// Mounting the template's `/proc`.
     MountTemplateProc,
+    /// Mounting the daemon's own `/proc` in the sandbox, where no fresh one can be.
+    BindProc,
     /// Making the new root the root.
     PivotRoot,
     /// Naming the host.
@@ -79,6 +81,8 @@ pub(crate) enum Stage {
     ChangeDirectory,
     /// Executing the command.
     Execute,
+    /// Checking what isolation without namespaces depends on, and preparing for it.
+    InPlace,
     /// Running the probe that proves the isolation.
     Canary,
 }
@@ -118,6 +122,7 @@ impl Stage {
             Self::TemplateNamespaces => "template_namespaces",
             Self::BuildRoot => "build_root",
             Self::MountTemplateProc => "mount_template_proc",
+            Self::BindProc => "bind_proc",
             Self::PivotRoot => "pivot_root",
             Self::HostName => "host_name",
             Self::Capabilities => "capabilities",
@@ -140,6 +145,7 @@ impl Stage {
             Self::StandardStreams => "standard_streams",
             Self::ChangeDirectory => "change_directory",
             Self::Execute => "execute",
+            Self::InPlace => "in_place",
             Self::Canary => "canary",
         }
     }
@@ -157,7 +163,11 @@ impl Stage {
             Self::Identity | Self::SetUser => {
                 "run the daemon as root with CAP_SETUID, CAP_SETGID and CAP_SYS_ADMIN, or as an ordinary user that owns its workspace"
             }
-            Self::Propagation | Self::BuildRoot | Self::MountScratch | Self::MountTerminals => {
+            Self::Propagation
+            | Self::BuildRoot
+            | Self::BindProc
+            | Self::MountScratch
+            | Self::MountTerminals => {
                 "allow mounts in the daemon's user namespace: containerd's default AppArmor profile denies them (use a Localhost profile), and so do \
                  seccomp profiles without mount, move_mount, open_tree and mount_setattr"
             }
@@ -171,7 +181,14 @@ impl Stage {
             Self::MountTemplateProc | Self::MountProc | Self::MaskProc => {
                 "the container runtime masks /proc: in Kubernetes set hostUsers: false and procMount: Unmasked, elsewhere unmask it for this container"
             }
-            Self::PivotRoot => "use a seccomp profile that allows pivot_root",
+            Self::InPlace => {
+                "give the daemon what L2 and L3 need; L1 needs Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
+                 paths, no protected paths, a system that belongs to another user than the commands', and a directory for temporary files (TMPDIR) \
+                 outside of the workspace"
+            }
+            Self::PivotRoot => {
+                "use a seccomp profile that allows pivot_root, or at least mount and chroot"
+            }
             Self::NetworkNamespace => {
                 "allow network namespaces: raise sysctl user.max_net_namespaces, or use a seccomp profile that allows unshare and setns"
             }
@@ -216,6 +233,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::TemplateNamespaces,
     Stage::BuildRoot,
     Stage::MountTemplateProc,
+    Stage::BindProc,
     Stage::PivotRoot,
     Stage::HostName,
     Stage::Capabilities,
@@ -238,6 +256,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::StandardStreams,
     Stage::ChangeDirectory,
     Stage::Execute,
+    Stage::InPlace,
     Stage::Canary,
 ];
 

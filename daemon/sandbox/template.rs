@@ -25,6 +25,7 @@ use rustix::{
 };
 
 use super::{
+    level::Level,
     plan::{Network, Plan, WorkspacePlan},
     root,
     seccomp::Filters,
@@ -53,6 +54,7 @@ const NETWORK_SETTINGS: &[(&str, &str)] = &[
 struct Template<'a> {
     plan: &'a Plan,
     workspace: &'a WorkspacePlan,
+    level: Level,
     identity: Identity,
     filters: Filters,
     /// Its own network namespace, in which nothing runs.
@@ -66,6 +68,7 @@ pub(super) fn run(
     socket: OwnedFd,
     plan: &Plan,
     workspace: &WorkspacePlan,
+    level: Level,
     identity: Identity,
     trees: Vec<OwnedFd>,
     proof: SingleThreaded,
@@ -74,7 +77,7 @@ pub(super) fn run(
     // From here on it is closed by `keep_only` only.
     let number = socket.as_raw_fd();
     let socket = ManuallyDrop::new(socket);
-    if let Err(failure) = build(workspace, plan.network, identity, trees) {
+    if let Err(failure) = build(workspace, plan.network, level, identity, trees) {
         give_up(socket.as_fd(), failure);
     }
     let socket = match keep_only(number) {
@@ -84,7 +87,7 @@ pub(super) fn run(
             Failure::kernel(Stage::TemplateNamespaces, errno, "descriptors"),
         ),
     };
-    let template = match confine(plan, workspace, identity, proof) {
+    let template = match confine(plan, workspace, level, identity, proof) {
         Ok(template) => template,
         Err(failure) => give_up(socket, failure),
     };
@@ -111,7 +114,8 @@ pub(super) fn run(
     }
 }
 
-fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
+/// Tells why, and ends.
+pub(super) fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
     // A daemon that is gone needs no answer.
     let _sent = send(socket, &Answer::Failed(failure), &[]);
     exit_now(1)
@@ -121,6 +125,7 @@ fn give_up(socket: BorrowedFd<'_>, failure: Failure) -> ! {
 fn build(
     workspace: &WorkspacePlan,
     network: Network,
+    level: Level,
     identity: Identity,
     trees: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
@@ -137,7 +142,7 @@ fn build(
     set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
-    root::build(workspace, network, identity, trees)?;
+    root::build(workspace, network, level, identity, trees)?;
     sethostname(b"jig").map_err(at(Stage::HostName, ""))?;
     replace_standard_streams()
 }
@@ -146,6 +151,7 @@ fn build(
 fn confine<'a>(
     plan: &'a Plan,
     workspace: &'a WorkspacePlan,
+    level: Level,
     identity: Identity,
     proof: SingleThreaded,
 ) -> Result<Template<'a>, Failure> {
@@ -158,6 +164,7 @@ fn confine<'a>(
     Ok(Template {
         plan,
         workspace,
+        level,
         identity,
         filters,
         own_network,
@@ -178,7 +185,7 @@ pub(super) fn become_user(identity: Identity) -> Result<(), Failure> {
 
 /// Replaces what the daemon's own standard streams were: nothing of a sandbox must reach the
 /// daemon's terminal or log.
-fn replace_standard_streams() -> Result<(), Failure> {
+pub(super) fn replace_standard_streams() -> Result<(), Failure> {
     let failed = |errno| Failure::kernel(Stage::StandardStreams, errno, "/dev/null");
     let null = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(failed)?;
     rustix::stdio::dup2_stdin(&null).map_err(failed)?;
@@ -201,7 +208,7 @@ impl Template<'_> {
     fn make_slot(&self) -> Result<OwnedFd, Failure> {
         let (daemon, keeper) = pair().map_err(at(Stage::SlotNamespace, "socket"))?;
         let network = match self.plan.network {
-            Network::None | Network::Proxy => new_network(),
+            Network::None | Network::Proxy => new_network(self.level),
             // Already in it, and nothing of it is ours to set.
             Network::Host => Ok(()),
         };
@@ -224,6 +231,7 @@ impl Template<'_> {
                 socket,
                 self.plan,
                 self.workspace,
+                self.level,
                 self.identity,
                 self.filters.closing.clone(),
             ),
@@ -239,9 +247,12 @@ impl Template<'_> {
 }
 
 /// Moves this process into a new network namespace with nothing but a loopback interface.
-fn new_network() -> Result<(), Failure> {
+fn new_network(level: Level) -> Result<(), Failure> {
     unshare(libc::CLONE_NEWNET).map_err(at(Stage::NetworkNamespace, "unshare"))?;
     bring_up_loopback().map_err(at(Stage::NetworkNamespace, "bringing up lo"))?;
+    if !level.recycles_networks() {
+        return Ok(()); // nor could the settings be made
+    }
     for (path, value) in NETWORK_SETTINGS {
         fs::write(path, value).map_err(|error| {
             Failure::kernel(

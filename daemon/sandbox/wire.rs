@@ -21,6 +21,7 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
+    level::Level,
     plan::Plan,
     stage::{Failure, Stage},
 };
@@ -39,8 +40,17 @@ pub(super) const MESSAGE_FDS: usize = 128;
 pub(super) enum ToKeeper {
     /// What to build. Sent first, with the workspaces' directories.
     Plan(Plan),
-    /// Start a template for the workspace with this index.
-    Template(usize),
+    /// Start a template.
+    Template(Order),
+}
+
+/// What to start a template for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Order {
+    /// Index of the workspace in the plan.
+    pub(super) workspace: usize,
+    /// Level of isolation that its sandboxes give. A template gives this one or none.
+    pub(super) level: Level,
 }
 
 /// What the keeper answers, and the keeper's own orders to the launcher are answered.
@@ -61,10 +71,13 @@ pub(super) enum Answer {
 /// As whom the sandboxes of a workspace run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// User id, inside and outside.
+    /// User id, as commands see it.
     pub(crate) uid: u32,
-    /// Group id, inside and outside.
+    /// Group id, as commands see it.
     pub(crate) gid: u32,
+    /// User and group id, as the daemon sees them: the same, but where root of a container's user
+    /// namespace can only be itself.
+    pub(crate) outside: (u32, u32),
     /// Whether the workspace is mounted with its owner mapped to that user.
     pub(crate) id_mapped: bool,
 }
@@ -73,8 +86,8 @@ pub(crate) struct Identity {
 /// that the keeper has opened for it.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StartTemplate {
-    /// Index of the workspace in the plan.
-    pub(super) workspace: usize,
+    /// What for.
+    pub(super) order: Order,
     /// As whom it runs.
     pub(super) identity: Identity,
     /// Whether trees of the workspace and its binds come with the message, in the plan's order.
@@ -87,7 +100,7 @@ pub(super) struct MakeSlot;
 
 /// What the daemon tells a slot's keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(super) enum SlotOrder {
     /// Make a sandbox.
     Make {
         /// Bytes in each of its own file systems.
@@ -137,7 +150,7 @@ pub(crate) enum Report {
     Terminal,
     /// The probe was run: bits of the checks that failed.
     Probed {
-        /// Bits by the index of [`super::canary::CHECKS`].
+        /// Bits by the place of the check in the lists of [`super::canary`].
         failed: u64,
     },
 }
@@ -286,9 +299,23 @@ pub(super) fn receive_bytes(
     })
 }
 
-// === impl Order ===
+// === impl Identity ===
 
-impl Order {
+impl Identity {
+    /// A user who is the same inside and outside.
+    pub(super) fn same(uid: u32, gid: u32) -> Self {
+        Self {
+            uid,
+            gid,
+            outside: (uid, gid),
+            id_mapped: false,
+        }
+    }
+}
+
+// === impl SlotOrder ===
+
+impl SlotOrder {
     pub(super) fn encode(self) -> [u8; ORDER_BYTES] {
         let values = match self {
             Self::Make {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use super::{Errno, syscall::syscall};
 
 /// Number that the one descriptor that is kept gets.
-const KEPT: i32 = 3;
+pub(crate) const KEPT: i32 = 3;
 
 /// Closes every descriptor of this process but 0, 1, 2 and `keep`, which becomes number 3 and is
 /// not passed on by execve(2).

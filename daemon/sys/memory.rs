@@ -118,21 +118,7 @@ impl<S: Sync + 'static> Berth<S> {
         if self.is_occupied() || namespaces & libc::CLONE_NEWPID == 0 {
             return Err(Errno::BUSY);
         }
-        // SAFETY: the address lies in the mapping of this berth.
-        let image = unsafe { self.base.byte_add(Self::IMAGE_AT) }.cast::<Image>();
-        let cabin = Cabin {
-            state,
-            first,
-            second,
-            image,
-            image_taken: AtomicBool::new(false),
-            mapped_at: AtomicUsize::new(0),
-            mapped_bytes: AtomicUsize::new(0),
-        };
-        // SAFETY: the address lies in the mapping of this berth, page-aligned.
-        let place = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
-        // SAFETY: the place is large enough, aligned, and nobody's: the berth is not occupied.
-        unsafe { place.write(cabin) };
+        let place = self.furnish(state, first, second);
         // SAFETY: one past the end of the first stack, in the same mapping.
         let stack_top = unsafe { self.base.byte_add(GUARD_BYTES + STACK_BYTES) };
         let mut pidfd: i32 = -1;
@@ -151,6 +137,36 @@ impl<S: Sync + 'static> Berth<S> {
         self.occupant = Some(child);
         // SAFETY: the kernel has just made this descriptor for us.
         Ok((unsafe { OwnedFd::from_raw_fd(pidfd) }, child))
+    }
+
+    /// Makes this process the first one of a berth that nobody has ever after. Like one that
+    /// [`Self::start`] makes, it may start the second, whose end it must wait for before it does
+    /// anything that the rules of [`super`] forbid.
+    pub(crate) fn occupy(state: S, second: Entry<S>) -> Result<&'static Cabin<S>, Errno> {
+        let mut berth = Self::new()?;
+        let place = berth.furnish(state, second, second);
+        // SAFETY: the cabin has just been written, and its mapping is never unmapped.
+        Ok(unsafe { place.as_ref() })
+    }
+
+    /// Writes the cabin of a berth that is not occupied.
+    fn furnish(&mut self, state: S, first: Entry<S>, second: Entry<S>) -> NonNull<Cabin<S>> {
+        // SAFETY: the address lies in the mapping of this berth.
+        let image = unsafe { self.base.byte_add(Self::IMAGE_AT) }.cast::<Image>();
+        let cabin = Cabin {
+            state,
+            first,
+            second,
+            image,
+            image_taken: AtomicBool::new(false),
+            mapped_at: AtomicUsize::new(0),
+            mapped_bytes: AtomicUsize::new(0),
+        };
+        // SAFETY: the address lies in the mapping of this berth, page-aligned.
+        let place = unsafe { self.base.byte_add(Self::CABIN_AT) }.cast::<Cabin<S>>();
+        // SAFETY: the place is large enough, aligned, and nobody's: the berth is not occupied.
+        unsafe { place.write(cabin) };
+        place
     }
 
     /// Tells the berth that `ended`, a child of this process, is gone and waited for.

@@ -1,5 +1,7 @@
 //! System calls made only to see them refused, by the sandbox's probe.
 
+use rustix::process::Pid;
+
 use super::{Errno, syscall::syscall};
 
 fn answer(number: i64, arguments: [usize; 6]) -> Errno {
@@ -39,4 +41,69 @@ pub(crate) fn bpf() -> Errno {
 /// ENOTTY where it is let through.
 pub(crate) fn tiocsti() -> Errno {
     answer(libc::SYS_ioctl, [0, 0x1_0000_0000 | 0x5412, 0, 0, 0, 0])
+}
+
+/// shmget(2) of a private segment of no bytes: EINVAL where it is let through.
+pub(crate) fn shmget() -> Errno {
+    answer(libc::SYS_shmget, [0; 6])
+}
+
+/// mq_open(2) without a name: EFAULT where it is let through.
+pub(crate) fn mq_open() -> Errno {
+    answer(libc::SYS_mq_open, [0; 6])
+}
+
+/// ptrace(2) with a request that there is not, of nobody: ESRCH or EIO where it is let through.
+pub(crate) fn ptrace() -> Errno {
+    answer(libc::SYS_ptrace, [usize::MAX, usize::MAX >> 33, 0, 0, 0, 0])
+}
+
+/// process_vm_readv(2) of nothing: 0 where it is let through.
+pub(crate) fn process_vm_readv() -> Errno {
+    answer(
+        libc::SYS_process_vm_readv,
+        [usize::MAX >> 33, 0, 0, 0, 0, 0],
+    )
+}
+
+/// The calls that tune a process, made so that nothing is changed where one is let through. An error
+/// tells which was.
+pub(crate) fn tuning(process: Pid) -> Result<(), &'static str> {
+    const WHO_PROCESS: usize = 1;
+    let pid = process.as_raw_nonzero().get() as usize;
+    let calls = [
+        ("prlimit64", libc::SYS_prlimit64, [pid, 0, 0, 0, 0, 0]),
+        (
+            "sched_setaffinity",
+            libc::SYS_sched_setaffinity,
+            [pid, 8, 0, 0, 0, 0],
+        ),
+        (
+            "sched_setscheduler",
+            libc::SYS_sched_setscheduler,
+            [pid, 0, 0, 0, 0, 0],
+        ),
+        (
+            "sched_setparam",
+            libc::SYS_sched_setparam,
+            [pid, 0, 0, 0, 0, 0],
+        ),
+        (
+            "sched_setattr",
+            libc::SYS_sched_setattr,
+            [pid, 0, 0, 0, 0, 0],
+        ),
+        ("setpriority", libc::SYS_setpriority, [0, pid, 0, 0, 0, 0]),
+        (
+            "ioprio_set",
+            libc::SYS_ioprio_set,
+            [WHO_PROCESS, pid, 0, 0, 0, 0],
+        ),
+    ];
+    for (name, number, arguments) in calls {
+        if answer(number, arguments) != Errno::PERM {
+            return Err(name);
+        }
+    }
+    Ok(())
 }

@@ -3,15 +3,26 @@
 use std::{
     arch::naked_asm,
     os::fd::{AsRawFd as _, BorrowedFd},
+    sync::atomic::{AtomicI32, Ordering},
 };
 
-use super::{Errno, process::kill_group, syscall::syscall};
+use rustix::process::Pid;
+
+use super::{
+    Errno,
+    process::{kill_all, kill_group},
+    syscall::syscall,
+};
 
 /// Signal that asks a sandbox's init to send another, given as its value, to the command's process
 /// group. A real-time signal, of which several wait in order (signal(7)).
 pub(crate) const RELAY: i32 = 40;
-/// Process group of a sandbox's command: it is process 2 and leads a session of its own.
-pub(crate) const COMMAND_GROUP: i32 = 2;
+/// Signal by which the supervisor of a run without a process namespace is told that its parent has
+/// died.
+pub(crate) const PARENT_DIED: i32 = libc::SIGUSR1;
+/// Process group of a sandbox's command, which leads a session of its own: it is process 2, where it
+/// has a process namespace.
+static COMMAND_GROUP: AtomicI32 = AtomicI32::new(2);
 
 const LAST_SIGNAL: i32 = 64;
 /// Bytes of the kernel's signal set on x86-64.
@@ -100,6 +111,24 @@ pub(crate) fn install_relay() -> Result<(), Errno> {
     set_action(RELAY, &action)
 }
 
+/// Makes this process, the supervisor of a run without a process namespace, relay what comes with
+/// [`RELAY`], and kill whatever it may signal when that is SIGKILL, or when [`PARENT_DIED`] comes.
+pub(crate) fn relay_and_end() -> Result<(), Errno> {
+    let action = Action {
+        handler: relay_or_end as *const () as usize,
+        flags: (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER,
+        restorer: restore as *const () as usize,
+        mask: 0,
+    };
+    set_action(RELAY, &action)?;
+    set_action(PARENT_DIED, &action)
+}
+
+/// Says which process is, or will be, the leader of the command's group.
+pub(crate) fn lead(command: Pid) {
+    COMMAND_GROUP.store(command.as_raw_nonzero().get(), Ordering::Relaxed);
+}
+
 /// Sends `signal` to the process of `pidfd`.
 pub(crate) fn send(pidfd: BorrowedFd<'_>, signal: i32) -> Result<(), Errno> {
     // SAFETY: pidfd_send_signal(2) takes a descriptor, a number and, here, no siginfo.
@@ -182,7 +211,21 @@ extern "C" fn relay(_signal: i32, info: *const Queued, _context: *const u8) {
     // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
     let value = unsafe { (*info).value };
     // That the group is gone is as good as its having received the signal.
-    let _gone = kill_group(COMMAND_GROUP, value as i32);
+    let _gone = kill_group(COMMAND_GROUP.load(Ordering::Relaxed), value as i32);
+}
+
+extern "C" fn relay_or_end(_signal: i32, info: *const Queued, _context: *const u8) {
+    // SAFETY: the kernel passes a valid siginfo to a handler installed with SA_SIGINFO.
+    let code = unsafe { (*info).code };
+    let signal = match code {
+        // SAFETY: as above; a queued signal has a value, of which an int fills the low half.
+        libc::SI_QUEUE => unsafe { (*info).value as i32 },
+        _ => libc::SIGKILL, // the parent has died
+    };
+    let _gone = match signal {
+        libc::SIGKILL => kill_all(libc::SIGKILL),
+        _ => kill_group(COMMAND_GROUP.load(Ordering::Relaxed), signal),
+    };
 }
 
 /// Returns from a handler: rt_sigreturn(2), number 15.

@@ -16,7 +16,7 @@ use crate::{
             live::{About, Exit, Live, Process},
             spec::{Stdin, shortened},
         },
-        sandbox::image::TerminalSize,
+        sandbox::{image::TerminalSize, level::Level},
     },
 };
 
@@ -78,6 +78,10 @@ impl Tool for Start {
                 rows: u16::try_from(pty.rows).ok()?,
             })
         });
+        if terminal.is_some() && scene.isolation.level == Level::L1 {
+            let text = "no terminals are given at isolation L1, where they would be the daemon's";
+            violations.push(Violation::new("pty", text));
+        }
         let request = v1::RunRequest {
             command,
             argv,

@@ -198,6 +198,11 @@ impl Workspace {
         Err(Error::new(Reason::PolicyDenied, text).with("path", path.as_str()))
     }
 
+    /// Has commands see it where it is.
+    pub(crate) fn stay_in_place(&mut self) {
+        self.mount_path.clone_from(&self.path);
+    }
+
     /// Name that calls give.
     pub(crate) fn name(&self) -> &str {
         &self.name

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    env, fs,
     os::unix::fs::{MetadataExt as _, chown},
     path::{Path, PathBuf},
     process::Command,
@@ -11,7 +12,7 @@ use std::{
 use jig::api::v1::RunResponse;
 use tempfile::TempDir;
 
-use super::Daemon;
+use super::{Daemon, copy_program};
 
 /// A program for the test itself, outside any sandbox.
 #[derive(Debug)]
@@ -70,11 +71,29 @@ pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
+/// Compiles all programs into a folder.
+pub(super) fn compile_all(folder: &Path) {
+    for entry in fs::read_dir(sources()).unwrap() {
+        let source = entry.unwrap().path();
+        if source.extension().is_some_and(|extension| extension == "c") {
+            let name = source.file_stem().unwrap().to_str().unwrap();
+            build(name, &folder.join(name));
+        }
+    }
+}
+
+/// Where they are.
+pub(super) fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/attack/programs")
+}
+
+/// Compiles a program; where there is no compiler, takes it from where somebody has compiled it.
 fn build(name: &str, path: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/attack/programs")
-        .join(name)
-        .with_extension("c");
+    if let Some(folder) = env::var_os("JIG_TEST_PROGRAMS") {
+        copy_program(&PathBuf::from(folder).join(name), path);
+        return;
+    }
+    let source = sources().join(name).with_extension("c");
     let output = Command::new("gcc")
         .args([
             "-std=gnu17",

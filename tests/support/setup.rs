@@ -1,7 +1,9 @@
 //! How a daemon is started: as whom, with which arguments, in which surroundings.
 
 use std::{
+    env,
     ffi::OsString,
+    fmt::Debug,
     fs,
     io::{BufRead as _, BufReader, Read, Write as _},
     os::unix::{
@@ -46,6 +48,8 @@ pub(crate) struct Setup {
     alone: bool,
     table: Option<String>,
     files: Vec<(String, String)>,
+    wrapper_becomes_user: bool,
+    kept: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
 /// Where a daemon lives: its directory, and its test's right to the machine.
@@ -108,6 +112,18 @@ impl Setup {
         self
     }
 
+    /// Leaves it to the program that starts it to become its user.
+    pub(crate) fn becoming_its_user_itself(mut self) -> Self {
+        self.wrapper_becomes_user = true;
+        self
+    }
+
+    /// Keeps something for as long as the daemon may be started.
+    pub(crate) fn keeping(mut self, kept: Arc<dyn Debug + Send + Sync>) -> Self {
+        self.kept.push(kept);
+        self
+    }
+
     /// Starts it in a network namespace of its own, whose loopback interface has the addresses too.
     pub(crate) fn network_with(self, addresses: &[&str]) -> Self {
         let mut script = "ip link set lo up".to_owned();
@@ -142,7 +158,21 @@ impl Setup {
     }
 
     /// Starts the daemon and waits until it answers calls.
+    ///
+    /// Where `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon of which nothing else was asked gives that
+    /// level instead of L3: to look at what a test finds there. Not every test holds there.
     pub(crate) async fn start(self) -> Daemon {
+        let plain =
+            self.wrapper.is_empty() && self.user.is_none() && self.workspace_owner.is_none();
+        let setup = match env::var("JIG_TEST_LEVEL").as_deref() {
+            Ok("L1") if plain => self.at_l1(),
+            Ok("L2") if plain => self.at_l2(),
+            _ => self,
+        };
+        setup.start_as_it_is().await
+    }
+
+    async fn start_as_it_is(self) -> Daemon {
         assert!(
             rustix::process::geteuid().is_root(),
             "these tests must run as root"
@@ -248,7 +278,7 @@ impl Setup {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
-        if let Some(user) = self.user {
+        if let Some(user) = self.user.filter(|_| !self.wrapper_becomes_user) {
             command.uid(user).gid(user);
         }
         command

@@ -7,6 +7,7 @@
 //! the small part by each sandbox, closing those.
 
 mod allowed;
+pub(super) mod in_place;
 mod program;
 
 use self::{
@@ -251,18 +252,12 @@ pub(crate) struct Filters {
 impl Filters {
     /// Assembles the filters; `allow_ptrace` opens [`INSPECTION`].
     pub(crate) fn new(allow_ptrace: bool) -> Self {
-        let mut inherited = vec![Action::Refuse(Errno::PERM); index(LAST_KNOWN) + 1];
+        let mut inherited = table();
         let mut set = |number: i64, action| {
             if let Some(entry) = inherited.get_mut(index(number)) {
                 *entry = action;
             }
         };
-        for number in ALLOWED.iter().flat_map(|group| group.calls) {
-            set(*number, Action::Allow);
-        }
-        for (number, action) in DECIDED {
-            set(*number, *action);
-        }
         if allow_ptrace {
             for number in INSPECTION {
                 set(*number, Action::Allow);
@@ -282,6 +277,19 @@ impl Filters {
             closing: assemble(&closing, Action::Allow),
         }
     }
+}
+
+/// What is done with each call that the lists know, but for [`INSPECTION`] and [`BUILDING`].
+fn table() -> Vec<Action> {
+    let mut actions = vec![Action::Refuse(Errno::PERM); index(LAST_KNOWN) + 1];
+    let allowed = ALLOWED.iter().flat_map(|group| group.calls);
+    let allowed = allowed.map(|number| (*number, Action::Allow));
+    for (number, action) in allowed.chain(DECIDED.iter().copied()) {
+        if let Some(entry) = actions.get_mut(index(number)) {
+            *entry = action;
+        }
+    }
+    actions
 }
 
 fn index(number: i64) -> usize {

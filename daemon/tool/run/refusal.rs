@@ -18,7 +18,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Refuses where commands are not run at all.
 pub(super) fn unavailable(scene: &Scene) -> Error {
     let isolation = &scene.isolation;
-    let Some((workspace, failure)) = &isolation.failure else {
+    let Some(failure) = isolation.failure() else {
         let text = format!(
             "commands are not run: the isolation is {}, and the operator asks for {} at least (--minimum-level)",
             isolation.level, isolation.minimum
@@ -26,8 +26,13 @@ pub(super) fn unavailable(scene: &Scene) -> Error {
         return Error::new(Reason::SandboxUnavailable, text);
     };
     let remedy = failure.stage.remedy();
+    let workspace = &isolation.workspace;
+    let lower = isolation.refused.iter().skip(1);
+    let lower: String = lower
+        .map(|refused| format!(" Nor is it {}: {}.", refused.level, refused.failure))
+        .collect();
     let text = format!(
-        "commands are not run: this host gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}",
+        "commands are not run: this host gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}.{lower}",
         isolation.level, isolation.minimum
     );
     Error::new(Reason::SandboxUnavailable, text)

@@ -1,5 +1,5 @@
 // A host on which user.max_user_namespaces is 0: a user namespace with all users in it (for root; for another user, with itself), in which no other can
-// be made. no_namespaces PROGRAM ARGUMENT... Run by the test.
+// be made. no_namespaces PROGRAM ARGUMENT... With NAME=VALUE in JIG_TEST_LIMIT, user.NAME is VALUE instead. Run by the test.
 #include "attack.h"
 
 static void put(const char *path, const char *text)
@@ -41,7 +41,12 @@ int main(int count, char **arguments)
         put("/proc/self/uid_map", map);
         put("/proc/self/gid_map", map);
     }
-    put("/proc/sys/user/max_user_namespaces", "0");
+    char *limit = getenv("JIG_TEST_LIMIT");
+    char *value = limit ? strchr(limit, '=') : NULL;
+    if (value)
+        *value++ = 0;
+    snprintf(path, sizeof path, "/proc/sys/user/%s", value ? limit : "max_user_namespaces");
+    put(path, value ? value : "0");
     execv(arguments[1], arguments + 1);
     die(arguments[1]);
     return 99;

@@ -1,0 +1,20 @@
+//! What all runs of a workspace in the daemon's namespaces are made from.
+
+use super::super::{
+    plan::{Plan, WorkspacePlan},
+    wire::Identity,
+};
+use crate::daemon::sys::bpf::Instruction;
+
+/// It, in the template and all that is made from it.
+#[derive(Debug)]
+pub(super) struct Ground<'a> {
+    /// The daemon's plan.
+    pub(super) plan: &'a Plan,
+    /// The workspace.
+    pub(super) workspace: &'a WorkspacePlan,
+    /// As whom commands run.
+    pub(super) identity: Identity,
+    /// The seccomp filter of commands.
+    pub(super) filter: Vec<Instruction>,
+}

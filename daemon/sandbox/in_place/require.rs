@@ -1,0 +1,113 @@
+//! What must be so for commands to be run in the daemon's own namespaces.
+
+use std::{
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::super::{
+    plan::{DEFAULT_MOUNT_PATH, Network, Plan, SYSTEM, WorkspacePlan},
+    stage::{Failure, Stage},
+    wire::Identity,
+};
+use crate::daemon::sys::Errno;
+
+/// The first version of Landlock that keeps signals and abstract sockets within a domain.
+const LANDLOCK_ABI: u32 = 6;
+/// Longest path of the directory for temporary files: what is made in it must fit in a token.
+const LONGEST_TEMPORARY: usize = 160;
+
+/// Checks it.
+pub(super) fn require(
+    plan: &Plan,
+    workspace: &WorkspacePlan,
+    identity: Identity,
+) -> Result<(), Failure> {
+    let refused = |text: String| Err(Failure::other(Stage::InPlace, text));
+    if plan.landlock_abi < LANDLOCK_ABI {
+        let text = format!(
+            "the kernel offers version {} of Landlock, and signals are kept within a run from version {LANDLOCK_ABI} on",
+            plan.landlock_abi
+        );
+        return Err(Failure::kernel(Stage::InPlace, Errno::OPNOTSUPP, text));
+    }
+    if plan.network != Network::None {
+        let text = format!(
+            "commands are to have the network {}, and without a namespace of their own they get none",
+            plan.network.name()
+        );
+        return refused(text);
+    }
+    let mount_path = &workspace.mount_path;
+    if *mount_path != Path::new(DEFAULT_MOUNT_PATH) && *mount_path != workspace.path {
+        let text = "mount_path asks for another path than the workspace's own, which needs a mount";
+        return refused(text.to_owned());
+    }
+    if let Some(path) = workspace.protected.first() {
+        let text = format!("{path:?} is to be protected within the workspace, which needs a mount");
+        return refused(text);
+    }
+    if let Some(bind) = workspace
+        .binds
+        .iter()
+        .find(|bind| bind.source != bind.destination)
+    {
+        let text = format!(
+            "{} is to be bound at {}, which needs a mount",
+            bind.source.display(),
+            bind.destination.display()
+        );
+        return refused(text);
+    }
+    check_system(identity)?;
+    check_temporary(plan, workspace)?;
+    check_daemon(plan, identity)
+}
+
+/// The system's directories must not belong to the commands' user: Landlock does not mediate
+/// chmod(2).
+fn check_system(identity: Identity) -> Result<(), Failure> {
+    for path in SYSTEM.iter().chain(&["/", "/etc"]) {
+        let owner = fs::metadata(path).map(|metadata| metadata.uid());
+        if owner.is_ok_and(|owner| owner == identity.uid) {
+            let text = format!("{path} belongs to user {}, the commands'", identity.uid);
+            return Err(Failure::other(Stage::InPlace, text));
+        }
+    }
+    Ok(())
+}
+
+/// What is made for one run must be out of the reach of the others.
+fn check_temporary(plan: &Plan, workspace: &WorkspacePlan) -> Result<(), Failure> {
+    let refused = |text: String| Err(Failure::other(Stage::InPlace, text));
+    let temporary = &plan.temporary;
+    let shown = temporary.display();
+    let real = fs::canonicalize(temporary).unwrap_or_else(|_| temporary.clone());
+    if !real.is_dir() || real.as_os_str().len() > LONGEST_TEMPORARY {
+        return refused(format!("{shown} is no directory for temporary files"));
+    }
+    let seen = workspace.binds.iter().map(|bind| &bind.source);
+    let seen = seen.chain([&workspace.path]).cloned();
+    let system = SYSTEM.iter().map(PathBuf::from);
+    if let Some(seen) = seen.chain(system).find(|seen| real.starts_with(seen)) {
+        return refused(format!(
+            "{shown}, for temporary files, lies in {}, which all runs see",
+            seen.display()
+        ));
+    }
+    Ok(())
+}
+
+/// The daemon's processes must not be dumpable: then their files in `/proc` belong to root.
+fn check_daemon(plan: &Plan, identity: Identity) -> Result<(), Failure> {
+    for process in &plan.processes {
+        let path = format!("/proc/{process}/environ");
+        let open = fs::metadata(&path).is_ok_and(|file| file.uid() == identity.uid);
+        if open {
+            let text = format!("process {process}, the daemon's, is dumpable");
+            return Err(Failure::other(Stage::InPlace, text));
+        }
+    }
+    Ok(())
+}

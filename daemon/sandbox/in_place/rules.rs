@@ -1,0 +1,85 @@
+//! What a command in the daemon's own namespaces may open.
+
+use std::{
+    ffi::CString,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+};
+
+use super::super::{
+    landlock::{Access, Reach, Rules},
+    plan::{SYSTEM, WorkspacePlan},
+    root::{DEVICES, ETC_DIRECTORIES, ETC_FILES, java_directories},
+    stage::{Failure, Stage},
+};
+
+/// Files of `/etc` that are read where the higher levels make their own.
+const NAMES: &[&str] = &[
+    "passwd",
+    "group",
+    "nsswitch.conf",
+    "hosts",
+    "hostname",
+    "shells",
+];
+
+/// Makes scopes alone: signals and abstract sockets stay within what is made from this process.
+pub(super) fn scopes(abi: u32) -> Rules {
+    Rules::new(abi, Reach::OwnAndAllFiles, [])
+}
+
+/// Makes the rules of a command.
+pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Result<Rules, Failure> {
+    check_identity(workspace)?;
+    let etc = ETC_DIRECTORIES.iter().chain(ETC_FILES).chain(NAMES);
+    let etc = etc.map(|name| Path::new("/etc").join(name));
+    let system = SYSTEM.iter().map(PathBuf::from);
+    let read = system.chain(etc).chain(java_directories());
+    let read = read.chain([PathBuf::from("/proc")]);
+    let devices = DEVICES.iter().map(|(name, _)| Path::new("/dev").join(name));
+    // A container's /dev can hold anything under these names. Major 1 is the kernel's memory devices.
+    let devices = devices.filter(|path| {
+        fs::metadata(path).is_ok_and(|device| rustix::fs::major(device.rdev()) == 1)
+    });
+    let binds = workspace.binds.iter().map(|bind| {
+        let access = if bind.writable {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        (bind.source.clone(), access)
+    });
+    let own = [workspace.path.clone(), scratch.to_owned()];
+    let paths = read
+        .map(|path| (path, Access::Read))
+        .chain(devices.map(|path| (path, Access::Devices)))
+        .filter(|(path, _)| path.exists())
+        .chain(binds)
+        .chain(own.map(|path| (path, Access::Write)));
+    let paths = paths
+        .map(|(path, access)| {
+            let path = CString::new(path.into_os_string().into_encoded_bytes());
+            path.map(|path| (path, access))
+                .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(Rules::new(abi, Reach::OwnWithoutTcp, paths))
+}
+
+/// Checks that the workspace and its binds are what was at their paths when the daemon started.
+fn check_identity(workspace: &WorkspacePlan) -> Result<(), Failure> {
+    let binds = workspace.binds.iter();
+    let binds = binds.map(|bind| (&bind.source, bind.identity));
+    for (path, identity) in binds.chain([(&workspace.path, workspace.identity)]) {
+        let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
+        if found.ok() != Some(identity) {
+            let text = format!(
+                "{} is not what it was when the daemon was started: restart it",
+                path.display()
+            );
+            return Err(Failure::other(Stage::OpenSource, text));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! The keeper of a slot whose runs stay in the daemon's namespaces: makes a supervisor for each, and
+//! ends what a supervisor leaves behind that was killed.
+
+use std::{
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::PathBuf,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    net::sockopt::set_socket_passcred,
+    process::{
+        Pid, Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal,
+        waitpid,
+    },
+};
+
+use super::{
+    super::{
+        measure,
+        slot::{TOKEN, set_limits},
+        stage::{Failure, Stage, at},
+        template::give_up,
+        wire::{Answer, ORDER_BYTES, Report, SlotOrder, pair, receive_bytes, send, send_bytes},
+    },
+    ground::Ground,
+    rules, scratch, supervisor,
+};
+use crate::daemon::sys::{
+    Errno, name_process,
+    process::{Fork, SingleThreaded, exit_now, fork, kill_all, wait_any},
+};
+
+/// A supervisor that has not been waited for.
+struct Supervised {
+    process: Pid,
+    pidfd: OwnedFd,
+    scratch: PathBuf,
+}
+
+/// Runs as a slot keeper, until the daemon closes the socket.
+pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThreaded) -> ! {
+    name_process(c"jig-slot");
+    if let Err(failure) = prepare(ground) {
+        give_up(socket, failure);
+    }
+    let ready = Answer::Done {
+        workspace: ground.workspace.index,
+        identity: ground.identity,
+    };
+    if send(socket, &ready, &[]).is_err() {
+        exit_now(0);
+    }
+    let mut supervised = Vec::new();
+    let mut latest = None;
+    loop {
+        let Some(order) = wait_for_order(socket, &mut supervised) else {
+            exit_now(0);
+        };
+        let sent = match order {
+            // Its directories have no limited size.
+            SlotOrder::Make { .. } => {
+                let made = make_sandbox(ground, proof);
+                latest = made.as_ref().ok().map(|(_, run)| run.process);
+                hand_over(socket, made, &mut supervised)
+            }
+            SlotOrder::Measure { enough } => {
+                let measure = latest.map(|run| measure::run(run, enough, false));
+                let report = Report::Measured(measure.unwrap_or_default());
+                send_bytes(socket, &report.encode(), &[])
+            }
+        };
+        if sent.is_err() {
+            exit_now(0);
+        }
+    }
+}
+
+/// Sends a sandbox to the daemon, or why there is none.
+fn hand_over(
+    socket: BorrowedFd<'_>,
+    made: Result<(OwnedFd, Supervised), Failure>,
+    supervised: &mut Vec<Supervised>,
+) -> Result<(), Errno> {
+    let failed = |stage, errno| {
+        let report = Report::Failed { stage, errno };
+        send_bytes(socket, &report.encode(), &[])
+    };
+    match made {
+        Ok((control, run)) => {
+            let token = [TOKEN, run.scratch.as_os_str().as_bytes()].concat();
+            let fds = [control.as_fd(), run.pidfd.as_fd()];
+            // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
+            let sent = send_bytes(socket, &token, &fds)
+                .or_else(|errno| failed(Stage::RunNamespaces, errno));
+            supervised.push(run);
+            sent
+        }
+        Err(Failure { stage, errno, .. }) => failed(stage, Errno::from_raw_os_error(errno)),
+    }
+}
+
+fn prepare(ground: &Ground<'_>) -> Result<(), Failure> {
+    let failed = |what: &'static str| at(Stage::SlotNamespace, what);
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
+    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
+    set_limits(ground.plan.limits).map_err(at(Stage::ResourceLimits, "slot"))?;
+    rules::scopes(ground.plan.landlock_abi)
+        .apply()
+        .map_err(at(Stage::Landlock, "scopes"))
+}
+
+/// Waits until the daemon asks for something, seeing to supervisors that end meanwhile. Answers
+/// nothing when it has closed the socket.
+fn wait_for_order(socket: BorrowedFd<'_>, supervised: &mut Vec<Supervised>) -> Option<SlotOrder> {
+    loop {
+        let ends = supervised.iter().map(|run| run.pidfd.as_fd());
+        let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
+            .chain(ends)
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        match poll(&mut watched, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return None,
+        }
+        let ordered = watched
+            .first()
+            .is_some_and(|socket| !socket.revents().is_empty());
+        drop(watched);
+        bury(supervised);
+        if ordered {
+            let mut order = [0; ORDER_BYTES];
+            let received = receive_bytes(socket, &mut order, drop).ok()?;
+            return SlotOrder::decode(order.get(..received.length)?);
+        }
+    }
+}
+
+/// Waits for the supervisors that have ended. One that was killed has left its run behind, which is
+/// a child of this process now, and is ended here.
+fn bury(supervised: &mut Vec<Supervised>) {
+    let mut killed = false;
+    supervised.retain(|run| {
+        let Ok(Some((_, status))) = waitpid(Some(run.process), WaitOptions::NOHANG) else {
+            return true;
+        };
+        let by_itself = status.exit_status().is_some();
+        killed |= !by_itself;
+        !by_itself
+    });
+    if !killed {
+        return;
+    }
+    // Landlock keeps the signal within this slot.
+    let _none_left = kill_all(libc::SIGKILL);
+    while wait_any().is_ok() {}
+    for run in supervised.drain(..) {
+        let _best_effort = scratch::remove(&run.scratch);
+    }
+}
+
+/// Makes a supervisor. Answers the daemon's end of its socket.
+fn make_sandbox(
+    ground: &Ground<'_>,
+    proof: &SingleThreaded,
+) -> Result<(OwnedFd, Supervised), Failure> {
+    let failed = |what: &'static str| at(Stage::RunNamespaces, what);
+    let (daemon, sandbox) = pair().map_err(failed("socket"))?;
+    // Messages on the daemon's end then say by which process they were sent.
+    set_socket_passcred(&daemon, true).map_err(failed("socket"))?;
+    let scratch = scratch::new_path(&ground.plan.temporary).map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        failed("a name for temporary files")(errno)
+    })?;
+    let slot = getpid();
+    match fork(proof, 0).map_err(failed("clone"))? {
+        Fork::Parent { child, pidfd } => Ok((
+            daemon,
+            Supervised {
+                process: child,
+                pidfd,
+                scratch,
+            },
+        )),
+        Fork::Child => supervisor::run(sandbox.as_raw_fd(), slot, ground, &scratch),
+    }
+}

@@ -1,0 +1,265 @@
+//! The layers that a level consists of: what is told about each, whether it is in force or not.
+
+use super::{
+    entrance,
+    level::{Isolation, Level},
+    plan::Network,
+};
+
+/// The layer that says which network commands have.
+const NETWORK_NAMESPACE: &str = "network_namespace";
+
+/// One layer of the sandbox.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Whether it is in force.
+    pub(crate) applied: bool,
+    /// How, or why not.
+    pub(crate) detail: String,
+    /// What to change so that it will be.
+    pub(crate) remedy: &'static str,
+}
+
+/// What a layer is at one level.
+#[derive(Debug, Clone, Copy)]
+enum Is {
+    /// In force, in these words.
+    On(&'static str),
+    /// Not in force; what that means.
+    Off(&'static str),
+}
+
+use Is::{Off, On};
+
+/// What a layer is at L3, L2 and L1.
+struct Row(&'static str, [Is; 3]);
+
+const fn with_namespaces(name: &'static str, detail: &'static str, at_l1: Is) -> Row {
+    Row(name, [On(detail), On(detail), at_l1])
+}
+
+/// The layers, in the order in which they are applied. Seccomp and Landlock, which depend on more
+/// than the level, follow.
+const ROWS: &[Row] = &[
+    with_namespaces(
+        "user_namespace",
+        "one user, not root, without capabilities",
+        Off("commands are a user of the daemon's own namespace"),
+    ),
+    with_namespaces(
+        "mount_namespace",
+        "an allowlisted read-only root; the daemon's own root is not mounted",
+        Off(
+            "commands see the daemon's own root, of which Landlock opens an allowlist; names, sizes and owners of the rest can be seen, and modes, \
+             times and attributes of what belongs to the commands' user can be changed",
+        ),
+    ),
+    with_namespaces(
+        "pid_namespace",
+        "the run's processes only",
+        Off(
+            "Landlock and seccomp keep commands from signalling, tracing and tuning the daemon's other processes, whose numbers, states and \
+             command lines can be read; a supervisor ends what a run leaves behind",
+        ),
+    ),
+    Row(
+        "fresh_proc",
+        [
+            On("a /proc of the run's own"),
+            Off(
+                "the daemon's /proc, masked and read-only: numbers, states and command lines of the daemon's other processes, and the state of \
+                 their network, can be read",
+            ),
+            Off("the daemon's /proc, read-only"),
+        ],
+    ),
+    Row(
+        NETWORK_NAMESPACE,
+        [
+            On("a loopback interface and no route"),
+            On("a loopback interface and no route; made anew for each run"),
+            Off("no socket can be made, but for pairs of connected ones"),
+        ],
+    ),
+    with_namespaces(
+        "ipc_namespace",
+        "of the run alone",
+        Off("System V and POSIX message passing is refused"),
+    ),
+    with_namespaces(
+        "uts_namespace",
+        "host name jig",
+        Off("commands see the daemon's host name"),
+    ),
+    with_namespaces(
+        "cgroup_namespace",
+        "of the workspace",
+        Off("commands see the daemon's control groups"),
+    ),
+    Row(
+        "kernel_quotas",
+        [
+            On(
+                "a share of its own of what the kernel counts by user: inotify instances and watches",
+            ),
+            Off(
+                "/proc/sys is not the daemon's to write: runs share what the kernel counts by user",
+            ),
+            Off("runs share what the kernel counts by user"),
+        ],
+    ),
+    with_namespaces(
+        "scratch",
+        "fresh file systems of limited size for /tmp, /dev/shm and the home directory",
+        Off(
+            "a fresh directory for temporary files and the home directory, of no limited size; no /dev/shm",
+        ),
+    ),
+    with_namespaces(
+        "process_limit",
+        "RLIMIT_NPROC in the run's own user namespace; that a run came to it is not reported",
+        On(
+            "RLIMIT_NPROC, counted over all processes of the commands' user; that a run came to it is not reported",
+        ),
+    ),
+    with_namespaces(
+        "capabilities",
+        "all five sets empty, securebits locked",
+        On("none, and none to be gained by executing a program"),
+    ),
+    Row("no_new_privs", [On("set-user-id programs gain nothing"); 3]),
+];
+
+impl Isolation {
+    /// The layers, in the order in which they are applied.
+    pub(crate) fn layers(&self) -> Vec<Layer> {
+        let mut layers: Vec<Layer> = ROWS.iter().map(|row| self.layer(row)).collect();
+        let seccomp = match (self.level, self.allow_ptrace) {
+            (Level::L1, _) => "an allowlist of system calls, without sockets and ptrace",
+            (_, true) => "an allowlist of system calls, with ptrace (sandbox.allow_ptrace)",
+            (_, false) => "an allowlist of system calls, without ptrace",
+        };
+        layers.push(self.layer(&Row("seccomp", [On(seccomp); 3])));
+        layers.push(self.memory_limit());
+        self.tell_network(&mut layers);
+        layers.push(match (self.landlock_abi, self.level) {
+            (0, _) => Layer {
+                name: "landlock",
+                applied: false,
+                detail: "the kernel does not offer it; the mounts are the only wall on files"
+                    .to_owned(),
+                remedy: "use Linux 5.13 or newer with landlock in the boot parameter lsm=",
+            },
+            (abi, Level::L0) => Layer {
+                name: "landlock",
+                applied: false,
+                detail: format!("the kernel offers version {abi}, but no sandbox could be built"),
+                remedy: self.remedy(),
+            },
+            (abi, Level::L1) => Layer {
+                name: "landlock",
+                applied: true,
+                detail: format!("version {abi}: files, TCP, signals and abstract sockets"),
+                remedy: "",
+            },
+            (abi, Level::L2 | Level::L3) => Layer {
+                name: "landlock",
+                applied: true,
+                detail: format!("version {abi}"),
+                remedy: "",
+            },
+        });
+        layers
+    }
+
+    fn memory_limit(&self) -> Layer {
+        let is_held = self.level > Level::L0;
+        Layer {
+            name: "memory_limit",
+            applied: is_held,
+            detail: "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at \
+                     before they can be over the limit; what lies in sockets, pipes and System V segments is not counted"
+                .to_owned(),
+            remedy: if is_held { "" } else { self.remedy() },
+        }
+    }
+
+    fn layer(&self, Row(name, [l3, l2, l1]): &Row) -> Layer {
+        let is = match self.level {
+            Level::L3 => *l3,
+            Level::L2 => *l2,
+            Level::L1 => *l1,
+            Level::L0 => {
+                let why = self.refused.first();
+                let why = why.map(|refused| refused.failure.to_string());
+                return Layer {
+                    name,
+                    applied: false,
+                    detail: format!(
+                        "no sandbox could be built for workspace {}: {}",
+                        self.workspace,
+                        why.unwrap_or_default()
+                    ),
+                    remedy: self.remedy(),
+                };
+            }
+        };
+        let (applied, detail) = match is {
+            On(detail) => (true, detail),
+            Off(detail) => (false, detail),
+        };
+        Layer {
+            name,
+            applied,
+            detail: detail.to_owned(),
+            remedy: if applied { "" } else { self.remedy() },
+        }
+    }
+
+    /// What to change so that the level becomes higher.
+    fn remedy(&self) -> &'static str {
+        let last = self.refused.last().filter(|_| self.level > Level::L0);
+        let refused = last.or(self.refused.first());
+        refused.map_or("", |refused| refused.failure.stage.remedy())
+    }
+}
+
+impl Isolation {
+    /// Says of the layer that is the network's what is true of a network other than none.
+    fn tell_network(&self, layers: &mut [Layer]) {
+        let layer = layers
+            .iter_mut()
+            .find(|layer| layer.name == NETWORK_NAMESPACE && layer.applied);
+        let Some(layer) = layer else {
+            return;
+        };
+        match self.network {
+            Network::None => {}
+            Network::Proxy => {
+                layer.detail = format!(
+                    "a loopback interface and no route; the daemon's proxy at 127.0.0.1:{} connects to the hosts that proxy.allow_hosts lists",
+                    entrance::PORT
+                );
+            }
+            Network::Host => {
+                layer.applied = false;
+                layer.detail = host_network(self.landlock_abi);
+                layer.remedy = "give commands none, or only the hosts that they need: --network none, --network proxy";
+            }
+        }
+    }
+}
+
+/// What commands reach that have the daemon's network.
+fn host_network(landlock: u32) -> String {
+    let abstract_sockets = if landlock >= 6 {
+        "not its abstract Unix sockets, which Landlock keeps apart"
+    } else {
+        "its abstract Unix sockets among it, which Landlock keeps apart from version 6 on"
+    };
+    format!(
+        "commands have the daemon's network (sandbox.network = \"host\"): all that this host reaches, the metadata service of a cloud and what listens on 127.0.0.1 included, the daemon's own TCP ports too, where nothing but a key would keep a command from calling it; {abstract_sockets}"
+    )
+}

@@ -1,0 +1,123 @@
+//! The filter of commands in the daemon's own namespaces. Beyond what every command is refused, it
+//! closes what namespaces close elsewhere: sockets, message queues, and every call that tunes or
+//! looks into processes by their number.
+
+use super::{
+    BUILDING, INSPECTION, REFUSE, index,
+    program::{Action, Condition, Decision, Test, Verdict, assemble},
+    table,
+};
+use crate::daemon::sys::{Errno, bpf::Instruction};
+
+/// Refuses what is about another process than the caller: the number in this argument is not 0.
+macro_rules! own_only {
+    ($argument:literal) => {
+        Action::Decide(Decision {
+            tests: &[Test {
+                all: &[Condition::Equals($argument, 0)],
+                then: Verdict::Allow,
+            }],
+            otherwise: REFUSE,
+        })
+    };
+}
+
+/// Allows what is about the caller (0 as the second argument) for these kinds of target.
+macro_rules! own_of_kind {
+    ($($kind:literal),+) => {
+        Action::Decide(Decision {
+            tests: &[$(Test {
+                all: &[Condition::Equals(0, $kind), Condition::Equals(1, 0)],
+                then: Verdict::Allow,
+            }),+],
+            otherwise: REFUSE,
+        })
+    };
+}
+
+const NO_FAMILY: Verdict = Verdict::Refuse(Errno::AFNOSUPPORT);
+/// The bits of a socket's type that are not flags (SOCK_TYPE_MASK).
+const TYPE: u32 = 0xf;
+
+/// What stands in place of what the higher levels decide.
+const INSTEAD: &[(i64, Action)] = &[
+    // Landlock mediates neither sockets with a path nor UDP.
+    (libc::SYS_socket, Action::Refuse(Errno::AFNOSUPPORT)),
+    // Pairs that are connected to one another for good: a pair of datagram sockets could be
+    // connected anew.
+    (
+        libc::SYS_socketpair,
+        Action::Decide(Decision {
+            tests: &[
+                Test {
+                    all: &[
+                        Condition::Equals(0, libc::AF_UNIX as u32),
+                        Condition::MaskedEquals(1, TYPE, libc::SOCK_STREAM as u32),
+                    ],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[
+                        Condition::Equals(0, libc::AF_UNIX as u32),
+                        Condition::MaskedEquals(1, TYPE, libc::SOCK_SEQPACKET as u32),
+                    ],
+                    then: Verdict::Allow,
+                },
+            ],
+            otherwise: NO_FAMILY,
+        }),
+    ),
+    (libc::SYS_connect, Action::Refuse(Errno::PERM)),
+    (libc::SYS_bind, Action::Refuse(Errno::PERM)),
+    (libc::SYS_listen, Action::Refuse(Errno::PERM)),
+    (libc::SYS_accept, Action::Refuse(Errno::PERM)),
+    (libc::SYS_accept4, Action::Refuse(Errno::PERM)),
+    // The daemon may have the commands' user, and then these reach it.
+    (libc::SYS_prlimit64, own_only!(0)),
+    (libc::SYS_sched_setattr, own_only!(0)),
+    (libc::SYS_sched_setscheduler, own_only!(0)),
+    (libc::SYS_sched_setparam, own_only!(0)),
+    (libc::SYS_sched_setaffinity, own_only!(0)),
+    // PRIO_PROCESS, PRIO_PGRP: a command's group is its own. Not PRIO_USER.
+    (libc::SYS_setpriority, own_of_kind!(0, 1)),
+    // IOPRIO_WHO_PROCESS, IOPRIO_WHO_PGRP; not IOPRIO_WHO_USER.
+    (libc::SYS_ioprio_set, own_of_kind!(1, 2)),
+    (libc::SYS_process_mrelease, Action::Refuse(Errno::PERM)),
+];
+
+/// System V and POSIX message passing: objects that outlive the run, in a namespace that is the
+/// daemon's too.
+const QUEUES: &[i64] = &[
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_shmdt,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+    libc::SYS_mq_timedsend,
+    libc::SYS_mq_timedreceive,
+    libc::SYS_mq_notify,
+    libc::SYS_mq_getsetattr,
+];
+
+/// Assembles the filter.
+pub(in super::super) fn filter() -> Vec<Instruction> {
+    let mut actions = table();
+    let refused = QUEUES.iter().chain(INSPECTION);
+    let refused = refused.map(|number| (*number, Action::Refuse(Errno::PERM)));
+    let decided = INSTEAD.iter().chain(BUILDING).copied();
+    for (number, action) in refused.chain(decided) {
+        if let Some(entry) = actions.get_mut(index(number)) {
+            *entry = action;
+        }
+    }
+    assemble(&actions, Action::Refuse(Errno::NOSYS))
+}

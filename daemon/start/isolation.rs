@@ -1,0 +1,118 @@
+//! What the probes at start have found, and how it is told.
+
+use std::{io, sync::Arc};
+
+use crate::daemon::{
+    config::Config,
+    sandbox::{
+        launch::KeeperProcess,
+        level::{Isolation, Level},
+        pool::Sandboxes,
+        proof::Proven,
+    },
+    sys::landlock,
+    workspace::Workspace,
+};
+
+/// The sandboxes, and what the probe has found in each workspace.
+pub(super) struct Probed {
+    pub(super) sandboxes: Arc<Sandboxes>,
+    pub(super) results: Vec<Proven>,
+}
+
+/// Has each workspace's pool prove what isolation it gives.
+pub(super) async fn prove(keeper: KeeperProcess, config: &Config) -> io::Result<Probed> {
+    let count = config.workspaces.len();
+    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs, config.limits)?;
+    let mut results = Vec::new();
+    for index in 0..count {
+        let Some(pool) = sandboxes.pool(index) else {
+            return Err(io::Error::other("a workspace has no sandboxes"));
+        };
+        results.push(pool.prove(config.minimum_level).await);
+    }
+    Ok(Probed {
+        sandboxes: Arc::new(sandboxes),
+        results,
+    })
+}
+
+/// What is true of a workspace's commands.
+pub(super) fn isolation(config: &Config, workspace: &str, found: &Proven) -> Isolation {
+    Isolation {
+        level: found.level,
+        minimum: config.minimum_level,
+        workspace: workspace.to_owned(),
+        refused: found.refused.clone(),
+        landlock_abi: landlock::abi(),
+        allow_ptrace: config.allow_ptrace,
+        network: config.network,
+    }
+}
+
+/// Has a workspace be where its commands see it: without namespaces, at its own path.
+pub(super) fn place(workspace: &mut Workspace, isolation: &Isolation) {
+    if isolation.level == Level::L1 {
+        workspace.stay_in_place();
+    }
+}
+
+/// Tells the log what was found. Whoever embeds the daemon is told of failures by its answer.
+pub(super) fn log(isolation: &Isolation, failures: bool) {
+    let workspace = isolation.workspace.as_str();
+    if isolation.is_ready() {
+        tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
+        for refused in &isolation.refused {
+            tracing::warn!(
+                workspace,
+                level = %refused.level,
+                stage = refused.failure.stage.name(),
+                errno = refused.failure.errno_name(),
+                failure = %refused.failure,
+                remedy = refused.failure.stage.remedy(),
+                "this host does not give a higher level of isolation, and the operator allows the lower"
+            );
+        }
+    } else if failures {
+        for refused in &isolation.refused {
+            tracing::error!(
+                workspace,
+                level = %refused.level,
+                stage = refused.failure.stage.name(),
+                errno = refused.failure.errno_name(),
+                failure = %refused.failure,
+                remedy = refused.failure.stage.remedy(),
+                "commands cannot be isolated and are not run"
+            );
+        }
+    }
+}
+
+/// What `--check` prints about a workspace.
+pub(super) fn report(workspace: &Workspace, isolation: &Isolation) -> String {
+    let ready = isolation.is_ready();
+    let mut report = format!(
+        "workspace {} at {}: isolation {} {}\n",
+        workspace.name(),
+        workspace.path().display(),
+        isolation.level,
+        if ready { "ok" } else { "NOT READY" }
+    );
+    for refused in &isolation.refused {
+        report += &format!(
+            "  {}: {}\n  remedy: {}\n",
+            refused.level,
+            refused.failure,
+            refused.failure.stage.remedy()
+        );
+    }
+    for layer in isolation.layers().iter().filter(|_| ready) {
+        let mark = if layer.applied { "yes" } else { "no" };
+        report += &format!("  {:<18} {mark:<4} {}\n", layer.name, layer.detail);
+        // That of a level was told above.
+        if !layer.remedy.is_empty() && isolation.refused.is_empty() {
+            report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
+        }
+    }
+    report
+}

@@ -1,0 +1,193 @@
+//! Kernels other than the host's, in virtual machines: what the daemon gives on them, and the attacks.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+};
+
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{Daemon, Guest, Kernel, Setup, USER, argv, full_size, guest, shell};
+
+/// Attacks that are made in machines: those that look at what the kernel answers. What measures time
+/// or moves much data takes too long under emulation. The first is made always, the others at full
+/// size: together they take two minutes for each kernel.
+const ATTACKS: &[&str] = &[
+    "attack::kernel",
+    "attack::network",
+    "attack::filesystem",
+    "attack::death",
+    "attack::protected",
+    "isolation::",
+];
+
+/// Those among them that need what a machine does not have, and what that is.
+const NOT_IN_A_MACHINE: &[(&str, &str)] = &[(
+    "case_75_what_the_daemon_reaches",
+    "it measures how soon the kernel refuses, which emulation delays",
+)];
+
+/// Tells whoever watches, although the test succeeds.
+fn say(text: &str) {
+    io::stderr()
+        .write_all(format!("{text}\n").as_bytes())
+        .unwrap();
+}
+
+/// Makes all attacks in a machine.
+async fn attack(machine: &Guest) {
+    let mut arguments = ATTACKS[..full_size(ATTACKS.len(), 1)].to_vec();
+    for (name, _) in NOT_IN_A_MACHINE {
+        arguments.extend(["--skip", name]);
+    }
+    let printed = machine.boot(&arguments).await;
+    let (held, failed) = printed.counts();
+    assert_eq!(printed.failed(), [""; 0], "{}", printed.text());
+    assert!(held >= full_size(40, 8), "{}", printed.text());
+    let first = printed.text().lines().next().unwrap_or_default();
+    let last = printed.text().lines().last().unwrap_or_default();
+    say(&format!(
+        "{first}; {held} attacks held, {failed} did not; {last}"
+    ));
+    for (name, why) in NOT_IN_A_MACHINE {
+        say(&format!("not made in a machine: {name}: {why}"));
+    }
+}
+
+#[tokio::test]
+async fn attacks_on_linux_6_1() {
+    attack(&guest(Kernel::Debian12)).await;
+}
+
+#[tokio::test]
+async fn attacks_on_linux_6_12() {
+    attack(&guest(Kernel::Debian13)).await;
+}
+
+/// The version of Landlock that the daemon tells.
+async fn landlock(daemon: &Daemon) -> String {
+    let layers = daemon.info().await.isolation.unwrap().layers;
+    let landlock = layers.into_iter().find(|layer| layer.name == "landlock");
+    landlock.unwrap().detail
+}
+
+#[tokio::test]
+async fn linux_6_1_gives_l3_with_what_landlock_it_has() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    for setup in [Setup::new(), Setup::new().user(USER)] {
+        let daemon = setup.start().await;
+        assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+        assert_eq!(landlock(&daemon).await, "version 2");
+    }
+}
+
+#[tokio::test]
+async fn linux_6_12_gives_l3() {
+    if guest(Kernel::Debian13).runs(|| {}).await {
+        return;
+    }
+    for setup in [Setup::new(), Setup::new().user(USER)] {
+        let daemon = setup.start().await;
+        assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+        assert_eq!(landlock(&daemon).await, "version 6");
+    }
+}
+
+/// Checks a host that refuses user namespaces: nothing is run unless the operator allows L1, and then
+/// where Landlock is new enough.
+async fn without_user_namespaces(gives_l1: bool) {
+    let limit = fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap();
+    assert_eq!(limit, "0\n");
+    for setup in [Setup::new(), Setup::new().user(USER)] {
+        let daemon = setup.start().await;
+        assert_eq!(daemon.health().await, ServingStatus::NotServing);
+        let refusal = daemon
+            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+            .await;
+        assert_eq!(refusal.metadata["stage"], "user_namespace");
+        assert_eq!(refusal.metadata["errno"], "ENOSPC");
+        assert!(refusal.metadata["remedy"].contains("max_user_namespaces"));
+        assert!(!daemon.file("ran").exists());
+    }
+    let allowed = Setup::new()
+        .user(USER)
+        .arguments(&["--minimum-level", "L1"]);
+    let daemon = allowed.start().await;
+    let isolation = daemon.info().await.isolation.unwrap();
+    let tried: Vec<_> = isolation
+        .refused
+        .iter()
+        .map(|one| (one.level.as_str(), one.stage.as_str()))
+        .collect();
+    let namespaces = [("L3", "user_namespace"), ("L2", "user_namespace")];
+    if gives_l1 {
+        assert_eq!((isolation.level.as_str(), isolation.ready), ("L1", true));
+        assert_eq!(tried, namespaces);
+        assert_eq!(daemon.run(shell("true")).await.isolation, "L1");
+        let outside = daemon.run(argv(&["ls", "/root"])).await;
+        assert_ne!(outside.exit_code, Some(0), "{outside:?}");
+    } else {
+        assert_eq!((isolation.level.as_str(), isolation.ready), ("L0", false));
+        assert_eq!(tried[..2], namespaces);
+        assert_eq!(tried[2..], [("L1", "in_place")]);
+        let last = isolation.refused.last().unwrap();
+        assert!(last.message.contains("version 2 of Landlock"), "{last:?}");
+        assert!(last.remedy.contains("6.12"), "{last:?}");
+        daemon
+            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+            .await;
+        assert!(!daemon.file("ran").exists());
+    }
+}
+
+#[tokio::test]
+async fn linux_6_1_without_user_namespaces_gives_nothing() {
+    let machine = guest(Kernel::Debian12).option("sysctl.user.max_user_namespaces=0");
+    if !machine.runs(|| {}).await {
+        without_user_namespaces(false).await;
+    }
+}
+
+#[tokio::test]
+async fn linux_6_12_without_user_namespaces_gives_l1() {
+    let machine = guest(Kernel::Debian13).option("sysctl.user.max_user_namespaces=0");
+    if !machine.runs(|| {}).await {
+        without_user_namespaces(true).await;
+    }
+}
+
+#[tokio::test]
+async fn linux_6_12_without_landlock_gives_l3_and_says_so() {
+    let machine = guest(Kernel::Debian13).option("lsm=yama");
+    if machine.runs(|| {}).await {
+        return;
+    }
+    let daemon = Daemon::start().await;
+    assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+    assert!(landlock(&daemon).await.contains("does not offer"));
+}
+
+#[tokio::test]
+async fn control_groups_of_version_2_are_there_for_tests() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let group = std::path::Path::new("/sys/fs/cgroup/test");
+    fs::write(
+        "/sys/fs/cgroup/cgroup.subtree_control",
+        "+memory +pids +cpu",
+    )
+    .unwrap();
+    fs::create_dir(group).unwrap();
+    for file in [
+        "memory.max",
+        "memory.oom.group",
+        "pids.max",
+        "cpu.max",
+        "cgroup.kill",
+    ] {
+        assert!(group.join(file).exists(), "{file}");
+    }
+}

@@ -1,0 +1,193 @@
+//! Hosts on which one step of building a sandbox fails: it is named, with the kernel's error, and
+//! nothing is run.
+
+use jig::api::v1::RunRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{Daemon, HostProgram, Mark, Setup, USER, argv, eventually, shell};
+
+/// A step that fails for a root daemon: what is injected, the step that is named, and the error.
+struct Fault(&'static [&'static str], &'static str, &'static str);
+
+/// Flags of clone(2) and mount(2) tell the steps apart.
+const FAULTS: &[Fault] = &[
+    // What maps owners is a user namespace, too.
+    Fault(
+        &["clone:0:0x10000000:0x7e020000=1"],
+        "user_namespace",
+        "EPERM",
+    ),
+    // CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID
+    Fault(
+        &["clone:0:0x30020000:0x7e020000=28"],
+        "user_namespace",
+        "ENOSPC",
+    ),
+    Fault(&["setresuid=1"], "set_user", "EPERM"),
+    Fault(&["setresgid=1"], "set_user", "EPERM"),
+    // MS_PRIVATE | MS_REC
+    Fault(&["mount:3:0x44000=13"], "mount_propagation", "EACCES"),
+    Fault(&["mount_setattr=1"], "map_owner", "EPERM"),
+    Fault(&["open_tree=1"], "open_source", "EPERM"),
+    Fault(&["open_tree=24"], "open_source", "EMFILE"),
+    // All but the user's.
+    Fault(
+        &["clone:0:0x6e020000:0x7e020000=12"],
+        "template_namespaces",
+        "ENOMEM",
+    ),
+    // MS_NOSUID | MS_NODEV
+    Fault(&["mount:3:6=12"], "build_root", "ENOMEM"),
+    Fault(&["move_mount=1"], "build_root", "EPERM"),
+    // MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV
+    Fault(&["mount:3:0x1027=1"], "build_root", "EPERM"),
+    // MS_NOSUID | MS_NODEV | MS_NOEXEC
+    Fault(&["mount:3:0xe=1"], "mount_template_proc", "EPERM"),
+    // MS_MOVE is the other way to a new root.
+    Fault(&["pivot_root=1", "mount:3:0x2000=1"], "pivot_root", "EPERM"),
+    Fault(&["umount2=1"], "pivot_root", "EPERM"),
+    Fault(&["sethostname=1"], "host_name", "EPERM"),
+    Fault(&["seccomp=22"], "seccomp", "EINVAL"),
+    // CLONE_NEWNET
+    Fault(&["unshare:0:0x40000000=28"], "network_namespace", "ENOSPC"),
+    Fault(&["setns=1"], "network_namespace", "EPERM"),
+    // CLONE_NEWUSER | CLONE_NEWNS
+    Fault(
+        &["clone:0:0x10020000:0x7e020000=28"],
+        "slot_namespace",
+        "ENOSPC",
+    ),
+    // RLIMIT_CORE
+    Fault(&["prlimit64:1:4=1"], "resource_limits", "EPERM"),
+    // CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC
+    Fault(
+        &["clone:0:0x28020000:0x7e020000=11"],
+        "run_namespaces",
+        "EAGAIN",
+    ),
+    // MS_BIND
+    Fault(&["mount:3:0x1000=1"], "mask_proc", "EPERM"),
+    // CLONE_VM | SIGCHLD
+    Fault(&["clone:0:0x111=11"], "command_process", "EAGAIN"),
+];
+
+async fn start(injector: &HostProgram, faults: &[&str], setup: Setup) -> Daemon {
+    let injector = injector.path.to_str().unwrap();
+    let words = [injector].into_iter().chain(faults.iter().copied());
+    setup.under(words.chain(["--"])).start().await
+}
+
+#[tokio::test]
+async fn case_84_a_step_that_fails_is_named_and_nothing_is_run() {
+    let injector = HostProgram::compile("inject");
+    let mut wrong = Vec::new();
+    for Fault(faults, stage, errno) in FAULTS {
+        let daemon = start(&injector, faults, Setup::new()).await;
+        let isolation = daemon.info().await.isolation.unwrap();
+        assert_eq!(
+            daemon.health().await,
+            ServingStatus::NotServing,
+            "{faults:?}"
+        );
+        let refusal = daemon
+            .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+            .await;
+        assert!(!daemon.file("ran").exists(), "{faults:?}");
+        assert_eq!(isolation.level, "L0", "{faults:?}");
+        let told = |name: &str| refusal.metadata[name].clone();
+        if (told("stage").as_str(), told("errno").as_str()) != (stage, errno) {
+            wrong.push(format!("{faults:?}: {refusal:?}"));
+        }
+        assert!(!told("remedy").is_empty(), "{faults:?}");
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[tokio::test]
+async fn case_84_what_has_another_way_takes_it() {
+    let injector = HostProgram::compile("inject");
+    for (fault, layer) in [
+        ("pivot_root=1", None),
+        ("pivot_root=38", None),
+        // As container engines' profiles do.
+        ("clone3=38", None),
+        ("landlock_create_ruleset=38", Some("landlock")),
+    ] {
+        for setup in [Setup::new(), Setup::new().user(USER)] {
+            let daemon = start(&injector, &[fault], setup).await;
+            assert_eq!(daemon.run(shell("true")).await.isolation, "L3", "{fault}");
+            let layers = daemon.info().await.isolation.unwrap().layers;
+            let missing = layers.iter().find(|layer| !layer.applied);
+            assert_eq!(missing.map(|layer| layer.name.as_str()), layer, "{fault}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn case_84_a_daemon_that_cannot_confine_itself_does_not_start() {
+    let injector = HostProgram::compile("inject");
+    // PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE
+    for fault in ["prctl:0:38=1", "prctl:0:4=1"] {
+        let folder = tempfile::TempDir::with_prefix("jig-test-").unwrap();
+        let output = std::process::Command::new(&injector.path)
+            .args([fault, "--"])
+            .arg(crate::support::binary())
+            .args(["--check", "--workspace"])
+            .arg(folder.path())
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "{fault}: {output:?}");
+        assert!(output.stdout.is_empty(), "{fault}: {output:?}");
+        assert!(!output.stderr.is_empty(), "{fault}: it says why");
+    }
+}
+
+#[tokio::test]
+async fn case_85_what_the_host_has_no_more_of_is_told_and_comes_back() {
+    for (limit, stage) in [
+        // The launcher's, and four slots'.
+        ("max_user_namespaces=5", "slot_namespace"),
+        // The template's, and four slots'.
+        ("max_net_namespaces=5", "network_namespace"),
+    ] {
+        let daemon = Setup::new()
+            .environment("JIG_TEST_LIMIT", limit)
+            .without_namespaces()
+            .start()
+            .await;
+        assert_eq!(daemon.run(shell("true")).await.isolation, "L3", "{limit}");
+        let mark = Mark::new();
+        let mut running = Vec::new();
+        let refusal = loop {
+            assert!(running.len() < 8, "{limit}");
+            let before = mark.processes().len();
+            let request = RunRequest {
+                timeout_sec: Some(600),
+                ..argv(&["sleep", "1000"])
+            };
+            let mut call = daemon.begin(mark.on(request));
+            let mut refused = None;
+            eventually("it runs or is refused", async || {
+                if call.is_finished() {
+                    refused = Some((&mut call).await.unwrap().unwrap_err());
+                }
+                refused.is_some() || mark.processes().len() > before
+            })
+            .await;
+            match refused {
+                Some(status) => break crate::support::Refusal::of(&status),
+                None => running.push(call),
+            }
+        };
+        assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{limit}: {refusal:?}");
+        assert_eq!(refusal.metadata["stage"], stage, "{refusal:?}");
+        assert_eq!(refusal.metadata["errno"], "ENOSPC", "{refusal:?}");
+        assert!(running.len() >= 3, "{limit}: {}", running.len());
+        assert_eq!(daemon.health().await, ServingStatus::Serving);
+        for call in running {
+            call.abort();
+        }
+        mark.vanishes().await;
+        assert_eq!(daemon.output(shell("echo again")).await, "again\n");
+    }
+}

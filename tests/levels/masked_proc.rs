@@ -1,0 +1,254 @@
+//! L2: all namespaces, but the daemon's own masked `/proc`, where the operator allows it.
+
+use rustix::process::{Pid, Signal, kill_process};
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{
+    Daemon, Mark, Process, Setup, argv, check_answers, compile, descendants, eventually,
+    host_status, is_alive, shell,
+};
+
+async fn start() -> Daemon {
+    Setup::new().at_l2().start().await
+}
+
+#[tokio::test]
+async fn it_is_told_what_is_given_and_what_is_not_and_why() {
+    let daemon = start().await;
+    assert_eq!(daemon.health().await, ServingStatus::Serving);
+    assert_eq!(daemon.run(shell("true")).await.isolation, "L2");
+    let isolation = daemon.info().await.isolation.unwrap();
+    assert_eq!(isolation.level, "L2");
+    assert!(isolation.ready);
+    let [refused] = isolation.refused.as_slice() else {
+        panic!("{isolation:?}");
+    };
+    assert_eq!(
+        (
+            refused.level.as_str(),
+            refused.stage.as_str(),
+            refused.errno.as_str()
+        ),
+        ("L3", "mount_template_proc", "EPERM")
+    );
+    assert!(refused.remedy.contains("procMount"), "{refused:?}");
+    let missing = isolation.layers.iter().filter(|layer| !layer.applied);
+    let missing: Vec<_> = missing
+        .map(|layer| (layer.name.as_str(), layer.remedy.contains("procMount")))
+        .collect();
+    assert_eq!(missing, [("fresh_proc", true), ("kernel_quotas", true)]);
+}
+
+#[tokio::test]
+async fn it_is_never_given_unasked() {
+    let daemon = Setup::new().with_masked_proc().start().await;
+    assert_eq!(daemon.health().await, ServingStatus::NotServing);
+    let refusal = daemon
+        .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+        .await;
+    assert!(refusal.message.contains("procMount"), "{refusal:?}");
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn root_mounts_a_fresh_proc_in_spite_of_masks() {
+    // Who has CAP_SYS_ADMIN where the masks were made can do so.
+    let masks = "mount --bind /dev/null /proc/keys && mount -t tmpfs -o ro tmpfs /proc/fs && exec \"$0\" \"$@\"";
+    let wrapper = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        masks,
+    ];
+    let daemon = Setup::new().under(wrapper).start().await;
+    assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
+    let own = daemon.output(shell("cd /proc; echo [0-9]*")).await;
+    assert_eq!(own, "1 2\n", "its own processes only");
+}
+
+#[tokio::test]
+async fn proc_is_the_daemons_but_read_only_and_masked() {
+    let daemon = start().await;
+    let pid = daemon.pid();
+    let seen = daemon.output(shell("cd /proc; echo [0-9]*")).await;
+    assert!(
+        seen.split_whitespace().any(|seen| seen == pid.to_string()),
+        "{seen}"
+    );
+    // The command finds itself by the number that the daemon's namespace gives it.
+    let own = daemon.output(shell("echo $$; readlink /proc/self")).await;
+    let (inside, outside) = own.trim().split_once('\n').unwrap();
+    assert_eq!(inside, "2");
+    assert_ne!(outside, "2");
+    for file in [
+        "self/oom_score_adj".to_owned(),
+        "self/comm".to_owned(),
+        "sys/kernel/hostname".to_owned(),
+        "sys/net/ipv4/ip_forward".to_owned(),
+        format!("{pid}/oom_score_adj"),
+    ] {
+        let line = format!("echo 1 > /proc/{file}");
+        let response = daemon.run(shell(&line)).await;
+        assert_ne!(response.exit_code, Some(0), "{file}: {response:?}");
+        let why = response.stderr;
+        assert!(
+            ["Read-only", "denied"]
+                .iter()
+                .any(|part| why.contains(part)),
+            "{file}: {why}"
+        );
+    }
+    for file in ["kcore", "keys", "kallsyms", "timer_list", "modules"] {
+        let line = format!("head -c 16 /proc/{file} | wc -c");
+        assert_eq!(daemon.output(shell(&line)).await, "0\n", "{file}");
+    }
+    // What programs expect works.
+    let line =
+        "echo text > /dev/stdout; ls /proc/self/fd | wc -l; cat /proc/self/status | grep -c Name";
+    assert_eq!(daemon.output(shell(line)).await, "text\n4\n1\n");
+}
+
+#[tokio::test]
+async fn nothing_of_other_processes_can_be_opened() {
+    let daemon = start().await;
+    let mark = Mark::new();
+    let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
+    let sleeping = *mark.appears(1).await.first().unwrap();
+    let own = descendants(std::process::id().cast_signed());
+    let of_the_daemon = descendants(daemon.pid());
+    let processes = own.into_iter().filter(|process| {
+        of_the_daemon.contains(process) || [daemon.pid(), sleeping].contains(&process.pid)
+    });
+    let processes: Vec<_> = processes.collect();
+    assert!(processes.len() > 5, "{processes:?}");
+    for process in processes {
+        let pid = process.pid;
+        for file in ["environ", "mem", "maps", "fd/0", "root/", "cwd/", "exe"] {
+            let line = format!("head -c 1 /proc/{pid}/{file}");
+            let response = daemon.run(shell(&line)).await;
+            // Warm sandboxes come and go, and of a dead process there is nothing to be had.
+            if is_alive(&process) {
+                assert_ne!(response.exit_code, Some(0), "{pid} {file}: {response:?}");
+                assert!(
+                    response.stderr.contains("denied"),
+                    "{pid} {file}: {response:?}"
+                );
+            }
+        }
+        let response = daemon.run(shell(&format!("kill -9 {pid}"))).await;
+        assert_ne!(response.exit_code, Some(0), "{pid}: {response:?}");
+    }
+    assert_eq!(mark.processes().len(), 1, "it still runs");
+    other.abort();
+    mark.vanishes().await;
+}
+
+#[tokio::test]
+async fn a_run_leaves_nothing_to_the_next() {
+    let daemon = start().await;
+    let program = compile(&daemon, "carry_over");
+    for _ in 0..4 {
+        daemon.output(argv(&[&program, "leave"])).await;
+        let response = daemon.run(argv(&[&program, "find"])).await;
+        check_answers(
+            &response,
+            &[
+                ("/tmp/left", "ENOENT"),
+                ("/dev/shm/left", "ENOENT"),
+                ("/home/agent/left", "ENOENT"),
+                ("shared memory", "ENOENT"),
+                ("semaphore", "ENOENT"),
+                ("message queue", "ENOENT"),
+                ("POSIX message queue", "ENOENT"),
+                ("keyring", "EPERM"),
+                ("abstract socket", "ECONNREFUSED"),
+                ("listener", "ECONNREFUSED"),
+                ("port is free", "ok"),
+                ("third process", "ESRCH"),
+            ],
+        );
+    }
+    eventually("no slot is lost", async || {
+        daemon.info().await.counts.unwrap().sandboxes_warm >= 2
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_started_again_gives_the_same_level() {
+    for (setup, level, name) in [
+        (Setup::new().at_l2(), "L2", "jig-launcher"),
+        (Setup::new().at_l2(), "L2", "jig-template"),
+        (Setup::new().at_l1(), "L1", "jig-template"),
+        (Setup::new().at_l1(), "L1", "jig-slot"),
+    ] {
+        let daemon = setup.start().await;
+        assert_eq!(daemon.run(shell("true")).await.isolation, level);
+        let named = |process: &Process| host_status(process.pid, "Name").as_deref() == Some(name);
+        let process = descendants(daemon.pid()).into_iter().find(named).unwrap();
+        let mut killed = descendants(process.pid);
+        kill_process(Pid::from_raw(process.pid).unwrap(), Signal::KILL).unwrap();
+        killed.push(process);
+        eventually("all that it made is gone", async || {
+            !killed.iter().any(is_alive)
+        })
+        .await;
+        let response = daemon.run(shell("cd /proc; echo [0-9]*")).await;
+        assert_eq!(response.isolation, level, "{name}: {response:?}");
+        let seen = response.stdout.split_whitespace();
+        let pid = daemon.pid().to_string();
+        assert!(seen.into_iter().any(|seen| seen == pid), "{response:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_rest_is_as_at_l3() {
+    let daemon = start().await;
+    let status = daemon.output(argv(&["cat", "/proc/self/status"])).await;
+    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        assert!(
+            status.contains(&format!("{set}:\t0000000000000000")),
+            "{status}"
+        );
+    }
+    assert_eq!(
+        daemon
+            .output(shell("pwd; ls -d /sys /root 2> /dev/null; true"))
+            .await,
+        "/workspace\n"
+    );
+    for (program, what) in [("daemonize", "started\n"), ("dodge", "running\n")] {
+        let program = compile(&daemon, program);
+        let mark = Mark::new();
+        assert_eq!(daemon.output(mark.on(argv(&[&program]))).await, what);
+        mark.assert_gone();
+    }
+    for (program, expected) in [
+        (
+            "mounts",
+            [
+                ("bind", "EPERM"),
+                ("remount writable", "EPERM"),
+                ("proc", "EPERM"),
+                ("detach /proc", "EPERM"),
+                ("detach a mask", "EPERM"),
+                ("chroot", "EPERM"),
+            ]
+            .as_slice(),
+        ),
+        ("namespaces", &[("unshare user and mount", "EPERM")]),
+        ("join", &[("enter all of process 1", "EPERM")]),
+    ] {
+        let path = compile(&daemon, program);
+        let response = daemon.run(argv(&[&path])).await;
+        for (what, answer) in expected {
+            assert!(
+                response.stdout.contains(&format!("{what}: {answer}\n")),
+                "{program}: {response:?}"
+            );
+        }
+    }
+}

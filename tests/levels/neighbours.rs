@@ -1,0 +1,178 @@
+//! What of the daemon's own a command at L1 tries to reach: it shares the daemon's namespaces, and
+//! mostly its user.
+
+use std::{
+    fs,
+    net::TcpListener,
+    os::{
+        linux::net::SocketAddrExt as _,
+        unix::{
+            fs::chown,
+            net::{SocketAddr, UnixListener},
+        },
+    },
+};
+
+use crate::support::{
+    Daemon, HostProgram, Setup, USER, argv, check_answers, compile, descendants, shell,
+};
+
+/// What [`neighbour.c`] must be answered about a process that is not the run's.
+const CLOSED: &[(&str, &str)] = &[
+    ("signal", "EPERM"),
+    ("end", "EPERM"),
+    // It reaches the run's own processes.
+    ("end everybody", "ok"),
+    ("signal its group", "EPERM|ESRCH"),
+    ("signal its thread", "EPERM"),
+    ("queue a signal", "EPERM"),
+    ("signal by pidfd", "EPERM"),
+    ("take a descriptor", "EPERM"),
+    ("open environ", "EACCES|EPERM"),
+    ("open mem", "EACCES|EPERM"),
+    ("open maps", "EACCES|EPERM"),
+    ("open fd", "EACCES|EPERM"),
+    ("open root", "EACCES|EPERM"),
+    ("open cwd", "EACCES|EPERM"),
+    ("open exe", "EACCES|EPERM"),
+    ("open auxv", "EACCES|EPERM"),
+    ("open io", "EACCES|EPERM"),
+    ("open stack", "EACCES|EPERM"),
+    ("open syscall", "EACCES|EPERM"),
+    ("write oom_score_adj", "EACCES|EPERM"),
+    ("trace", "EPERM"),
+    ("read memory", "EPERM"),
+    ("read its limits", "EPERM"),
+    ("pin", "EPERM"),
+    ("schedule", "EPERM"),
+    ("set its priority", "EPERM"),
+    ("set its user's priority", "EPERM"),
+    ("set its i/o priority", "EPERM"),
+    ("set its user's i/o priority", "EPERM"),
+    ("own limits", "ok"),
+    ("own priority", "ok"),
+    ("own affinity", "ok"),
+    ("TCP socket", "EAFNOSUPPORT"),
+    ("connect by TCP", "EPERM"),
+    ("UDP socket", "EAFNOSUPPORT"),
+    ("IPv6 socket", "EAFNOSUPPORT"),
+    ("netlink socket", "EAFNOSUPPORT"),
+    ("Unix socket", "EAFNOSUPPORT"),
+    ("datagram pair", "EAFNOSUPPORT"),
+    ("stream pair", "ok"),
+    ("connect one of a pair", "EPERM"),
+    ("connect one to an abstract socket", "EPERM"),
+    ("send from one of a pair", "EISCONN|EOPNOTSUPP"),
+    ("bind one of a pair", "EPERM"),
+    ("shared memory", "EPERM"),
+    ("message queue", "EPERM"),
+    ("core of another namespace", "EPERM"),
+];
+
+/// Has a command try everything on every process of the daemon's.
+async fn leave_the_daemon_alone(daemon: &Daemon) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let name = SocketAddr::from_abstract_name(format!("jig-test-{port}")).unwrap();
+    let abstract_listener = UnixListener::bind_addr(&name).unwrap();
+    let program = compile(daemon, "neighbour");
+    let socket = daemon.socket();
+    let mut processes: Vec<i32> = descendants(daemon.pid())
+        .into_iter()
+        .map(|process| process.pid)
+        .collect();
+    processes.push(daemon.pid());
+    assert!(processes.len() > 3, "{processes:?}");
+    let before = descendants(daemon.pid()).len();
+    let mut tried = 0;
+    for process in processes {
+        // Warm sandboxes come and go.
+        if !fs::exists(format!("/proc/{process}")).unwrap() {
+            continue;
+        }
+        let (pid, socket) = (process.to_string(), socket.to_str().unwrap());
+        let response = daemon.run(argv(&[&program, &pid, &port, socket])).await;
+        let name = fs::read_to_string(format!("/proc/{process}/comm"));
+        if name.is_ok() && !response.stdout.contains("ESRCH\nend: ESRCH") {
+            check_answers(&response, CLOSED);
+            tried += 1;
+        }
+    }
+    assert!(tried > 3, "{tried} of {before}");
+    drop((listener, abstract_listener));
+    assert_eq!(daemon.output(shell("echo alive")).await, "alive\n");
+}
+
+#[tokio::test]
+async fn at_l1_a_command_of_the_daemons_own_user_reaches_nothing_of_it() {
+    leave_the_daemon_alone(&Setup::new().at_l1().start().await).await;
+}
+
+#[tokio::test]
+async fn at_l1_a_command_of_a_root_daemon_reaches_nothing_of_it() {
+    let wrapper = HostProgram::compile("no_namespaces");
+    let daemon = Setup::new()
+        .workspace_owner(USER)
+        .under([&wrapper.path])
+        .arguments(&["--minimum-level", "L1"])
+        .start()
+        .await;
+    assert_eq!(daemon.output(shell("id -u")).await, format!("{USER}\n"));
+    leave_the_daemon_alone(&daemon).await;
+}
+
+#[tokio::test]
+async fn at_l1_two_runs_do_not_reach_one_another() {
+    let daemon = Setup::new().at_l1().start().await;
+    let program = compile(&daemon, "neighbour");
+    let mark = crate::support::Mark::new();
+    let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
+    let pid = mark.appears(1).await.first().unwrap().to_string();
+    let response = daemon.run(argv(&[&program, &pid, "1", "/none"])).await;
+    // Of a process that is dumpable and of the same user, the numbers of its descriptors can be listed.
+    let mut expected = CLOSED.to_vec();
+    let descriptors = expected.iter_mut().find(|(what, _)| *what == "open fd");
+    *descriptors.unwrap() = ("open fd", "ok");
+    check_answers(&response, &expected);
+    assert_eq!(mark.processes().len(), 1, "it still runs");
+    other.abort();
+    mark.vanishes().await;
+}
+
+#[tokio::test]
+async fn at_l1_the_daemons_files_are_out_of_reach() {
+    let daemon = Setup::new().at_l1().start().await;
+    let secret = daemon.beside("secret");
+    fs::write(&secret, "readable by everybody").unwrap();
+    // Even its owner is kept from it.
+    chown(&secret, Some(USER), Some(USER)).unwrap();
+    let (secret, state) = (secret.to_str().unwrap().to_owned(), daemon.state());
+    for command in [
+        format!("cat {secret}"),
+        format!("echo more >> {secret}"),
+        format!("rm {secret}"),
+        format!("mv {secret} ."),
+        format!("ln {secret} here"),
+        format!("ls {}", state.display()),
+        format!("touch {}/file", state.display()),
+        format!("cd /usr && mv {0} {0}-moved", daemon.workspace().display()),
+        "ls /".to_owned(),
+        "ls /tmp".to_owned(),
+        "touch /tmp/jig-test-file".to_owned(),
+        "touch /dev/shm/jig-test-file".to_owned(),
+        "cat /etc/shadow".to_owned(),
+        "cat /etc/machine-id".to_owned(),
+        "ls /root".to_owned(),
+        "ls /sys".to_owned(),
+        "ls /var".to_owned(),
+        "echo 1 > /proc/self/oom_score_adj".to_owned(),
+    ] {
+        let response = daemon.run(shell(&command)).await;
+        assert_ne!(response.exit_code, Some(0), "{command}: {response:?}");
+        assert!(
+            response.stderr.contains("denied") || response.stderr.contains("cross-device"),
+            "{command}: {response:?}"
+        );
+    }
+    assert_eq!(fs::read_to_string(secret).unwrap(), "readable by everybody");
+}

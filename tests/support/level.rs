@@ -1,0 +1,55 @@
+//! Hosts that give lower levels of isolation, for daemons that are allowed to make do with them.
+
+use std::sync::Arc;
+
+use super::{HostProgram, Setup};
+
+/// The user that these daemons run as: root could undo what makes these hosts what they are.
+pub(crate) const USER: u32 = 12345;
+
+/// Covers parts of /proc as container runtimes do, and becomes the user.
+const MASKS: &str = r#"
+    set -e
+    for file in kcore keys timer_list interrupts; do
+        [ ! -e /proc/$file ] || mount --bind /dev/null /proc/$file
+    done
+    mount --bind /proc/sys /proc/sys
+    mount -o remount,bind,ro /proc/sys
+    exec setpriv --reuid="$JIG_TEST_USER" --regid="$JIG_TEST_USER" --clear-groups "$0" "$@"
+"#;
+
+impl Setup {
+    /// A daemon of an ordinary user on a host with a masked `/proc`.
+    pub(crate) fn with_masked_proc(self) -> Self {
+        self.user(USER)
+            .environment("JIG_TEST_USER", &USER.to_string())
+            .under([
+                "unshare",
+                "--mount",
+                "--propagation",
+                "private",
+                "sh",
+                "-c",
+                MASKS,
+            ])
+            .becoming_its_user_itself()
+    }
+
+    /// A daemon of an ordinary user on a host without namespaces.
+    pub(crate) fn without_namespaces(self) -> Self {
+        let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
+        self.user(USER).under([&wrapper.path]).keeping(wrapper)
+    }
+
+    /// As [`Self::with_masked_proc`], allowed to give what such a host gives.
+    pub(crate) fn at_l2(self) -> Self {
+        self.with_masked_proc()
+            .arguments(&["--minimum-level", "L2"])
+    }
+
+    /// As [`Self::without_namespaces`], allowed to give what such a host gives.
+    pub(crate) fn at_l1(self) -> Self {
+        self.without_namespaces()
+            .arguments(&["--minimum-level", "L1"])
+    }
+}
