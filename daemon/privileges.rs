@@ -69,9 +69,9 @@ pub(super) enum Confinement {
     None,
 }
 
-/// Confines the daemon to its workspaces, its state and its sockets, and what it must read, whatever
-/// paths it is given. To be called while the process has one thread.
-pub(super) fn confine(config: &Config) -> io::Result<()> {
+/// Confines the daemon to its workspaces, its state, its sockets and the cgroups of its runs, and what
+/// it must read, whatever paths it is given. To be called while the process has one thread.
+pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {
     let workspaces = config.workspaces.iter();
     let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), Access::Write));
     let state = (config.state_dir.as_path(), Access::Write);
@@ -83,7 +83,12 @@ pub(super) fn confine(config: &Config) -> io::Result<()> {
         true => (Path::new("."), Access::Sockets),
         false => (folder, Access::Sockets),
     });
-    let own: Vec<_> = workspaces.chain(sockets).chain([state]).collect();
+    let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
+    let own: Vec<_> = workspaces
+        .chain(sockets)
+        .chain([state])
+        .chain(cgroups)
+        .collect();
     if !confine_to(&own)? {
         tracing::warn!(
             remedy = "use Linux 5.19 or newer with landlock in the boot parameter lsm=",

@@ -26,6 +26,7 @@ use super::{
     privileges::{self, Confinement},
     process::registry::Registry,
     sandbox::{
+        cgroup::{Accounting, Cgroups, NoCgroups},
         launch::KeeperProcess,
         plan::{Network, Plan, WorkspacePlan},
     },
@@ -83,8 +84,14 @@ struct Prepared {
     started: (SystemTime, Instant),
     workspaces: Vec<Workspace>,
     store: StateDir,
-    keeper: KeeperProcess,
+    keeper: Keeper,
     runtime: Runtime,
+}
+
+/// What makes sandboxes, and what counts what they use.
+struct Keeper {
+    process: KeeperProcess,
+    accounting: Accounting,
 }
 
 /// Runs the daemon until a signal ends it.
@@ -121,11 +128,15 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
     let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Confinement::None)?;
     let probed = runtime
-        .block_on(isolation::prove(keeper, &config))
+        .block_on(isolation::prove(
+            keeper.process,
+            &keeper.accounting,
+            &config,
+        ))
         .map_err(io_error("talking to the launcher"))?;
     let mut report = String::from("configuration: ok\n") + &config.network_report();
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
-        let isolation = isolation::isolation(&config, workspace.name(), found);
+        let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
         report += &isolation::report(workspace, &isolation);
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
@@ -234,7 +245,7 @@ fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> 
 fn prepare_sandboxes(
     config: &Config,
     confinement: Confinement,
-) -> Result<(Vec<Workspace>, KeeperProcess, Runtime), StartError> {
+) -> Result<(Vec<Workspace>, Keeper, Runtime), StartError> {
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
         let failed = |source| StartError::Workspace {
@@ -259,12 +270,20 @@ fn prepare_sandboxes(
         .map(|workspace| workspace.as_fd())
         .collect();
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
-    let keeper = KeeperProcess::start(plan(config, &workspaces), &directories)
+    // Before the keeper, which inherits the place.
+    let accounting = accounting(config, confinement);
+    let process = KeeperProcess::start(plan(config, &workspaces), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
     if confinement == Confinement::OwnFiles {
-        privileges::confine(config).map_err(io_error("confining the daemon to its files"))?;
+        let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());
+        privileges::confine(config, cgroups)
+            .map_err(io_error("confining the daemon to its files"))?;
     }
+    let keeper = Keeper {
+        process,
+        accounting,
+    };
     // Half the machine: the commands that calls run are what needs it, and a call that is handed
     // from one thread to another waits for a wake-up each time.
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -279,6 +298,28 @@ fn prepare_sandboxes(
         .build()
         .map_err(io_error("starting the runtime"))?;
     Ok((workspaces, keeper, runtime))
+}
+
+/// Finds out how the memory of runs can be held. A daemon that lives for one call leaves the cgroup of
+/// whoever calls it alone.
+fn accounting(config: &Config, confinement: Confinement) -> Accounting {
+    if confinement == Confinement::None && !config.is_checked {
+        return Accounting::Watchdog(NoCgroups("it lives for one call only".to_owned()));
+    }
+    let accounting = match Cgroups::claim() {
+        Ok(cgroups) => Accounting::Cgroups(Arc::new(cgroups)),
+        Err(why) => Accounting::Watchdog(why),
+    };
+    let holds_cpu = accounting
+        .cgroups()
+        .is_some_and(|cgroups| cgroups.has_cpu());
+    if config.limits.cpu_millis.is_some() && !holds_cpu {
+        tracing::warn!(
+            remedy = "run the daemon where it may make cgroups of version 2 with the controller cpu, or leave limits.cpus out",
+            "limits.cpus cannot be held here"
+        );
+    }
+    accounting
 }
 
 fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
@@ -320,7 +361,7 @@ struct Parts {
 
 async fn serve(
     parts: Parts,
-    keeper: KeeperProcess,
+    keeper: Keeper,
     listeners: Listeners,
     until: Until,
     announce: bool,
@@ -336,7 +377,11 @@ async fn serve(
         what: "reading the tools",
         source: io::Error::other(error),
     })?;
-    let Probed { sandboxes, results } = isolation::prove(keeper, &config)
+    let Keeper {
+        process,
+        accounting,
+    } = keeper;
+    let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
         .await
         .map_err(io_error("talking to the launcher"))?;
     let proxy = proxy(&config);
@@ -353,7 +398,7 @@ async fn serve(
         let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
             continue;
         };
-        let isolation = isolation::isolation(&config, workspace.name(), found);
+        let isolation = isolation::isolation(&config, &accounting, workspace.name(), found);
         isolation::log(&isolation, announce);
         isolation::place(&mut workspace, &isolation);
         scenes.push(Scene {

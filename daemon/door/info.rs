@@ -122,6 +122,13 @@ impl Info {
         })
     }
 
+    /// CPUs that a run may use at one time, where that is held.
+    fn cpus(&self) -> Option<f64> {
+        let cgroups = self.isolation.accounting.cgroups()?;
+        let millis = self.limits.cpu_millis.filter(|_| cgroups.has_cpu())?;
+        Some(f64::from(millis) / 1000.0)
+    }
+
     fn limits(&self) -> v1::RunLimits {
         let default_timeout_sec = self
             .pipeline
@@ -146,7 +153,7 @@ impl Info {
             artifact_bytes,
             concurrent_runs: saturate(self.concurrent_runs),
             cpu_sec: self.limits.cpu_sec,
-            cpus: None,
+            cpus: self.cpus(),
             memory_bytes: self.limits.memory_bytes,
             output_bytes: self.limits.output_bytes,
             wall_clock_sec: self

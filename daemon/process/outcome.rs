@@ -31,6 +31,8 @@ pub(crate) enum Cause {
 /// What ended a run, besides its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
+    /// Processes.
+    Pids,
     /// CPU time.
     Cpu,
     /// Memory.
@@ -45,6 +47,7 @@ impl Limit {
     /// Its name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Self::Pids => "pids",
             Self::Cpu => "cpu",
             Self::Memory => "memory",
             Self::Disk => "disk",
@@ -73,7 +76,7 @@ impl Outcome {
             Cause::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
             Cause::Limit(Limit::Memory) => Self::OomKilled,
             Cause::Limit(Limit::Output) => Self::OutputLimit(Some(libc::SIGKILL)),
-            Cause::Limit(Limit::Cpu | Limit::Disk) => Self::Signaled(libc::SIGKILL),
+            Cause::Limit(Limit::Cpu | Limit::Pids | Limit::Disk) => Self::Signaled(libc::SIGKILL),
         }
     }
 

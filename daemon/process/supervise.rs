@@ -134,7 +134,7 @@ pub(crate) async fn run(
         observer.visited(visit);
     }
 
-    let watch = Watchdog::new(&spec.limits, false);
+    let watch = Watchdog::new(&spec.limits, running.is_counted());
     let watch = watch.map(|dog| Watch::new(dog, running.measurer()));
     let mut watched = Watched {
         running,
@@ -161,6 +161,7 @@ pub(crate) async fn run(
         // Its end may be known before the word that it was executed has come.
         process.start();
     }
+    let held = watched.running.held();
     let ended = match ended {
         Waited::Ended(ended) => ended,
         Waited::ToKill(cause) => Ok(Ended {
@@ -169,7 +170,7 @@ pub(crate) async fn run(
             usage: None,
             limit: match cause {
                 Cause::Limit(limit) => Some(limit),
-                Cause::TimeUp | Cause::Cancelled => None,
+                Cause::TimeUp | Cause::Cancelled => held.pids.then_some(Limit::Pids),
             },
         }),
     };
@@ -324,11 +325,17 @@ impl Watched<'_> {
         let cause = self.ladder.cause();
         match (end, cause) {
             (End::Ended { status, usage }, _) => {
-                let outcome = Outcome::from_status(status, cause);
+                let held = self.running.held();
+                let mut outcome = Outcome::from_status(status, cause);
+                if held.memory && outcome == Outcome::Signaled(libc::SIGKILL) {
+                    outcome = Outcome::OomKilled;
+                }
+                // One that went on all the same, and ended well, was not ended by it.
+                let came_to_pids = held.pids && outcome != Outcome::Exited(0);
                 Waited::Ended(Ok(Ended {
                     outcome,
                     usage: Some(usage),
-                    limit: outcome.limit(),
+                    limit: outcome.limit().or(came_to_pids.then_some(Limit::Pids)),
                     kill_pending: false,
                 }))
             }

@@ -1,6 +1,7 @@
 //! The layers that a level consists of: what is told about each, whether it is in force or not.
 
 use super::{
+    cgroup::Accounting,
     entrance,
     level::{Isolation, Level},
     plan::Network,
@@ -8,6 +9,8 @@ use super::{
 
 /// The layer that says which network commands have.
 const NETWORK_NAMESPACE: &str = "network_namespace";
+/// The layer that says how processes are limited.
+const PROCESS_LIMIT: &str = "process_limit";
 
 /// One layer of the sandbox.
 #[derive(Debug)]
@@ -118,7 +121,7 @@ const ROWS: &[Row] = &[
         ),
     ),
     with_namespaces(
-        "process_limit",
+        PROCESS_LIMIT,
         "RLIMIT_NPROC in the run's own user namespace; that a run came to it is not reported",
         On(
             "RLIMIT_NPROC, counted over all processes of the commands' user; that a run came to it is not reported",
@@ -144,6 +147,7 @@ impl Isolation {
         layers.push(self.layer(&Row("seccomp", [On(seccomp); 3])));
         layers.push(self.memory_limit());
         self.tell_network(&mut layers);
+        self.tell_pids(&mut layers);
         layers.push(match (self.landlock_abi, self.level) {
             (0, _) => Layer {
                 name: "landlock",
@@ -176,13 +180,32 @@ impl Isolation {
 
     fn memory_limit(&self) -> Layer {
         let is_held = self.level > Level::L0;
+        let detail = match &self.accounting {
+            Accounting::Cgroups(_) => {
+                "cgroup v2: memory.max with memory.oom.group, of all that the run occupies"
+                    .to_owned()
+            }
+            Accounting::Watchdog(why) => format!(
+                "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at before they can be \
+                 over the limit; what lies in sockets, pipes and System V segments is not counted. The kernel would count all of it in cgroups of \
+                 version 2, which the daemon cannot make ({why}); with systemd, Delegate=yes lets it"
+            ),
+        };
         Layer {
             name: "memory_limit",
             applied: is_held,
-            detail: "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at \
-                     before they can be over the limit; what lies in sockets, pipes and System V segments is not counted"
-                .to_owned(),
+            detail,
             remedy: if is_held { "" } else { self.remedy() },
+        }
+    }
+
+    /// Says of the layer that limits processes what is true where the kernel counts them.
+    fn tell_pids(&self, layers: &mut [Layer]) {
+        let layer = layers
+            .iter_mut()
+            .find(|layer| layer.name == PROCESS_LIMIT && layer.applied);
+        if let (Some(layer), Accounting::Cgroups(_)) = (layer, &self.accounting) {
+            layer.detail = "pids.max of cgroup v2, which reports that a run came to it, and RLIMIT_NPROC behind it".to_owned();
         }
     }
 

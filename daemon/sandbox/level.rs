@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{plan::Network, stage::Failure};
+use super::{cgroup::Accounting, plan::Network, stage::Failure};
 
 /// How strongly commands are isolated.
 #[derive(
@@ -39,6 +39,8 @@ pub(crate) struct Isolation {
     pub(crate) allow_ptrace: bool,
     /// Network that commands have.
     pub(crate) network: Network,
+    /// How their memory is held.
+    pub(crate) accounting: Accounting,
 }
 
 /// A level that this host does not give.

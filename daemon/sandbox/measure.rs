@@ -16,7 +16,6 @@ use std::{
 
 use rustix::{
     fs::{StatVfs, statvfs},
-    param::clock_ticks_per_second,
     process::Pid,
 };
 
@@ -26,6 +25,11 @@ use super::{plan::HOME, wire::Measure};
 const DESCRIPTORS_AT_MOST: usize = 16 * 1024;
 /// Most processes: far more than a run may have.
 const PROCESSES_AT_MOST: usize = 64 * 1024;
+
+/// Units of the times in proc_pid_stat(5) per second: sysconf(_SC_CLK_TCK), which is 100 wherever there
+/// is a system-call filter for (include/asm-generic/param.h). Before Linux 6.4 asking for it reads a
+/// file in /proc that a process like the keeper, which nobody may look into, cannot open.
+const USER_HZ: u64 = 100;
 
 /// Measures the run below `init`. Memory is estimated, not below what it is, while that is below
 /// `enough`.
@@ -84,7 +88,7 @@ impl Used {
             pid,
             own_bytes: kibibytes(&status, "RssAnon:").unwrap_or(0),
             shared_bytes: kibibytes(&status, "RssShmem:").unwrap_or(0),
-            cpu_us: ticks * 1_000_000 / clock_ticks_per_second().max(1),
+            cpu_us: ticks * (1_000_000 / USER_HZ),
         })
     }
 

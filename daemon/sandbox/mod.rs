@@ -27,13 +27,14 @@
 //! | [`in_place`] | what they do where no namespaces can be made (L1) |
 //! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
 //! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
-//! | [`measure`] | what a run occupies, where no cgroup counts it |
+//! | [`cgroup`], [`measure`] | what a run occupies: counted by the kernel, or looked at |
 //! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`] | the listener of a slot whose runs have the network `proxy` |
 //! | [`launch`], [`pool`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
+pub(crate) mod cgroup;
 mod channel;
 pub(crate) mod entrance;
 mod id_map;

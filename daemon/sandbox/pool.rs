@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::{
+    cgroup::Cgroups,
     channel::Channel,
     entrance::Entrance,
     launch::KeeperProcess,
@@ -59,6 +60,8 @@ pub(crate) struct Pool {
     slots_at_most: usize,
     /// What sandboxes are built for.
     limits: Limits,
+    /// Where each run gets a cgroup.
+    cgroups: Option<Arc<Cgroups>>,
     keeper: Arc<AsyncMutex<Channel>>,
     template: AsyncMutex<Option<Channel>>,
     state: Mutex<State>,
@@ -93,6 +96,7 @@ impl Sandboxes {
         workspaces: usize,
         slots_at_most: usize,
         limits: Limits,
+        cgroups: Option<Arc<Cgroups>>,
     ) -> io::Result<Self> {
         let channel = Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?));
         let keeper_died = Arc::new(AtomicBool::new(false));
@@ -101,6 +105,7 @@ impl Sandboxes {
                 workspace,
                 slots_at_most,
                 limits,
+                cgroups: cgroups.clone(),
                 keeper: Arc::clone(&channel),
                 template: AsyncMutex::new(None),
                 state: Mutex::default(),
@@ -305,6 +310,7 @@ impl Pool {
             asks,
             entrance,
             level,
+            cgroups: self.cgroups.clone(),
         };
         loop {
             let (warm, mut told) = refill(&slot, &lending, &self.limits).await?;

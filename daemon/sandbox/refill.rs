@@ -2,12 +2,14 @@
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _, sync::Arc, time::Duration};
 
+use rustix::process::Pid;
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
 };
 
 use super::{
+    cgroup::{Cgroups, RunCgroup},
     channel::Channel,
     entrance::Entrance,
     level::Level,
@@ -28,6 +30,8 @@ pub(super) struct Lending {
     pub(super) entrance: Option<Arc<Entrance>>,
     /// The isolation that it gives.
     pub(super) level: Level,
+    /// Where each gets a cgroup.
+    pub(super) cgroups: Option<Arc<Cgroups>>,
 }
 
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
@@ -93,6 +97,7 @@ async fn build(
     let (received, _) = control.receive(&mut bytes).await.map_err(failed)?;
     match Report::decode(bytes.get(..received.length).unwrap_or_default()) {
         Some(Report::Ready) => Ok(Warm {
+            cgroup: cgroup(lending, limits, received.sender)?,
             control,
             pidfd,
             command: received.sender,
@@ -111,6 +116,21 @@ async fn build(
             "a sandbox died while it was built",
         )),
     }
+}
+
+/// Makes the cgroup of a sandbox whose command's process this is.
+fn cgroup(
+    lending: &Lending,
+    limits: &Limits,
+    command: Option<Pid>,
+) -> Result<Option<RunCgroup>, Failure> {
+    let Some(cgroups) = &lending.cgroups else {
+        return Ok(None);
+    };
+    let failed = |text: String| Failure::other(Stage::Cgroup, text);
+    let command = command.ok_or_else(|| failed("the command's process is not known".to_owned()))?;
+    let run = cgroups.run(limits, command);
+    run.map(Some).map_err(|error| failed(error.to_string()))
 }
 
 /// That something took too long.

@@ -21,6 +21,7 @@ use tokio::{
 
 use super::{
     canary,
+    cgroup::{Held, PIDS_BEHIND, RunCgroup},
     channel::Channel,
     entrance::{Entrance, Visit},
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
@@ -79,6 +80,8 @@ pub(crate) struct Warm {
     pub(super) command: Option<Pid>,
     pub(super) fate: oneshot::Sender<SlotFate>,
     pub(super) asks: mpsc::Sender<Ask>,
+    /// The cgroup that its command is in, where there are such.
+    pub(super) cgroup: Option<RunCgroup>,
     /// The slot's listener, where its runs reach the daemon by one.
     pub(super) entrance: Option<Arc<Entrance>>,
     /// The isolation that it gives.
@@ -95,6 +98,7 @@ pub(crate) struct Running {
     command: Option<Pid>,
     fate: Option<oneshot::Sender<SlotFate>>,
     asks: mpsc::Sender<Ask>,
+    cgroup: Option<RunCgroup>,
     visit: Option<Visit>,
     level: Level,
 }
@@ -187,6 +191,15 @@ impl Warm {
                 }
             }
         };
+        let mut behind = *limits;
+        if let Some(cgroup) = &self.cgroup {
+            cgroup
+                .set(limits)
+                .map_err(|error| Failure::other(Stage::Cgroup, error.to_string()))?;
+            // It counts what it refuses, if it is asked first.
+            behind.processes = behind.processes.saturating_add(PIDS_BEHIND);
+        }
+        let limits = &behind;
         let image = match &self.scratch {
             None => command.image(wiring, start.is_some(), limits),
             Some(scratch) => settle(command, scratch).image(wiring, start.is_some(), limits),
@@ -254,6 +267,7 @@ impl Warm {
             command: self.command,
             fate: Some(self.fate),
             asks: self.asks,
+            cgroup: self.cgroup,
             visit: self.entrance.as_ref().map(Entrance::open),
             level: self.level,
         }
@@ -296,6 +310,19 @@ impl Running {
             self.free();
             return Word::End(end);
         }
+    }
+
+    /// What the kernel has held of the run, where it counts.
+    pub(crate) fn held(&self) -> Held {
+        self.cgroup
+            .as_ref()
+            .map(RunCgroup::held)
+            .unwrap_or_default()
+    }
+
+    /// Whether the kernel counts the run's memory.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.cgroup.is_some()
     }
 
     /// What has it measured.

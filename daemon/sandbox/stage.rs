@@ -61,6 +61,8 @@ pub(crate) enum Stage {
     MountScratch,
     /// Mounting the run's terminals.
     MountTerminals,
+    /// Making the run's cgroup.
+    Cgroup,
     /// Setting resource limits.
     ResourceLimits,
     /// Restricting the run with Landlock.
@@ -135,6 +137,7 @@ impl Stage {
             Self::MaskProc => "mask_proc",
             Self::MountScratch => "mount_scratch",
             Self::MountTerminals => "mount_terminals",
+            Self::Cgroup => "cgroup",
             Self::ResourceLimits => "resource_limits",
             Self::Landlock => "landlock",
             Self::SelfCheck => "self_check",
@@ -199,6 +202,9 @@ impl Stage {
             Self::Landlock => {
                 "the kernel offers Landlock but refuses it: check the boot parameter lsm= and the container's seccomp profile"
             }
+            Self::Cgroup => {
+                "leave the daemon's cgroup to it: nothing else may remove or limit what it makes there (systemd: Delegate=yes)"
+            }
             Self::ResourceLimits => {
                 "raise the daemon's own hard limits (ulimit -H) to at least those of the runs"
             }
@@ -246,6 +252,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::MaskProc,
     Stage::MountScratch,
     Stage::MountTerminals,
+    Stage::Cgroup,
     Stage::ResourceLimits,
     Stage::Landlock,
     Stage::SelfCheck,

@@ -5,6 +5,7 @@ use std::{io, sync::Arc};
 use crate::daemon::{
     config::Config,
     sandbox::{
+        cgroup::Accounting,
         launch::KeeperProcess,
         level::{Isolation, Level},
         pool::Sandboxes,
@@ -21,9 +22,19 @@ pub(super) struct Probed {
 }
 
 /// Has each workspace's pool prove what isolation it gives.
-pub(super) async fn prove(keeper: KeeperProcess, config: &Config) -> io::Result<Probed> {
+pub(super) async fn prove(
+    keeper: KeeperProcess,
+    accounting: &Accounting,
+    config: &Config,
+) -> io::Result<Probed> {
     let count = config.workspaces.len();
-    let sandboxes = Sandboxes::new(keeper, count, config.concurrent_runs, config.limits)?;
+    let sandboxes = Sandboxes::new(
+        keeper,
+        count,
+        config.concurrent_runs,
+        config.limits,
+        accounting.cgroups().cloned(),
+    )?;
     let mut results = Vec::new();
     for index in 0..count {
         let Some(pool) = sandboxes.pool(index) else {
@@ -38,7 +49,12 @@ pub(super) async fn prove(keeper: KeeperProcess, config: &Config) -> io::Result<
 }
 
 /// What is true of a workspace's commands.
-pub(super) fn isolation(config: &Config, workspace: &str, found: &Proven) -> Isolation {
+pub(super) fn isolation(
+    config: &Config,
+    accounting: &Accounting,
+    workspace: &str,
+    found: &Proven,
+) -> Isolation {
     Isolation {
         level: found.level,
         minimum: config.minimum_level,
@@ -47,6 +63,7 @@ pub(super) fn isolation(config: &Config, workspace: &str, found: &Proven) -> Iso
         landlock_abi: landlock::abi(),
         allow_ptrace: config.allow_ptrace,
         network: config.network,
+        accounting: accounting.clone(),
     }
 }
 

@@ -168,26 +168,3 @@ async fn linux_6_12_without_landlock_gives_l3_and_says_so() {
     assert_eq!(daemon.run(shell("true")).await.isolation, "L3");
     assert!(landlock(&daemon).await.contains("does not offer"));
 }
-
-#[tokio::test]
-async fn control_groups_of_version_2_are_there_for_tests() {
-    if guest(Kernel::Debian12).runs(|| {}).await {
-        return;
-    }
-    let group = std::path::Path::new("/sys/fs/cgroup/test");
-    fs::write(
-        "/sys/fs/cgroup/cgroup.subtree_control",
-        "+memory +pids +cpu",
-    )
-    .unwrap();
-    fs::create_dir(group).unwrap();
-    for file in [
-        "memory.max",
-        "memory.oom.group",
-        "pids.max",
-        "cpu.max",
-        "cgroup.kill",
-    ] {
-        assert!(group.join(file).exists(), "{file}");
-    }
-}

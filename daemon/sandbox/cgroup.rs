@@ -1,0 +1,318 @@
+//! Control groups of version 2 (Documentation/admin-guide/cgroup-v2.rst): where the daemon may make
+//! them, each run gets one, in which the kernel counts and holds its memory, processes and CPUs.
+//!
+//! ```text
+//! the cgroup that the daemon was started in
+//!  ├─ jig-daemon-PID   the daemon and all that makes sandboxes: only leaves may hold processes
+//!  └─ jig-runs-PID
+//!      └─ N            one run: its command and what that starts
+//! ```
+//!
+//! The init of a run stays outside: it shares its memory with its slot's keeper, and must be there
+//! to tell how the run ended when the kernel has killed all of it.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::process::Pid;
+
+use super::limits::Limits;
+
+/// What must be there for cgroups to be of use.
+const NEEDED: [&str; 2] = ["memory", "pids"];
+/// What is used where it is there.
+const WANTED: [&str; 1] = ["cpu"];
+/// Time in which a share of the CPUs is given out, in microseconds: the kernel's default.
+const CPU_PERIOD_US: u64 = 100_000;
+/// Processes that the limit of the kernel's other count, which stands behind this one, allows more.
+pub(super) const PIDS_BEHIND: u32 = 64;
+
+/// The cgroups of one daemon.
+#[derive(Debug)]
+pub(crate) struct Cgroups {
+    /// The directory of the runs.
+    runs: PathBuf,
+    /// Whether shares of CPUs are held.
+    has_cpu: bool,
+    next: AtomicU64,
+    /// Those of runs that had not quite ended when they were given up.
+    ending: Mutex<Vec<PathBuf>>,
+}
+
+/// Why there are none, for people.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoCgroups(pub(crate) String);
+
+/// The cgroup of one run. Dropping it kills what is in it and removes it.
+#[derive(Debug)]
+pub(crate) struct RunCgroup {
+    path: PathBuf,
+    all: Arc<Cgroups>,
+}
+
+/// What a run's cgroup has held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Whether it was killed because of its memory.
+    pub(crate) memory: bool,
+    /// Whether it was refused a process.
+    pub(crate) pids: bool,
+}
+
+impl Cgroups {
+    /// Claims the cgroup that this process is in, if it may be divided. To be called before there
+    /// are other processes or threads: what is started later inherits the place.
+    pub(crate) fn claim() -> Result<Self, NoCgroups> {
+        let own = own_directory()?;
+        let controllers = read(&own.join("cgroup.controllers"))?;
+        let has = |name: &str| controllers.split_whitespace().any(|known| known == name);
+        if let Some(missing) = NEEDED.iter().find(|name| !has(name)) {
+            return Err(NoCgroups(format!(
+                "the controller {missing} is not given to {}",
+                own.display()
+            )));
+        }
+        let enabled: Vec<&str> = NEEDED
+            .into_iter()
+            .chain(WANTED)
+            .filter(|name| has(name))
+            .collect();
+        let has_cpu = enabled.contains(&"cpu");
+        let enable: String = enabled.iter().map(|name| format!("+{name} ")).collect();
+        sweep(&own);
+        let id = std::process::id();
+        let (daemon, runs) = (
+            own.join(format!("jig-daemon-{id}")),
+            own.join(format!("jig-runs-{id}")),
+        );
+        let claim = || {
+            make(&daemon)?;
+            write(&daemon.join("cgroup.procs"), &id.to_string())?;
+            write(&own.join("cgroup.subtree_control"), &enable).map_err(|error| {
+                // That other processes are in it is the usual reason.
+                NoCgroups(format!(
+                    "{error}: other processes may be in it; the daemon must be alone there"
+                ))
+            })?;
+            make(&runs)?;
+            write(&runs.join("cgroup.subtree_control"), &enable)
+        };
+        if let Err(error) = claim() {
+            // Back to where it was.
+            let _best_effort = write(&own.join("cgroup.procs"), &id.to_string());
+            for made in [&runs, &daemon] {
+                let _best_effort = fs::remove_dir(made);
+            }
+            return Err(error);
+        }
+        Ok(Self {
+            runs,
+            has_cpu,
+            next: AtomicU64::new(0),
+            ending: Mutex::default(),
+        })
+    }
+
+    /// The directory that must stay writable for the daemon.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.runs
+    }
+
+    /// Whether shares of CPUs are held.
+    pub(crate) fn has_cpu(&self) -> bool {
+        self.has_cpu
+    }
+
+    /// Makes the cgroup of a run, and puts the process that is to become its command into it.
+    pub(super) fn run(
+        self: &Arc<Self>,
+        limits: &Limits,
+        command: Pid,
+    ) -> Result<RunCgroup, NoCgroups> {
+        self.remove_ended();
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let path = self.runs.join(number.to_string());
+        make(&path)?;
+        let run = RunCgroup {
+            path,
+            all: Arc::clone(self),
+        };
+        run.set(limits)?;
+        // All of it is killed at once, and nothing of it is put off to a disk.
+        run.write("memory.oom.group", "1")?;
+        let swap = run.path.join("memory.swap.max");
+        if swap.exists() {
+            write(&swap, "0")?;
+        }
+        let command = command.as_raw_nonzero().to_string();
+        run.write("cgroup.procs", &command)?;
+        Ok(run)
+    }
+
+    /// Removes what has ended meanwhile.
+    fn remove_ended(&self) {
+        let mut ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        ending.retain(|path| !is_removed(path));
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        self.remove_ended();
+        // That of the daemon goes with the next one that starts here: nobody can remove his own.
+        let _best_effort = fs::remove_dir(&self.runs);
+    }
+}
+
+impl RunCgroup {
+    /// Sets the limits.
+    pub(super) fn set(&self, limits: &Limits) -> Result<(), NoCgroups> {
+        self.write("memory.max", &limits.memory_bytes.to_string())?;
+        self.write("pids.max", &limits.processes.to_string())?;
+        if let (true, Some(millis)) = (self.all.has_cpu, limits.cpu_millis) {
+            let quota = u64::from(millis) * CPU_PERIOD_US / 1000;
+            self.write("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
+        }
+        Ok(())
+    }
+
+    /// What it has held until now.
+    pub(super) fn held(&self) -> Held {
+        let count = |file: &str, name: &str| {
+            let text = fs::read_to_string(self.path.join(file)).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|value| value.trim().parse::<u64>().ok())
+                .unwrap_or(0)
+        };
+        Held {
+            memory: count("memory.events", "oom_kill ") > 0,
+            pids: count("pids.events", "max ") > 0,
+        }
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), NoCgroups> {
+        write(&self.path.join(file), text)
+    }
+}
+
+impl Drop for RunCgroup {
+    fn drop(&mut self) {
+        if is_removed(&self.path) {
+            return;
+        }
+        // Something is in it that was not waited for. Linux before 5.14 has no such file, and the end
+        // of the run's init kills all of it as well.
+        let _best_effort = self.write("cgroup.kill", "1");
+        if !is_removed(&self.path) {
+            let ending = self.all.ending.lock();
+            ending
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(self.path.clone());
+        }
+    }
+}
+
+/// Removes a cgroup, unless something is in it.
+fn is_removed(path: &Path) -> bool {
+    match fs::remove_dir(path) {
+        Ok(()) => true,
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+/// The directory of the cgroup that this process is in (cgroups(7)).
+fn own_directory() -> Result<PathBuf, NoCgroups> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    let Some(own) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
+        return Err(NoCgroups(
+            "this host has no cgroups of version 2".to_owned(),
+        ));
+    };
+    let mounts = read(Path::new("/proc/self/mountinfo"))?;
+    for line in mounts.lines() {
+        // proc_pid_mountinfo(5): root and mount point are fields 4 and 5, the type comes first
+        // behind " - ".
+        let Some((before, behind)) = line.split_once(" - ") else {
+            continue;
+        };
+        let mut fields = before.split(' ').skip(3);
+        let (Some(root), Some(point)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        if !behind.starts_with("cgroup2 ") {
+            continue;
+        }
+        let below = Path::new(own).strip_prefix(root).unwrap_or(Path::new(own));
+        let below = below.strip_prefix("/").unwrap_or(below);
+        return Ok(Path::new(point).join(below));
+    }
+    Err(NoCgroups("no cgroup2 file system is mounted".to_owned()))
+}
+
+/// Removes what daemons before this one have left, as far as nothing is in it.
+fn sweep(own: &Path) {
+    for entry in fs::read_dir(own).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let id = name
+            .strip_prefix("jig-daemon-")
+            .or_else(|| name.strip_prefix("jig-runs-"));
+        let Some(id) = id else { continue };
+        if Path::new("/proc").join(id).exists() {
+            continue; // it may be one that starts
+        }
+        let runs = fs::read_dir(entry.path()).into_iter().flatten().flatten();
+        for path in runs.map(|run| run.path()).filter(|path| path.is_dir()) {
+            let _in_use = fs::remove_dir(path);
+        }
+        let _in_use = fs::remove_dir(entry.path());
+    }
+}
+
+fn read(path: &Path) -> Result<String, NoCgroups> {
+    fs::read_to_string(path).map_err(|error| failed("reading", path, &error))
+}
+
+fn make(path: &Path) -> Result<(), NoCgroups> {
+    fs::create_dir(path).map_err(|error| failed("making", path, &error))
+}
+
+/// Writes in one piece, as the kernel wants it.
+fn write(path: &Path, text: &str) -> Result<(), NoCgroups> {
+    let opened = fs::OpenOptions::new().write(true).open(path);
+    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| failed("writing", path, &error))
+}
+
+fn failed(what: &str, path: &Path, error: &io::Error) -> NoCgroups {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    NoCgroups(format!("{what} {} failed: {text}", path.display()))
+}
+
+/// How the memory of runs is held.
+#[derive(Debug, Clone)]
+pub(crate) enum Accounting {
+    /// By the kernel, in a cgroup of each run.
+    Cgroups(Arc<Cgroups>),
+    /// By looking at them, because there are no cgroups for this reason.
+    Watchdog(NoCgroups),
+}
+
+impl Accounting {
+    /// The cgroups, where there are any.
+    pub(crate) fn cgroups(&self) -> Option<&Arc<Cgroups>> {
+        match self {
+            Self::Cgroups(cgroups) => Some(cgroups),
+            Self::Watchdog(_) => None,
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Limits that the kernel holds in cgroups of version 2, in machines that have such.
+
+use std::{fs, path::PathBuf};
+
+use jig::api::v1::{IsolationLayer, LowerLimits, Outcome, RunRequest, RunResponse};
+use rustix::process::Signal;
+
+use super::limited;
+use crate::support::{Daemon, Kernel, Mark, Setup, USER, argv, compile, eventually, guest, shell};
+
+const ROOT: &str = "/sys/fs/cgroup";
+/// Prepares a cgroup as systemd does with `Delegate=yes`, enters it and executes what follows.
+const DELEGATED: &str = r#"
+    echo "+memory +pids +cpu" > /sys/fs/cgroup/cgroup.subtree_control
+    mkdir -p /sys/fs/cgroup/delegated
+    chown -R USER /sys/fs/cgroup/delegated
+    echo $$ > /sys/fs/cgroup/delegated/cgroup.procs &&
+    exec setpriv --reuid USER --regid USER --clear-groups "$0" "$@"
+"#;
+
+fn lowered(command: &str, lower: impl FnOnce(&mut LowerLimits)) -> RunRequest {
+    let mut limits = LowerLimits::default();
+    lower(&mut limits);
+    limited(command, limits)
+}
+
+fn told(response: &RunResponse) -> (Outcome, &str) {
+    (response.outcome(), response.limit.as_str())
+}
+
+async fn layer(daemon: &Daemon, name: &str) -> IsolationLayer {
+    let layers = daemon.info().await.isolation.unwrap().layers;
+    layers.into_iter().find(|layer| layer.name == name).unwrap()
+}
+
+/// The cgroups of a daemon's runs that are there now.
+fn runs(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
+    let runs = PathBuf::from(ROOT).join(below);
+    let runs = runs.join(format!("jig-runs-{}", daemon.pid()));
+    let entries = fs::read_dir(&runs).unwrap_or_else(|error| panic!("{runs:?}: {error}"));
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| path.is_dir()).collect()
+}
+
+/// What must hold wherever there are cgroups.
+async fn limits_are_held(daemon: &Daemon) {
+    for (name, word) in [
+        ("memory_limit", "memory.max"),
+        ("process_limit", "pids.max"),
+    ] {
+        let layer = layer(daemon, name).await;
+        assert!(layer.applied && layer.detail.contains(word), "{layer:?}");
+    }
+    memory_is_held(daemon).await;
+    processes_are_held(daemon).await;
+    // What was lowered for one run is not for the next.
+    let script = "head -c 60000000 /dev/zero > /tmp/x; for i in 1 2 3 4 5 6 7 8; do sleep 1 & done; wait; echo fine";
+    assert_eq!(daemon.output(shell(script)).await, "fine\n");
+}
+
+async fn memory_is_held(daemon: &Daemon) {
+    for attack in [
+        // One process.
+        "echo 1; tail /dev/zero",
+        // Many, of which the kernel kills all: the shell that would go on, too.
+        "echo 1; (tail /dev/zero; echo survived) & sleep 300",
+        // Files in memory.
+        "echo 1; head -c 100000000 /dev/zero > /dev/shm/x; echo survived; sleep 300",
+    ] {
+        let mark = Mark::new();
+        let request = lowered(attack, |limits| limits.memory_bytes = Some(48 << 20));
+        let response = daemon.run(mark.on(request)).await;
+        assert_eq!(
+            told(&response),
+            (Outcome::OomKilled, "memory"),
+            "{response:?}"
+        );
+        assert_eq!(response.signal, "SIGKILL");
+        assert_eq!(response.stdout, "1\n", "{attack}");
+        mark.assert_gone();
+    }
+}
+
+async fn processes_are_held(daemon: &Daemon) {
+    let bomb = compile(daemon, "fork_bomb");
+    let mark = Mark::new();
+    let bomb = RunRequest {
+        timeout_sec: Some(3),
+        limits: lowered("", |limits| limits.processes = Some(20)).limits,
+        ..argv(&[&bomb])
+    };
+    let response = daemon.run(mark.on(bomb)).await;
+    assert_eq!(response.limit, "pids", "{response:?}");
+    mark.assert_gone();
+    // One that came to it and went on says so when it fails, and only then.
+    let script = "for i in 1 2 3 4 5 6 7 8 9; do sleep 1 & done; wait; exit 3";
+    let request = lowered(script, |limits| limits.processes = Some(5));
+    let response = daemon.run(request).await;
+    assert_eq!(response.limit, "pids", "{response:?}");
+    let response = daemon.run(shell("exit 3")).await;
+    assert_eq!(response.limit, "", "{response:?}");
+}
+
+/// That nothing is left of runs that have ended, however they did.
+async fn nothing_is_left(daemon: &Daemon, below: &str) {
+    let mark = Mark::new();
+    let cut_off = [
+        daemon.begin(mark.on(shell("sleep 100"))),
+        daemon.begin(mark.on(shell("(sleep 100) & sleep 100"))),
+    ];
+    mark.appears(5).await;
+    for call in cut_off {
+        call.abort();
+    }
+    mark.vanishes().await;
+    eventually("cgroups to be removed", async || {
+        // What has not ended at once is removed when the next run is made.
+        daemon.run(shell("true")).await;
+        // In those that are there, sandboxes wait.
+        runs(daemon, below).iter().all(|run| {
+            let members = fs::read_to_string(run.join("cgroup.procs")).unwrap_or_default();
+            members.lines().count() == 1
+        })
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn on_linux_6_1_the_kernel_holds_limits() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new().start().await;
+    limits_are_held(&daemon).await;
+    nothing_is_left(&daemon, "").await;
+}
+
+#[tokio::test]
+async fn on_linux_6_12_the_kernel_holds_limits() {
+    if guest(Kernel::Debian13).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new().start().await;
+    limits_are_held(&daemon).await;
+    nothing_is_left(&daemon, "").await;
+}
+
+#[tokio::test]
+async fn a_daemon_removes_what_the_one_before_has_left() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let mut daemon = Setup::new().start().await;
+    let of_the_first = ["daemon", "runs"]
+        .map(|kind| PathBuf::from(ROOT).join(format!("jig-{kind}-{}", daemon.pid())));
+    daemon.signal(Signal::KILL);
+    daemon.exit().await;
+    eventually("its processes to end", async || {
+        of_the_first.iter().all(|group| {
+            let events = fs::read_to_string(group.join("cgroup.events")).unwrap();
+            events.contains("populated 0")
+        })
+    })
+    .await;
+    let daemon = daemon.restart().await;
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+    for group in of_the_first {
+        assert!(!group.exists(), "{group:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_delegated_subtree_is_enough() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let delegated = DELEGATED.replace("USER", &USER.to_string());
+    let daemon = Setup::new()
+        .user(USER)
+        .becoming_its_user_itself()
+        .under(["sh", "-c", &delegated])
+        .start()
+        .await;
+    limits_are_held(&daemon).await;
+    nothing_is_left(&daemon, "delegated").await;
+}
+
+#[tokio::test]
+async fn shares_of_cpus_are_held() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new()
+        .workspace_table("\n[limits]\ncpus = 0.2\n")
+        .start()
+        .await;
+    assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
+    let mut request = shell("while :; do :; done & while :; do :; done");
+    request.timeout_sec = Some(5);
+    let response = daemon.run(request).await;
+    assert_eq!(response.outcome(), Outcome::TimedOut);
+    let usage = response.usage.unwrap();
+    assert!(
+        (100..2500).contains(&(usage.user_ms + usage.system_ms)),
+        "{usage:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_cgroup_that_is_not_the_daemons_alone_is_left_as_it_is() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let shared = r#"
+        mkdir -p /sys/fs/cgroup/shared
+        echo $$ > /sys/fs/cgroup/shared/cgroup.procs
+        sleep 1000 < /dev/null > /dev/null 2>&1 &
+        exec "$0" "$@"
+    "#;
+    fs::write(
+        "/sys/fs/cgroup/cgroup.subtree_control",
+        "+memory +pids +cpu",
+    )
+    .unwrap();
+    let daemon = Setup::new().under(["sh", "-c", shared]).start().await;
+    let layer = layer(&daemon, "memory_limit").await;
+    assert!(
+        layer.applied && layer.detail.contains("watchdog"),
+        "{layer:?}"
+    );
+    assert!(
+        layer.detail.contains("other processes may be in it"),
+        "{layer:?}"
+    );
+    // It is back where it was, and runs are watched.
+    let own = fs::read_to_string(format!("/proc/{}/cgroup", daemon.pid())).unwrap();
+    assert_eq!(own, "0::/shared\n");
+    let request = lowered("echo 1; tail /dev/zero", |limits| {
+        limits.memory_bytes = Some(48 << 20);
+    });
+    let response = daemon.run(request).await;
+    assert_eq!(
+        told(&response),
+        (Outcome::OomKilled, "memory"),
+        "{response:?}"
+    );
+}
