@@ -17,6 +17,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
 /// A ping unanswered for so long means that it is gone.
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Bytes under way on one stream and on one connection, which are not read yet. As many of the latter
+/// as 32 streams may leave unread: with the protocol library's own choice, which is little more than
+/// two, a few streams that somebody lets wait would hold up every other call of the same client.
+const STREAM_WINDOW: u32 = 2 << 20;
+const CONNECTION_WINDOW: u32 = 64 << 20;
 /// Longest deadline that is sent; `grpc-timeout` has eight digits, and nothing that runs a year is
 /// in a hurry.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -147,6 +152,8 @@ pub(super) async fn connect(
     let timeout = deadline.map_or(CONNECT_TIMEOUT, |time| time.min(CONNECT_TIMEOUT));
     let endpoint = Endpoint::from_shared(address.to_endpoint())
         .map_err(|error| explain(address, &error))?
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
     // Not the endpoint's own time-out, which covers the socket alone and not the handshake.
@@ -215,6 +222,8 @@ fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError 
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::AsyncReadExt as _;
+
     use super::*;
 
     #[test]
@@ -266,6 +275,51 @@ mod tests {
         ] {
             assert!(Context::try_from(options).is_err());
         }
+    }
+
+    /// What a connection begins with: see RFC 9113, sections 3.4, 4.1, 6.5 and 6.9.
+    #[tokio::test]
+    async fn unread_streams_leave_room_for_others() {
+        const SETTINGS: u8 = 4;
+        const WINDOW_UPDATE: u8 = 8;
+        const INITIAL_WINDOW_SIZE: u16 = 4;
+        const DEFAULT_WINDOW: u32 = 65_535;
+
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let address = format!("unix:{}", path.display()).parse().unwrap();
+        let connecting = connect(&address, None);
+        let reading = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut preface = [0; 24];
+            stream.read_exact(&mut preface).await.unwrap();
+            let (mut of_stream, mut of_connection) = (DEFAULT_WINDOW, DEFAULT_WINDOW);
+            while of_connection == DEFAULT_WINDOW {
+                let mut head = [0; 9];
+                stream.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let mut payload = vec![0; length as usize];
+                stream.read_exact(&mut payload).await.unwrap();
+                let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+                match head[3] {
+                    SETTINGS => {
+                        let mut settings = payload.chunks(6);
+                        let window = settings
+                            .find(|setting| setting[..2] == INITIAL_WINDOW_SIZE.to_be_bytes());
+                        of_stream = window.map_or(of_stream, |setting| number(&setting[2..]));
+                    }
+                    WINDOW_UPDATE => of_connection += number(&payload),
+                    _ => {}
+                }
+            }
+            (of_stream, of_connection)
+        };
+        let (_connected, (of_stream, of_connection)) = tokio::join!(connecting, reading);
+        assert!(
+            of_connection / of_stream >= 16,
+            "{of_connection} for streams of {of_stream}"
+        );
     }
 
     #[tokio::test]
