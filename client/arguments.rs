@@ -139,7 +139,7 @@ impl Unparsed {
             return exit::SUCCESS;
         }
         match self.subcommand.as_deref() {
-            Some("run") => exit::RUN_FAILED,
+            Some("run" | "exec" | "attach") => exit::RUN_FAILED,
             Some("search") => exit::SEARCH_FAILED,
             Some("health") => exit::HEALTH_USAGE,
             _ => exit::USAGE,
@@ -181,6 +181,10 @@ mod tests {
             (&["jig", "run", "--no-such-flag", "ls"][..], 125),
             (&["jig", "--json", "run", "--timeout", "soon", "ls"], 125),
             (&["jig", "run"], 125),
+            (&["jig", "exec", "--no-such-flag", "ls"], 125),
+            (&["jig", "exec", "--timeout", "soon", "ls"], 125),
+            (&["jig", "attach"], 125),
+            (&["jig", "ps", "--no-such-flag"], 64),
             (&["jig", "health", "--no-such-flag"], 1),
             (&["jig", "search"], 2),
             (&["jig", "search", "--no-such-flag"], 2),
