@@ -1,6 +1,7 @@
 //! `jig ps` and `jig kill`: the processes that `jig exec` started.
 
 use std::{
+    io,
     process::ExitCode,
     time::{Duration, SystemTime},
 };
@@ -12,10 +13,16 @@ use jig::{
     },
     client::Client,
 };
+use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
 use super::finish;
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+
+/// Columns of a terminal that has room for all that is told of a process.
+const WIDE: u16 = 120;
+/// Number of the column with the time, which is a number.
+const TIME: usize = 2;
 
 /// List the processes that `jig exec` started in the workspace: those that run, and those that ended
 /// in the last 15 minutes.
@@ -24,6 +31,10 @@ pub(crate) struct PsArgs {
     /// Only those that have not ended.
     #[arg(long)]
     running: bool,
+    /// Tell the session and the working directory of each, too: what a terminal of at least 120
+    /// columns shows anyway.
+    #[arg(short, long)]
+    long: bool,
 }
 
 /// Send a signal to processes that `jig exec` started, and to their process groups.
@@ -85,31 +96,56 @@ fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<
         let list: Vec<Value> = processes.iter().map(to_json).collect();
         return output::json(&json!({ "processes": list }));
     }
-    let now = SystemTime::now();
-    let rows: Vec<[String; 4]> = processes
-        .iter()
-        .map(|process| {
-            [
-                process.process_id.clone(),
-                state(process),
-                lasted(process, now),
-                escape::text(&process.command).replace('\n', " "),
-            ]
-        })
-        .collect();
-    let header = ["PROCESS", "STATE", "TIME", "COMMAND"].map(str::to_owned);
-    let width = |column: usize| {
-        let all = rows.iter().chain([&header]);
-        all.map(|row| row[column].chars().count())
-            .max()
-            .unwrap_or(0)
+    let is_long = args.long || is_wide();
+    output::stdout(table(&processes, is_long, SystemTime::now()).as_bytes())
+}
+
+/// Whether standard output is a terminal with room for more than the least.
+fn is_wide() -> bool {
+    let stdout = io::stdout();
+    isatty(&stdout) && tcgetwinsize(&stdout).is_ok_and(|size| size.ws_col >= WIDE)
+}
+
+/// A line for each, below one that names the columns.
+fn table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
+    let plain = |text: &str| escape::text(text).replace('\n', " ");
+    let row = |cells: [String; 6]| {
+        let [id, state, time, session, cwd, command] = cells;
+        if is_long {
+            vec![id, state, time, session, cwd, command]
+        } else {
+            vec![id, state, time, command]
+        }
     };
-    let (id, state, time) = (width(0), width(1), width(2));
-    let lines = [&header].into_iter().chain(&rows).map(|row| {
-        let [a, b, c, d] = row;
-        format!("{a:<id$}  {b:<state$}  {c:>time$}  {d}\n")
-    });
-    output::stdout(lines.collect::<String>().as_bytes())
+    let header = ["PROCESS", "STATE", "TIME", "SESSION", "CWD", "COMMAND"];
+    let mut rows = vec![row(header.map(str::to_owned))];
+    rows.extend(processes.iter().map(|process| {
+        row([
+            process.process_id.clone(),
+            state(process),
+            lasted(process, now),
+            plain(&process.session),
+            plain(&process.cwd),
+            plain(&process.command),
+        ])
+    }));
+    let columns = rows[0].len();
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let cells = cells.map(|(column, (text, width))| match column {
+            TIME => format!("{text:>width$}"),
+            // The last one needs no room behind it.
+            _ if column + 1 == columns => text.clone(),
+            _ => format!("{text:<width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ") + "\n"
+    };
+    rows.iter().map(line).collect()
 }
 
 fn state(process: &ProcessInfo) -> String {
@@ -208,6 +244,29 @@ mod tests {
         ] {
             assert_eq!(state(&process), expected);
         }
+    }
+
+    #[test]
+    fn a_wide_table_tells_where_each_runs() {
+        let process = ProcessInfo {
+            process_id: "01ABC".into(),
+            command: "make\nall".into(),
+            cwd: "/workspace/a".into(),
+            session: "s".into(),
+            state: ProcessState::Starting.into(),
+            ..ProcessInfo::default()
+        };
+        let processes = [process];
+        let now = SystemTime::UNIX_EPOCH;
+        assert_eq!(
+            table(&processes, false, now),
+            "PROCESS  STATE     TIME  COMMAND\n01ABC    starting     -  make all\n"
+        );
+        assert_eq!(
+            table(&processes, true, now),
+            "PROCESS  STATE     TIME  SESSION  CWD           COMMAND\n\
+             01ABC    starting     -  s        /workspace/a  make all\n"
+        );
     }
 
     #[test]
