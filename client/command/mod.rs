@@ -4,6 +4,7 @@ pub(crate) mod artifact;
 pub(crate) mod change;
 pub(crate) mod cp;
 pub(crate) mod edit;
+mod ended;
 pub(crate) mod exec;
 pub(crate) mod health;
 pub(crate) mod info;

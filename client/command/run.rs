@@ -6,9 +6,9 @@ use std::{
 };
 
 use clap::Args;
-use jig::api::v1::{Outcome, RunRequest, RunResponse};
+use jig::api::v1::{RunRequest, RunResponse};
 
-use super::words::Words;
+use super::{ended, words::Words};
 use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
 
 /// Most bytes of standard input that a request takes.
@@ -145,20 +145,11 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
             response.artifact_error
         ));
     }
-    let limit = if response.limit.is_empty() {
-        String::new()
-    } else {
-        format!(" (limit: {})", response.limit)
-    };
-    match Outcome::try_from(response.outcome) {
-        Ok(Outcome::Exited) => {}
-        Ok(Outcome::Signaled) if limit.is_empty() => {}
-        Ok(Outcome::Signaled) => notes.push(format!("ended by {}{limit}", response.signal)),
-        Ok(Outcome::TimedOut) => notes.push("ended: its time was up".to_owned()),
-        Ok(Outcome::Cancelled) => notes.push("ended: cancelled".to_owned()),
-        Ok(outcome) => notes.push(format!("ended: {}{limit}", outcome.as_str_name())),
-        Err(_) => notes.push(format!("ended: outcome {}{limit}", response.outcome)),
-    }
+    notes.extend(ended::how(
+        response.outcome,
+        &response.signal,
+        &response.limit,
+    ));
     if response.kill_pending {
         notes.push("a process of it could not be killed yet".to_owned());
     }
@@ -168,6 +159,8 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
 #[cfg(test)]
 mod tests {
     use std::ffi::OsString;
+
+    use jig::api::v1::Outcome;
 
     use super::*;
     use crate::arguments::{Arguments, Command};

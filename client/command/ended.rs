@@ -1,0 +1,48 @@
+//! How a command ended, where its exit code does not tell.
+
+use jig::api::v1::Outcome;
+
+/// In words; none where there is nothing to say.
+pub(super) fn how(outcome: i32, signal: &str, limit: &str) -> Option<String> {
+    let is_limited = !limit.is_empty();
+    let limit = if is_limited {
+        format!(" (limit: {limit})")
+    } else {
+        String::new()
+    };
+    match Outcome::try_from(outcome) {
+        Ok(Outcome::Exited) => None,
+        Ok(Outcome::Signaled) => is_limited.then(|| format!("ended by {signal}{limit}")),
+        Ok(Outcome::TimedOut) => Some(format!("ended: its time was up{limit}")),
+        Ok(Outcome::Cancelled) => Some(format!("ended: cancelled{limit}")),
+        Ok(outcome) => Some(format!("ended: {}{limit}", outcome.as_str_name())),
+        Err(_) => Some(format!("ended: outcome {outcome}{limit}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_it_is_named() {
+        for (outcome, limit, expected) in [
+            (Outcome::Exited, "", None),
+            (Outcome::Signaled, "", None),
+            (
+                Outcome::Signaled,
+                "cpu",
+                Some("ended by SIGKILL (limit: cpu)"),
+            ),
+            (Outcome::TimedOut, "", Some("ended: its time was up")),
+            (Outcome::Cancelled, "", Some("ended: cancelled")),
+            (
+                Outcome::OutputLimit,
+                "output",
+                Some("ended: OUTCOME_OUTPUT_LIMIT (limit: output)"),
+            ),
+        ] {
+            assert_eq!(how(outcome.into(), "SIGKILL", limit).as_deref(), expected);
+        }
+    }
+}
