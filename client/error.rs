@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, error::Error as StdError, fmt, iter::successors, time::Duration};
 
-use tonic::{Code, Status};
+use tonic::{Code, Status, metadata::MetadataMap};
 use tonic_types::StatusExt as _;
 
 /// Why a call failed.
@@ -143,13 +143,15 @@ impl From<Status> for CallError {
                 .flat_map(|info| info.metadata.clone())
                 .collect(),
             retry_after: details.retry_info().and_then(|info| info.retry_delay),
-            call_id: status
-                .metadata()
-                .get("jig-call-id")
-                .and_then(|id| id.to_str().ok())
-                .map(str::to_owned),
+            call_id: call_id_of(status.metadata()),
         }
     }
+}
+
+/// The call that an answer or its status belongs to.
+pub(super) fn call_id_of(metadata: &MetadataMap) -> Option<String> {
+    let id = metadata.get("jig-call-id")?.to_str().ok()?;
+    Some(id.to_owned())
 }
 
 /// Whether the status was made up by tonic because the connection ended. It says UNKNOWN, where
@@ -163,7 +165,6 @@ fn lost(status: &Status) -> bool {
 mod tests {
     use std::{collections::HashMap, io, sync::Arc};
 
-    use tonic::metadata::MetadataMap;
     use tonic_types::ErrorDetails;
 
     use super::*;

@@ -24,6 +24,9 @@ mod error;
 mod health;
 mod pages;
 mod process;
+#[cfg(feature = "daemon")]
+#[cfg(test)]
+mod process_tests;
 mod stream;
 mod transfer;
 #[cfg(feature = "daemon")]

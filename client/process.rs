@@ -2,7 +2,11 @@
 
 use tonic::{Code, Streaming};
 
-use super::{call::Client, deadline::Deadline, error::CallError};
+use super::{
+    call::Client,
+    deadline::Deadline,
+    error::{CallError, call_id_of},
+};
 use crate::api::v1::{
     AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse, ProcessExited,
     ProcessGap, ProcessOutput, ProcessStarted, ResizeTerminalRequest, ResizeTerminalResponse,
@@ -17,6 +21,8 @@ pub struct ProcessEvents {
     deadline: Deadline,
     position: AttachRequest,
     ended: bool,
+    /// The call, as the stream's first metadata name it: those at its end do not.
+    call_id: Option<String>,
 }
 
 #[derive(Debug)]
@@ -29,7 +35,7 @@ enum Source {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessEvent {
-    /// It was executed. The first event of each stream.
+    /// It was executed. The first event of each stream, but for [`ProcessEvent::KeepAlive`].
     Started(ProcessStarted),
     /// It wrote to its standard output, or to its terminal.
     Stdout(ProcessOutput),
@@ -37,7 +43,7 @@ pub enum ProcessEvent {
     Stderr(ProcessOutput),
     /// Output was left out that is not kept any more.
     Gap(ProcessGap),
-    /// Nothing has happened for a while.
+    /// Nothing has happened for a while; maybe it waits for a sandbox.
     KeepAlive,
     /// It has ended. The last event.
     Exited(ProcessExited),
@@ -58,6 +64,7 @@ impl Client {
             .keep(processes.start(self.with_context(request)))
             .await?;
         Ok(ProcessEvents {
+            call_id: call_id_of(events.metadata()),
             source: Source::Start(events.into_inner()),
             deadline,
             position: AttachRequest {
@@ -81,6 +88,7 @@ impl Client {
             .keep(processes.attach(self.with_context(position.clone())))
             .await?;
         Ok(ProcessEvents {
+            call_id: call_id_of(events.metadata()),
             source: Source::Attach(events.into_inner()),
             deadline,
             position,
@@ -160,14 +168,18 @@ impl ProcessEvents {
         if self.ended {
             return Ok(None);
         }
+        let named = |mut error: CallError| {
+            error.call_id = error.call_id.or_else(|| self.call_id.clone());
+            error
+        };
         loop {
             let event = match &mut self.source {
                 Source::Start(events) => {
-                    let message = self.deadline.keep(events.message()).await?;
+                    let message = self.deadline.keep(events.message()).await.map_err(named)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
                 Source::Attach(events) => {
-                    let message = self.deadline.keep(events.message()).await?;
+                    let message = self.deadline.keep(events.message()).await.map_err(named)?;
                     message.map(|message| message.event.map(ProcessEvent::from))
                 }
             };
@@ -180,7 +192,7 @@ impl ProcessEvents {
                 }
                 None => {
                     let text = "the stream ended before the process did";
-                    return Err(CallError::local(Code::DataLoss, text.to_owned()));
+                    return Err(named(CallError::local(Code::DataLoss, text)));
                 }
             }
         }
