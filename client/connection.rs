@@ -1,7 +1,12 @@
 //! Whom to call: the daemon at the address, or one of our own for this one call; and until when: a
 //! signal cancels the call, and after it ends the process.
 
-use std::{future::Future, thread};
+use std::{
+    fs,
+    future::{Future, pending},
+    pin::Pin,
+    thread,
+};
 
 use jig::client::Client;
 use tokio::{
@@ -12,11 +17,17 @@ use tokio::{
 use crate::{exit, failure::Failure, global::Global, local::Local};
 
 /// The signals that ask us to end.
+#[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    hangup: Signal,
+    quit: Signal,
+    /// None where whoever started us wants us to outlive the terminal, as nohup(1) does.
+    hangup: Option<Signal>,
 }
+
+/// A connection that is being made.
+pub(crate) type Connecting = Pin<Box<dyn Future<Output = Result<Client, Failure>> + Send>>;
 
 /// A call that is over, and the signals that it listened for.
 type Over<T> = (Result<T, Failure>, Signals);
@@ -31,37 +42,34 @@ where
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
     let (result, signals) = match global.address() {
-        Some(address) => runtime()?.block_on(until_signal(connected(address, global, call)))?,
+        Some(address) => block_on(until_signal(connected(address, global, call)))?,
         None => embedded(global, call)?,
     };
     signals.end_the_process()?;
     result
 }
 
-/// As [`call`], but the call minds the signals itself, for as long as it goes on.
+/// As [`call`], but the call minds the signals itself, from before there is a connection.
 pub(crate) fn call_minding_signals<T, Call, Calling>(
     global: &Global,
     call: Call,
 ) -> Result<T, Failure>
 where
     T: Send + 'static,
-    Call: FnOnce(Client, Signals) -> Calling + Send + 'static,
-    Calling: Future<Output = Result<T, Failure>> + Send + 'static,
+    Call: FnOnce(Connecting, Signals) -> Calling + Send + 'static,
+    Calling: Future<Output = (T, Signals)> + Send + 'static,
 {
-    let (result, signals) = match global.address() {
-        Some(address) => runtime()?.block_on(async {
-            let signals = Signals::listen()?;
-            let call = |client| async { Ok((call(client, signals).await, Signals::listen()?)) };
-            connected(address, global, call).await
-        })?,
-        None => embedded_with(global, |address, global| async move {
-            let signals = Signals::listen()?;
-            let call = |client| async { Ok((call(client, signals).await, Signals::listen()?)) };
-            connected(&address, &global, call).await
-        })?,
+    let call = |address: String, global: Global| async move {
+        let signals = Signals::listen()?;
+        let connecting = async move { Ok(Client::connect(&address, global.options()).await?) };
+        Ok::<_, Failure>(call(Box::pin(connecting), signals).await)
+    };
+    let (answer, signals) = match global.address() {
+        Some(address) => block_on(call(address.to_owned(), global.clone()))?,
+        None => embedded_with(global, call)?,
     };
     signals.end_the_process()?;
-    result
+    Ok(answer)
 }
 
 /// Calls the daemon at the address, which must be given. Signals end the process as they always do:
@@ -75,7 +83,7 @@ where
     Call: FnOnce(Client) -> Calling,
     Calling: Future<Output = Result<T, Failure>>,
 {
-    runtime()?.block_on(connected(address, global, call))
+    block_on(connected(address, global, call))
 }
 
 /// A runtime of one thread: there is one call to wait for.
@@ -84,6 +92,15 @@ pub(crate) fn runtime() -> Result<Runtime, Failure> {
         .enable_all()
         .build()
         .map_err(|error| Local::new("the call cannot be started", &error).into())
+}
+
+/// Runs to the end, and no longer: a name that is still being looked up for a call that was given up is
+/// not waited for.
+fn block_on<T>(call: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = runtime()?;
+    let result = runtime.block_on(call);
+    runtime.shutdown_background();
+    result
 }
 
 async fn connected<T, Call, Calling>(
@@ -118,16 +135,28 @@ impl Signals {
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
-            hangup: listen(SignalKind::hangup())?,
+            quit: listen(SignalKind::quit())?,
+            hangup: if is_ignored(SignalKind::hangup()) {
+                None
+            } else {
+                Some(listen(SignalKind::hangup())?)
+            },
         })
     }
 
     /// Waits for the next one. Answers with the exit code that says so.
     pub(crate) async fn next(&mut self) -> u8 {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => exit::CANCELLED,
             _ = self.terminate.recv() => 128 + 15,
-            _ = self.hangup.recv() => 128 + 1,
+            _ = self.quit.recv() => 128 + 3,
+            _ = hangup => 128 + 1,
         }
     }
 
@@ -142,6 +171,15 @@ impl Signals {
         });
         Ok(())
     }
+}
+
+/// Whether a signal was to be ignored when we were started: see `SigIgn` in proc_pid_status(5).
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let bit = 1_u64 << (kind.as_raw_value() - 1);
+    mask.is_some_and(|mask| mask & bit != 0)
 }
 
 #[cfg(feature = "daemon")]

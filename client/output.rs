@@ -33,7 +33,8 @@ pub(crate) fn note(text: &str) {
     stderr(noted(text).as_bytes());
 }
 
-fn noted(text: &str) -> String {
+/// As it is written.
+pub(crate) fn noted(text: &str) -> String {
     format!("jig: {}\n", escape::text(text).replace('\n', "\n  "))
 }
 

@@ -1,7 +1,10 @@
-//! Standard output and standard error while more is to come: written by a thread of its own, so that
-//! a reader who takes his time holds up neither the call nor the signal that cancels it.
+//! Standard output while more is to come: written by a thread of its own, so that a reader who takes
+//! his time holds up neither the call nor the signal that cancels it.
 
-use std::{io, thread};
+use std::{
+    io::{self, Write as _},
+    thread,
+};
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -20,15 +23,11 @@ pub(crate) struct Writer {
 impl Writer {
     /// Begins to write to standard output.
     pub(crate) fn start() -> Self {
-        Self::to(io::stdout())
-    }
-
-    /// Begins to write to `target`.
-    pub(crate) fn to(mut target: impl io::Write + Send + 'static) -> Self {
         let (pages, mut waiting) = mpsc::channel::<Vec<u8>>(AHEAD);
         let (end, ended) = oneshot::channel();
         // Dropped with the process, when nobody reads and the call was cancelled.
         thread::spawn(move || {
+            let mut target = io::stdout();
             let mut write = || {
                 while let Some(page) = waiting.blocking_recv() {
                     target.write_all(&page)?;

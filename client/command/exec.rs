@@ -1,24 +1,33 @@
 //! `jig exec` and `jig attach`: a command in a sandbox that is watched, and talked to, while it runs.
 
-mod leave;
+mod aside;
+mod ending;
+mod feed;
+mod keys;
+mod loss;
+mod printer;
+mod running;
 mod session;
 mod terminal;
 mod typed;
+mod watch;
 
 use std::process::ExitCode;
 
 use clap::Args;
 use jig::{
-    api::v1::{AttachRequest, OnDisconnect, ProcessExited, StartRequest},
+    api::v1::{AttachRequest, OnDisconnect, StartRequest},
     client::Client,
 };
 
 use self::{
-    session::{Begin, Followed, Session},
-    terminal::{LocalTerminal, size_of_terminal},
+    ending::{Followed, code_of},
+    session::Session,
+    terminal::size_of_terminal,
+    watch::Begin,
 };
 use super::{processes::of_a_daemon, words::Words};
-use crate::{connection, exit, failure::Failure, global::Global, output};
+use crate::{connection, failure::Failure, global::Global};
 
 /// What runs in a terminal when nothing is named.
 const SHELL: &str = "command -v bash > /dev/null && exec bash; exec sh";
@@ -27,11 +36,13 @@ const SHELL: &str = "command -v bash > /dev/null && exec bash; exec sh";
 ///
 /// The words are as for `jig run`; with -t none are needed: then it is a shell. `jig exec -it` is to
 /// a sandbox what `ssh -t` is to a machine: keys, Ctrl-C and the size of the window reach the
-/// command, and `~.` on a line of its own leaves it. Without -t, Ctrl-C sends SIGINT to the command,
-/// and a second one ends it.
+/// command, and `~.` at the beginning of a line leaves it; `~^Z` suspends jig, `~?` tells what there
+/// is. Without -t, Ctrl-C sends SIGINT to the command, and a second one ends it.
 ///
 /// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
-/// when it was cancelled, 125 when jig failed.
+/// when it was cancelled, 141 when nobody reads standard output any more. 125 when jig failed, the
+/// connection was lost and the command ended by that, or the command exited with 0 and some of its
+/// output did not come: `jig artifact` has it then.
 #[derive(Debug, Args)]
 pub(crate) struct ExecArgs {
     /// Give the command what is typed or piped in here. Without it, it reads nothing.
@@ -56,8 +67,9 @@ pub(crate) struct ExecArgs {
 
 /// Come back to a command that `jig exec --keep` or `--detach` started.
 ///
-/// Prints what it has written so far, as far as it is kept, and what it writes from now on. Exits as
-/// `jig exec`.
+/// Prints what it has written so far, as far as it is kept, and what it writes from now on. Without
+/// -i, Ctrl-C leaves it and does nothing to it; with -i it is as in `jig exec`. Exits as `jig exec`:
+/// with 125 also when the command exited with 0 and what it wrote first is not kept any more.
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Give the command what is typed or piped in here.
@@ -81,12 +93,13 @@ pub(crate) fn exec(global: &Global, args: ExecArgs) -> ExitCode {
         let session = Session {
             begin: Begin::Start(Box::new(request)),
             is_fed: args.interactive,
+            has_terminal: args.tty,
             detaches: args.detach,
             keeps,
             comes_back: global.address().is_some(),
             as_json: global.json,
         };
-        follow(global, session, args.tty)
+        follow(global, session)
     });
     finish(global, result)
 }
@@ -111,12 +124,13 @@ pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
                 ..AttachRequest::default()
             }),
             is_fed: args.interactive,
+            has_terminal: has_terminal && args.interactive,
             detaches: false,
             keeps,
             comes_back: true,
             as_json: global.json,
         };
-        follow(global, session, has_terminal && args.interactive)
+        follow(global, session)
     });
     finish(global, result)
 }
@@ -157,65 +171,19 @@ fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
     })
 }
 
-/// Follows the command to its end, with this terminal handed over to it where both have one.
-fn follow(global: &Global, session: Session, has_terminal: bool) -> Result<Followed, Failure> {
-    let terminal = if has_terminal && session.is_fed && !session.detaches {
-        LocalTerminal::hand_over()?
-    } else {
-        None
-    };
-    let is_raw = terminal.is_some();
-    let result = connection::call_minding_signals(global, move |client, signals| {
-        session.follow(client, signals, has_terminal, is_raw)
-    });
-    // Before anything is told: lines end as they always do again.
-    drop(terminal);
-    result
+fn follow(global: &Global, session: Session) -> Result<Followed, Failure> {
+    connection::call_minding_signals(global, |connecting, mut signals| async move {
+        let followed = session.follow(connecting, &mut signals).await;
+        (followed, signals)
+    })
 }
 
 fn finish(global: &Global, result: Result<Followed, Failure>) -> ExitCode {
     ExitCode::from(match result {
-        Ok(Followed::Exited(exited)) => {
-            tell(&exited);
-            exit::of_process(&exited)
-        }
-        Ok(Followed::Detached(id)) => {
-            let printed = output::stdout(format!("{id}\n").as_bytes());
-            printed.map_or(exit::RUN_FAILED, |()| exit::SUCCESS)
-        }
-        Ok(Followed::Left { id, keeps: true }) => {
-            output::note(&format!(
-                "left; it goes on, come back with: jig attach -i {id}"
-            ));
-            exit::SUCCESS
-        }
-        Ok(Followed::Left { keeps: false, .. }) => {
-            output::note("left; the command was ended with its last reader");
-            exit::CANCELLED
-        }
+        Ok(followed) => followed.tell(global),
         Err(failure) => {
             failure.report(global.json);
-            if let Failure::Interrupted(code) = failure {
-                code
-            } else {
-                exit::RUN_FAILED
-            }
+            code_of(&failure)
         }
     })
-}
-
-/// Says what the exit code alone does not.
-fn tell(exited: &ProcessExited) {
-    if !exited.limit.is_empty() {
-        output::note(&format!("ended by its limit: {}", exited.limit));
-    }
-    if !exited.artifact_error.is_empty() {
-        output::note(&format!(
-            "the whole output was not kept: {}",
-            exited.artifact_error
-        ));
-    }
-    if exited.kill_pending {
-        output::note("a process of it could not be killed yet");
-    }
 }

@@ -1,53 +1,17 @@
 //! `jig exec`, `attach`, `ps` and `kill`, where there is no terminal.
 
 use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    path::Path,
-    process::{Child, Command, Output, Stdio},
+    fs::File,
+    io::{BufRead as _, BufReader, Read as _},
+    process::{Command, Stdio},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Daemon, Mark, Proxy, eventually};
-
-/// A command line of `jig` for a daemon at `socket`.
-fn jig(socket: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
-    command
-        .args(arguments)
-        .env_clear()
-        .env("JIG_ADDRESS", format!("unix:{}", socket.display()))
-        .env("PATH", "/usr/bin:/bin")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    command
-}
-
-/// Runs `jig`; answers its exit code and what it wrote.
-async fn output(daemon: &Daemon, arguments: &[&str], input: &str) -> (i32, String, String) {
-    let mut command = jig(&daemon.socket(), arguments);
-    let input = input.to_owned();
-    let run = move || -> Output {
-        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-        // A command that reads nothing leaves it.
-        let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
-        child.wait_with_output().unwrap()
-    };
-    let output = tokio::task::spawn_blocking(run).await.unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (
-        output.status.code().unwrap_or(-1),
-        text(output.stdout),
-        text(output.stderr),
-    )
-}
-
-fn signal(child: &Child, signal: Signal) {
-    let pid = i32::try_from(child.id()).unwrap();
-    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
-}
+use super::command_line::{jig, output, signal};
+use crate::support::{Daemon, Mark, eventually, promptly};
 
 #[tokio::test]
 async fn a_command_comes_out_as_if_it_ran_here() {
@@ -63,7 +27,11 @@ async fn a_command_comes_out_as_if_it_ran_here() {
         (&["exec", "-i", "cat"], "given", (0, "given", "")),
         (&["exec", "-i", "--", "wc", "-c"], "12345", (0, "5\n", "")),
         (&["exec", "kill -9 $$"], "", (137, "", "")),
-        (&["exec", "--timeout", "1", "sleep 1000"], "", (124, "", "")),
+        (
+            &["exec", "--timeout", "1", "sleep 1000"],
+            "",
+            (124, "", "jig: ended: its time was up\n"),
+        ),
         (
             &["exec", "--env", "A=b", "--cwd", ".", "echo $A $PWD"],
             "",
@@ -182,33 +150,183 @@ async fn events_and_lists_are_json_for_who_asks() {
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["processes"][0]["process_id"], id);
     assert_eq!(listed["processes"][0]["state"], "PROCESS_STATE_ENDED");
+    let (code, out, _) = output(&daemon, &["--json", "exec", "-d", "true"], "").await;
+    let told: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, 0);
+    assert!(told["process_id"].is_string(), "{out}");
+    // Also where the error comes at the end of a stream.
+    let (code, out, _) = output(&daemon, &["--json", "exec", "--", "/nope"], "").await;
+    let told: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(code, 125);
+    assert!(told["error"]["call_id"].is_string(), "{out}");
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_made_again() {
+async fn a_list_tells_where_and_for_whom_processes_run() {
     let daemon = Daemon::start().await;
-    let proxy = Proxy::to(&daemon);
-    let script = "echo one; while ! test -e go; do sleep 0.05; done; seq 3; exit 6";
-    let mut child = jig(&proxy.socket(), &["exec", "--keep", script])
+    let arguments = ["--session", "theirs", "exec", "true"];
+    assert_eq!(output(&daemon, &arguments, "").await.0, 0);
+    let (_, listed, _) = output(&daemon, &["ps"], "").await;
+    assert!(!listed.contains("theirs"), "{listed}");
+    let (_, listed, _) = output(&daemon, &["ps", "--long"], "").await;
+    let line = listed.lines().nth(1).unwrap();
+    assert!(line.contains("  theirs   /workspace  "), "{listed}");
+}
+
+#[tokio::test]
+async fn who_only_watches_leaves_without_ending_it() {
+    let daemon = Daemon::start().await;
+    let (_, id, _) = output(&daemon, &["exec", "-d", "sleep 1000"], "").await;
+    let id = id.trim();
+    let viewer = jig(&daemon.socket(), &["attach", id]).spawn().unwrap();
+    let attached = async || daemon.list_processes().await[0].attached == 1;
+    eventually("somebody watches", attached).await;
+    // Signals are minded from before.
+    signal(&viewer, Signal::INT);
+    let left = viewer.wait_with_output().unwrap();
+    let told = String::from_utf8(left.stderr).unwrap();
+    assert_eq!(left.status.code(), Some(130), "{told}");
+    assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
+    let (_, listed, _) = output(&daemon, &["ps", "--running"], "").await;
+    assert!(listed.contains(id), "{listed}");
+}
+
+#[tokio::test]
+async fn whoever_leaves_what_is_kept_is_told_how_to_come_back() {
+    let daemon = Daemon::start().await;
+    for (sent, code) in [(Signal::TERM, 143), (Signal::QUIT, 131), (Signal::INT, 130)] {
+        let script = "trap 'echo caught' INT; echo ready; while :; do sleep 0.05; done";
+        let mut child = jig(&daemon.socket(), &["exec", "--keep", script])
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        signal(&child, sent);
+        if sent == Signal::INT {
+            assert_eq!(lines.next().unwrap().unwrap(), "caught");
+            signal(&child, sent);
+        }
+        let left = child.wait_with_output().unwrap();
+        let told = String::from_utf8(left.stderr).unwrap();
+        assert_eq!(left.status.code(), Some(code), "{told}");
+        let listed = daemon.list_processes().await;
+        let id = &listed.last().unwrap().process_id;
+        assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_reader_who_is_gone_ends_jig() {
+    let daemon = Daemon::start().await;
+    // What writes for ever, and what writes once and is silent then.
+    let once = "echo y; while ! test -e go; do sleep 0.05; done; echo y; exec sleep 1000";
+    for (flags, script) in [
+        (&["exec"][..], "yes"),
+        (&["exec"], once),
+        (&["exec", "--keep"], "yes"),
+    ] {
+        let mark = Mark::new();
+        let marked = mark.on_process(Default::default());
+        let (name, value) = marked.env.iter().next().unwrap();
+        let variable = format!("{name}={value}");
+        let arguments = [flags, &["--env", &variable, script]].concat();
+        let mut child = jig(&daemon.socket(), &arguments).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut first = String::new();
+        stdout.read_line(&mut first).unwrap();
+        drop(stdout);
+        if script == once {
+            std::fs::write(daemon.file("go"), "").unwrap();
+        }
+        let left = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+        let left = promptly("jig ends", left).await.unwrap();
+        let told = String::from_utf8(left.stderr).unwrap();
+        assert_eq!(left.status.code(), Some(141), "{told}");
+        if flags.contains(&"--keep") {
+            let listed = daemon.list_processes().await;
+            let id = &listed.last().unwrap().process_id;
+            assert!(told.contains(&format!("jig attach {id}\n")), "{told}");
+            assert!(!mark.processes().is_empty());
+        } else {
+            assert_eq!(told, "");
+            mark.vanishes().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn output_that_was_left_out_is_no_success() {
+    let daemon = Daemon::start().await;
+    let script =
+        "head -c 3000000 /dev/zero; while ! test -e go; do sleep 0.05; done; exit $(cat go)";
+    for (status, expected) in [("0", 125), ("3", 3)] {
+        let _absent = std::fs::remove_file(daemon.file("go"));
+        let (_, id, _) = output(&daemon, &["exec", "-d", script], "").await;
+        std::fs::write(daemon.file("new"), status).unwrap();
+        std::fs::rename(daemon.file("new"), daemon.file("go")).unwrap();
+        let ended = async || {
+            let listed = daemon.list_processes().await;
+            listed
+                .last()
+                .is_some_and(|process| process.end_time.is_some())
+        };
+        eventually("it has ended", ended).await;
+        let (code, out, told) = output(&daemon, &["attach", id.trim()], "").await;
+        assert_eq!(code, expected, "{told}");
+        assert!(out.len() < 3_000_000);
+        let line = told.lines().find(|line| line.contains("jig artifact "));
+        let path = line.and_then(|line| line.rsplit(' ').next()).expect(&told);
+        let (bytes, _) = daemon.artifact(path).await;
+        assert_eq!(bytes.len(), 3_000_000, "{told}");
+    }
+}
+
+#[tokio::test]
+async fn both_streams_come_in_the_order_in_which_they_were_written() {
+    let daemon = Daemon::start().await;
+    let script = "i=0; while [ $i -lt 40 ]; do echo out $i; sleep 0.01; echo err $i >&2; sleep 0.01; i=$((i + 1)); done";
+    let (_, id, _) = output(&daemon, &["exec", "-d", script], "").await;
+    let id = id.trim();
+    let (_, events, _) = output(&daemon, &["--json", "attach", id], "").await;
+    let mut expected = String::new();
+    for line in events.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        let part = event.get("stdout").or_else(|| event.get("stderr"));
+        if let Some(part) = part {
+            let data = part["data"].as_str().unwrap();
+            expected.push_str(&String::from_utf8(BASE64.decode(data).unwrap()).unwrap());
+        }
+    }
+    for _ in 0..5 {
+        let (mut reads, writes) = std::io::pipe().unwrap();
+        let mut command = jig(&daemon.socket(), &["attach", id]);
+        command.stdout(writes.try_clone().unwrap()).stderr(writes);
+        let mut child = command.spawn().unwrap();
+        // It keeps the pipe open, too.
+        drop(command);
+        let mut both = String::new();
+        reads.read_to_string(&mut both).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(both, expected);
+    }
+}
+
+#[tokio::test]
+async fn input_that_cannot_be_read_is_not_its_end() {
+    let daemon = Daemon::start().await;
+    let directory = File::open(daemon.workspace()).unwrap();
+    let child = jig(&daemon.socket(), &["exec", "-i", "cat; echo end"])
+        .stdin(directory)
         .spawn()
         .unwrap();
-    let mut stdout = BufReader::new(child.stdout.take().unwrap());
-    let mut first = String::new();
-    stdout.read_line(&mut first).unwrap();
-    proxy.cut();
-    eventually("nobody watches, or somebody again", async || {
-        !daemon.list_processes().await.is_empty()
-    })
-    .await;
-    std::fs::write(daemon.file("go"), "").unwrap();
-    let rest = tokio::task::spawn_blocking(move || {
-        let mut rest = String::new();
-        stdout.read_to_string(&mut rest).unwrap();
-        (rest, child.wait().unwrap())
-    });
-    let (rest, status) = rest.await.unwrap();
-    assert_eq!((first.as_str(), rest.as_str()), ("one\n", "1\n2\n3\n"));
-    assert_eq!(status.code(), Some(6));
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let ended = ended.await.unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(
+        (ended.status.code(), &ended.stdout[..]),
+        (Some(125), &b""[..])
+    );
+    assert!(told.contains("standard input cannot be read"), "{told}");
 }
 
 #[test]

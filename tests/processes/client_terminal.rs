@@ -1,119 +1,7 @@
 //! `jig exec -it` on a terminal, as `ssh -t` is used.
 
-use std::{
-    fs::File,
-    io::{Read as _, Write as _},
-    process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
-    thread,
-};
-
-use rustix::{
-    fs::{CWD, Mode, OFlags, openat},
-    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
-    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
-};
-
+use super::person::{Person, set_size};
 use crate::support::{Daemon, Mark, eventually};
-
-/// Somebody who sits at a terminal on which `jig` runs.
-struct Person {
-    screen: File,
-    behind: File,
-    seen: Arc<Mutex<Vec<u8>>>,
-    jig: Child,
-}
-
-impl Person {
-    /// Runs `jig` on a terminal that controls it.
-    fn runs(daemon: &Daemon, arguments: &[&str]) -> Self {
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let screen = openpt(flags).unwrap();
-        grantpt(&screen).unwrap();
-        unlockpt(&screen).unwrap();
-        let name = ptsname(&screen, Vec::new()).unwrap();
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let behind = File::from(openat(CWD, name, flags, Mode::empty()).unwrap());
-        let screen = File::from(screen);
-        set_size(&behind, 100, 40);
-        let jig = Command::new("setsid")
-            .args(["--ctty", "--wait", env!("CARGO_BIN_EXE_jig")])
-            .args(arguments)
-            .env_clear()
-            .env("PATH", "/usr/bin:/bin")
-            .env("TERM", "vt100")
-            .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
-            .stdin(Stdio::from(behind.try_clone().unwrap()))
-            .stdout(Stdio::from(behind.try_clone().unwrap()))
-            .stderr(Stdio::from(behind.try_clone().unwrap()))
-            .spawn()
-            .unwrap();
-        let seen = Arc::new(Mutex::new(Vec::new()));
-        let (mut reads, into) = (screen.try_clone().unwrap(), Arc::clone(&seen));
-        thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(bytes @ 1..) = reads.read(&mut buffer) {
-                into.lock().unwrap().extend_from_slice(&buffer[..bytes]);
-            }
-        });
-        Self {
-            screen,
-            behind,
-            seen,
-            jig,
-        }
-    }
-
-    fn types(&mut self, keys: &str) {
-        self.screen.write_all(keys.as_bytes()).unwrap();
-    }
-
-    fn screen(&self) -> String {
-        String::from_utf8_lossy(&self.seen.lock().unwrap()).into_owned()
-    }
-
-    async fn sees(&self, text: &str) {
-        eventually(&format!("{text:?} is seen"), async || {
-            self.screen().contains(text)
-        })
-        .await;
-    }
-
-    /// Waits until `jig` has ended; answers its exit code. The terminal must be as it was.
-    async fn ends(&mut self) -> Option<i32> {
-        let mut status = None;
-        eventually("jig ends", async || {
-            status = self.jig.try_wait().unwrap();
-            status.is_some()
-        })
-        .await;
-        let modes = tcgetattr(&self.behind).unwrap().local_modes;
-        let usual = LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
-        assert!(
-            modes.contains(usual),
-            "the terminal is as it was: {modes:?}"
-        );
-        status.unwrap().code()
-    }
-}
-
-impl Drop for Person {
-    fn drop(&mut self) {
-        // It may have ended.
-        let _ended = self.jig.kill();
-        let _reaped = self.jig.wait();
-    }
-}
-
-fn set_size(terminal: &File, columns: u16, rows: u16) {
-    let size = Winsize {
-        ws_row: rows,
-        ws_col: columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
-    tcsetwinsize(terminal, size).unwrap();
-}
 
 #[tokio::test]
 async fn a_shell_is_used_as_over_ssh() {
@@ -203,4 +91,59 @@ async fn full_screen_programs_get_their_keys() {
     person.sees("text").await;
     person.types("q");
     assert_eq!(person.ends().await, Some(0));
+}
+
+#[tokio::test]
+async fn what_there_is_for_this_side_is_told() {
+    let daemon = Daemon::start().await;
+    let mut person = Person::runs(&daemon, &["exec", "-it", "cat"]);
+    person.hands_over(true).await;
+    person.types("~?");
+    person.sees("~^Z  suspend jig\r\n").await;
+    person.types("~~here\r");
+    person.sees("~here\r\n").await;
+    person.types("\x04");
+    assert_eq!(person.ends().await, Some(0));
+}
+
+#[tokio::test]
+async fn jig_is_suspended_and_continued_as_other_programs_are() {
+    let daemon = Daemon::start().await;
+    let shell = ["bash", "--norc", "--noediting", "-i"];
+    let mut person = Person::runs_program(&daemon, &shell);
+    let line = format!("{} exec -it cat\r", env!("CARGO_BIN_EXE_jig"));
+    person.types(&line);
+    person.hands_over(true).await;
+    person.types("one\r");
+    person.sees("one\r\none\r\n").await;
+    person.types("~\x1a");
+    person.sees("Stopped").await;
+    person.hands_over(false).await;
+    person.types("echo on the $((6 * 7))\r");
+    person.sees("on the 42").await;
+    person.types("fg\r");
+    person.hands_over(true).await;
+    person.types("two\r");
+    person.sees("two\r\ntwo\r\n").await;
+    person.types("\x04");
+    person.hands_over(false).await;
+    person.types("exit 7\r");
+    assert_eq!(person.ends().await, Some(7));
+}
+
+#[tokio::test]
+async fn a_terminal_that_goes_away_ends_the_command() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let marked = mark.on_process(Default::default());
+    let (name, value) = marked.env.iter().next().unwrap();
+    let variable = format!("{name}={value}");
+    let mut person = Person::runs(
+        &daemon,
+        &["exec", "-it", "--env", &variable, "--", "bash", "--norc"],
+    );
+    person.types("echo be''gun\r");
+    person.sees("begun\r\n").await;
+    person.goes_away();
+    mark.vanishes().await;
 }

@@ -3,9 +3,13 @@
 mod attach;
 mod backpressure;
 mod client;
+mod client_lost;
+mod client_stuck;
 mod client_terminal;
+mod command_line;
 mod disconnect;
 mod list;
+mod person;
 mod retention;
 mod signal;
 mod start;

@@ -1,0 +1,149 @@
+//! What the process writes, written here: by one thread for both descriptors, so that what came first
+//! is written first also where both lead to the same place. A reader who takes his time holds up
+//! neither the call nor the signals.
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Write as _},
+    os::fd::AsFd as _,
+    thread,
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use jig::{api::v1::ProcessOutput, client::ProcessEvent};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+
+use super::aside::noted;
+use crate::{failure::Failure, json, local::Local};
+
+/// Pages that wait to be written, beside the one that is being written.
+const AHEAD: usize = 1;
+
+/// What writes events.
+#[derive(Debug)]
+pub(super) struct Printer {
+    pages: mpsc::Sender<Page>,
+    ended: oneshot::Receiver<io::Result<()>>,
+    as_json: bool,
+}
+
+#[derive(Debug)]
+enum Page {
+    Stdout(Vec<u8>),
+    Stderr(Vec<u8>),
+}
+
+impl Printer {
+    /// Begins to write.
+    pub(super) fn start(as_json: bool) -> Result<Self, Failure> {
+        let fails = |error| Local::new("the output cannot be written", &error);
+        // Not the library's own handles: who is blocked in writing to them holds their locks, and
+        // whoever had something to say at the end would wait, too.
+        let stdout = io::stdout().as_fd().try_clone_to_owned().map_err(fails)?;
+        let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(fails)?;
+        let (pages, waiting) = mpsc::channel(AHEAD);
+        let (end, ended) = oneshot::channel();
+        // Dropped with the process, when nobody reads and the session has ended.
+        thread::spawn(move || {
+            let result = write(waiting, File::from(stdout), File::from(stderr));
+            // Nobody waits any more where the session has ended.
+            let _unheard = end.send(result);
+        });
+        Ok(Self {
+            pages,
+            ended,
+            as_json,
+        })
+    }
+
+    /// Writes an event behind those before it.
+    pub(super) async fn print(&mut self, event: &ProcessEvent) -> Result<(), Failure> {
+        let Some(page) = self.page(event) else {
+            return Ok(());
+        };
+        match self.pages.send(page).await {
+            Ok(()) => Ok(()),
+            Err(_ended) => Err(self.fails().await),
+        }
+    }
+
+    /// Waits until what is written here cannot be written any more.
+    pub(super) async fn fails(&mut self) -> Failure {
+        match (&mut self.ended).await {
+            Ok(Err(error)) => Failure::Output(error),
+            Ok(Ok(())) | Err(_) => {
+                Failure::Output(io::Error::other("the thread that writes it is gone"))
+            }
+        }
+    }
+
+    /// Waits until all is written.
+    pub(super) async fn finish(self) -> Result<(), Failure> {
+        drop(self.pages);
+        match self.ended.await {
+            // What became of the command does not depend on whether somebody reads to its end.
+            Ok(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::Output(error)),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    fn page(&self, event: &ProcessEvent) -> Option<Page> {
+        if self.as_json {
+            return to_json(event).map(|value| Page::Stdout(format!("{value}\n").into_bytes()));
+        }
+        match event {
+            ProcessEvent::Stdout(part) => Some(Page::Stdout(part.data.to_vec())),
+            ProcessEvent::Stderr(part) => Some(Page::Stderr(part.data.to_vec())),
+            ProcessEvent::Gap(gap) => Some(Page::Stderr(noted(&format!(
+                "output was left out that is not kept any more; it goes on at byte {} of stdout and {} of stderr",
+                gap.stdout_offset, gap.stderr_offset
+            )))),
+            ProcessEvent::Started(_) | ProcessEvent::KeepAlive | ProcessEvent::Exited(_) | _ => {
+                None
+            }
+        }
+    }
+}
+
+fn write(mut waiting: mpsc::Receiver<Page>, mut stdout: File, stderr: File) -> io::Result<()> {
+    let mut stderr = Some(stderr);
+    while let Some(page) = waiting.blocking_recv() {
+        match page {
+            Page::Stdout(bytes) => stdout.write_all(&bytes)?,
+            Page::Stderr(bytes) => {
+                // Nobody wants to read it any more; standard output may still be wanted.
+                stderr = stderr.filter(|mut stderr| stderr.write_all(&bytes).is_ok());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn to_json(event: &ProcessEvent) -> Option<Value> {
+    let part = |part: &ProcessOutput| {
+        json!({
+            "sequence": part.sequence,
+            "offset": part.offset,
+            "data": STANDARD.encode(&part.data),
+        })
+    };
+    Some(match event {
+        ProcessEvent::Started(started) => json!({ "started": {
+            "process_id": started.process_id,
+            "start_time": started.start_time.map(|time| time.to_string()),
+            "stdout_path": started.stdout_path,
+            "stderr_path": started.stderr_path,
+            "isolation": started.isolation,
+        }}),
+        ProcessEvent::Stdout(output) => json!({ "stdout": part(output) }),
+        ProcessEvent::Stderr(output) => json!({ "stderr": part(output) }),
+        ProcessEvent::Gap(gap) => json!({ "gap": {
+            "next_sequence": gap.next_sequence,
+            "stdout_offset": gap.stdout_offset,
+            "stderr_offset": gap.stderr_offset,
+        }}),
+        ProcessEvent::Exited(exited) => json!({ "exited": json::exited(exited) }),
+        ProcessEvent::KeepAlive | _ => return None,
+    })
+}

@@ -1,0 +1,132 @@
+//! `jig exec` whose connection is lost, or whose daemon takes no more calls.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    process::Stdio,
+};
+
+use rustix::process::Signal;
+
+use super::command_line::jig;
+use crate::support::{Daemon, Proxy, Setup, eventually};
+
+#[tokio::test]
+async fn a_lost_connection_is_made_again() {
+    let daemon = Daemon::start().await;
+    let proxy = Proxy::to(&daemon);
+    let script = "echo one; while ! test -e go; do sleep 0.05; done; seq 3; exit 6";
+    let mut child = jig(&proxy.socket(), &["exec", "--keep", script])
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    proxy.cut();
+    eventually("nobody watches, or somebody again", async || {
+        !daemon.list_processes().await.is_empty()
+    })
+    .await;
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let rest = tokio::task::spawn_blocking(move || {
+        let mut rest = String::new();
+        stdout.read_to_string(&mut rest).unwrap();
+        (rest, child.wait().unwrap())
+    });
+    let (rest, status) = rest.await.unwrap();
+    assert_eq!((first.as_str(), rest.as_str()), ("one\n", "1\n2\n3\n"));
+    assert_eq!(status.code(), Some(6));
+}
+
+#[tokio::test]
+async fn input_goes_on_where_the_connection_was_lost() {
+    let daemon = Daemon::start().await;
+    let proxy = Proxy::to(&daemon);
+    // Of each kind, so that some writes are under way when the connection goes.
+    let input: String = (0..200_000).map(|number| format!("{number}\n")).collect();
+    let mut child = jig(&proxy.socket(), &["exec", "-i", "--keep", "cat"])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stdin, mut stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let given = input.clone();
+    let writing = std::thread::spawn(move || stdin.write_all(given.as_bytes()).unwrap());
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut echoed = String::new();
+        let mut part = vec![0; 100_000];
+        let mut cuts = 0;
+        loop {
+            let bytes = stdout.read(&mut part).unwrap();
+            if bytes == 0 {
+                return echoed;
+            }
+            echoed.push_str(std::str::from_utf8(&part[..bytes]).unwrap());
+            if echoed.len() / 300_000 > cuts {
+                cuts += 1;
+                proxy.cut();
+            }
+        }
+    });
+    let echoed = reading.await.unwrap();
+    writing.join().unwrap();
+    let ended = child.wait_with_output().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(0), "{told}");
+    assert!(echoed == input, "{} of {} bytes", echoed.len(), input.len());
+}
+
+#[tokio::test]
+async fn a_daemon_that_ends_takes_no_input_any_more_and_output_still_comes() {
+    let setup = Setup::new().arguments(&["--drain-timeout", "60s"]);
+    let daemon = setup.start().await;
+    let script = "read a; echo $a; while ! test -e go; do sleep 0.05; done; echo end; exit 4";
+    let mut child = jig(&daemon.socket(), &["exec", "-i", script])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut stdin, stdout) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut lines = BufReader::new(stdout).lines();
+    stdin.write_all(b"one\n").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "one");
+    daemon.signal(Signal::TERM);
+    let gone = async || std::os::unix::net::UnixStream::connect(daemon.socket()).is_err();
+    eventually("nothing is listened to", gone).await;
+    stdin.write_all(b"two\n").unwrap();
+    let told = tokio::task::spawn_blocking(move || {
+        let mut told = String::new();
+        stderr.read_line(&mut told).unwrap();
+        (told, stderr)
+    });
+    let (told, mut stderr) = told.await.unwrap();
+    assert!(
+        told.starts_with("jig: input cannot be given any more"),
+        "{told}"
+    );
+    std::fs::write(daemon.file("go"), "").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "end");
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "it is told once");
+}
+
+#[tokio::test]
+async fn a_command_that_ended_with_its_connection_is_not_cancelled_by_anybody() {
+    let daemon = Daemon::start().await;
+    let proxy = Proxy::to(&daemon);
+    let mut child = jig(&proxy.socket(), &["exec", "echo one; sleep 1000"])
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    proxy.cut();
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let ended = ended.await.unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(ended.status.code(), Some(125), "{told}");
+    assert!(
+        told.starts_with("jig: the connection was lost, which ended the command"),
+        "{told}"
+    );
+}

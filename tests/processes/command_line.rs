@@ -1,0 +1,54 @@
+//! Running `jig`, where there is no terminal.
+
+use std::{
+    io::Write as _,
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::Daemon;
+
+/// A command line of `jig` for a daemon at `socket`.
+pub(super) fn jig(socket: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+    command
+        .args(arguments)
+        .env_clear()
+        .env("JIG_ADDRESS", format!("unix:{}", socket.display()))
+        .env("PATH", "/usr/bin:/bin")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs `jig`; answers its exit code and what it wrote.
+pub(super) async fn output(
+    daemon: &Daemon,
+    arguments: &[&str],
+    input: &str,
+) -> (i32, String, String) {
+    let mut command = jig(&daemon.socket(), arguments);
+    let input = input.to_owned();
+    let run = move || -> Output {
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        // A command that reads nothing leaves it.
+        let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
+        child.wait_with_output().unwrap()
+    };
+    let output = tokio::task::spawn_blocking(run).await.unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code().unwrap_or(-1),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+/// Sends a signal to `jig`.
+pub(super) fn signal(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+}
