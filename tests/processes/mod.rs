@@ -4,6 +4,7 @@ mod attach;
 mod backpressure;
 mod client;
 mod client_lost;
+mod client_refused;
 mod client_stuck;
 mod client_terminal;
 mod command_line;
