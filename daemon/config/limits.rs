@@ -76,7 +76,7 @@ fn wall(text: Option<&str>, problems: &mut Vec<String>) -> Option<Duration> {
     let wall = time(text).filter(|wall| *wall >= Duration::from_secs(1));
     if wall.is_none() {
         problems.push(format!(
-            "limits.wall_clock {text}: give a time from 1s to a day, such as 60m; leave it out for no limit"
+            "limits.wall_clock {text}: give a time from 1s to a day, such as 10m or 1h; leave it out for no limit"
         ));
     }
     wall
