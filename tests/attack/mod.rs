@@ -17,10 +17,14 @@ mod files;
 mod filesystem;
 /// Descriptors that commands send.
 mod in_flight;
-/// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65 to 72.
+/// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65, 67 to 69, 72.
 mod kernel;
 /// What lives on, or would: 1 to 17.
 mod lifetime;
+/// Many commands, at once and one after another: 80, 81.
+mod many;
+/// Memory, in processes and without, and processors: 26 to 29, 33.
+mod memory;
 /// Addresses and sockets: 75 to 77.
 mod network;
 /// What is written, or not read: 18 to 25.
@@ -29,3 +33,5 @@ mod output;
 mod protected;
 /// Paths whose meaning changes while a tool is on its way along them: 39, 46.
 mod race;
+/// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
+mod surroundings;

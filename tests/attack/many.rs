@@ -1,0 +1,128 @@
+//! Many commands: nothing of them may stay with the daemon.
+
+use std::{collections::BTreeSet, fs};
+
+use tonic::Code;
+
+use crate::support::{Daemon, Setup, argv, descendants, eventually, full_size, shell};
+
+/// What a daemon holds, together with all that descends from it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Held {
+    processes: usize,
+    zombies: usize,
+    descriptors: usize,
+    mounts: usize,
+    network_namespaces: usize,
+}
+
+impl Held {
+    fn by(daemon: &Daemon) -> Self {
+        let mut pids = vec![daemon.pid()];
+        pids.extend(descendants(daemon.pid()).iter().map(|process| process.pid));
+        let count = |folder: &str| {
+            let counts = pids.iter().map(|pid| {
+                fs::read_dir(format!("/proc/{pid}/{folder}")).map_or(0, Iterator::count)
+            });
+            counts.sum()
+        };
+        let read = |pid: &i32, file: &str| fs::read_to_string(format!("/proc/{pid}/{file}"));
+        let zombie = |pid: &&i32| read(pid, "stat").is_ok_and(|stat| stat.contains(") Z "));
+        let networks: BTreeSet<_> = pids
+            .iter()
+            .filter_map(|pid| fs::read_link(format!("/proc/{pid}/ns/net")).ok())
+            .collect();
+        Self {
+            processes: pids.len(),
+            zombies: pids.iter().filter(zombie).count(),
+            descriptors: count("fd"),
+            mounts: pids
+                .iter()
+                .map(|pid| read(pid, "mountinfo").map_or(0, |text| text.lines().count()))
+                .sum(),
+            network_namespaces: networks.len(),
+        }
+    }
+
+    /// Whether there is no more of anything than before.
+    fn is_within(self, before: Self) -> bool {
+        self.processes <= before.processes
+            && self.zombies <= before.zombies
+            && self.descriptors <= before.descriptors
+            && self.mounts <= before.mounts
+            && self.network_namespaces <= before.network_namespaces
+    }
+}
+
+/// Waits until the daemon holds no more than before.
+async fn is_back(daemon: &Daemon, before: Held) {
+    let mut last = before;
+    let back = eventually("the baseline", async || {
+        last = Held::by(daemon);
+        last.is_within(before)
+    });
+    if tokio::time::timeout(crate::support::patience() / 2, back)
+        .await
+        .is_err()
+    {
+        panic!("{before:#?} became {last:#?}");
+    }
+}
+
+/// Makes 200 runs at once, twice: as many sandboxes as were wanted at one time are kept for a while, so
+/// that the second time must need no more than the first.
+async fn two_hundred_at_once(daemon: &Daemon, may_be_refused: bool) {
+    let mut before = None;
+    for _ in 0..2 {
+        let runs: Vec<_> = (0..200)
+            .map(|number| daemon.begin(shell(&format!("sleep 0.1; echo {number}"))))
+            .collect();
+        let mut answered = 0;
+        for (number, run) in runs.into_iter().enumerate() {
+            match run.await.unwrap() {
+                Ok(response) => {
+                    answered += 1;
+                    assert_eq!(response.isolation, "L3");
+                    assert_eq!(response.stdout, format!("{number}\n"));
+                }
+                Err(status) => {
+                    assert!(may_be_refused, "{status:?}");
+                    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                }
+            }
+        }
+        assert!(answered >= 4, "{answered}");
+        match before {
+            None => before = Some(Held::by(daemon)),
+            Some(before) => is_back(daemon, before).await,
+        }
+    }
+}
+
+#[tokio::test]
+async fn case_80_more_runs_than_are_allowed_wait_or_are_refused() {
+    let setup = Setup::new().workspace_table("[limits]\nconcurrent_runs = 4");
+    two_hundred_at_once(&setup.alone().start().await, true).await;
+}
+
+#[tokio::test]
+async fn case_80_two_hundred_runs_at_once_leave_nothing() {
+    two_hundred_at_once(&Setup::new().alone().start().await, false).await;
+}
+
+#[tokio::test]
+async fn case_81_run_after_run_nothing_grows() {
+    let daemon = Setup::new().alone().start().await;
+    for _ in 0..200 {
+        daemon.run(argv(&["true"])).await;
+    }
+    let (before, memory) = (Held::by(&daemon), daemon.resident_bytes());
+    let count = full_size(100_000, 1000);
+    for _ in 0..count {
+        let response = daemon.run(argv(&["true"])).await;
+        assert_eq!(response.exit_code, Some(0), "{response:?}");
+    }
+    is_back(&daemon, before).await;
+    let grown = daemon.resident_bytes().saturating_sub(memory);
+    assert!(grown < 16 << 20, "{grown} bytes more after {count} runs");
+}
