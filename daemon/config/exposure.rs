@@ -11,6 +11,18 @@ use crate::daemon::sandbox::plan::{Bind, HOME, SYSTEM};
 
 /// Where nothing may be bound: the sandbox mounts these itself.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
+/// Below which more may be bound all the same: what programs of the operator's are configured by.
+const MADE: &str = "/etc";
+/// What of it the sandbox makes or decides.
+const MADE_FILES: &[&str] = &[
+    "/etc/passwd",
+    "/etc/group",
+    "/etc/nsswitch.conf",
+    "/etc/hosts",
+    "/etc/hostname",
+    "/etc/shells",
+    "/etc/resolv.conf",
+];
 /// What must not be shown to commands as a whole.
 const REVEALING: &[&str] = &["/", "/dev", "/run", "/var/run"];
 /// What must not be shown to commands, nor anything below it.
@@ -78,10 +90,12 @@ pub(super) fn check_destination(path: &Path) -> Result<(), String> {
             "{shown} must be an absolute path without `.` and `..`"
         ));
     }
-    match RESERVED
-        .iter()
-        .find(|reserved| path.starts_with(reserved) || Path::new(reserved).starts_with(path))
-    {
+    let hidden = |reserved: &&&str| {
+        let within = path.starts_with(reserved);
+        let is_addition = **reserved == MADE && path != Path::new(MADE);
+        within && !is_addition || Path::new(reserved).starts_with(path)
+    };
+    match RESERVED.iter().chain(MADE_FILES).find(hidden) {
         Some(reserved) => Err(format!(
             "{shown} would hide {reserved}, which every sandbox has for itself"
         )),
@@ -171,4 +185,38 @@ fn existing_part(path: &Path) -> PathBuf {
         }
     }
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::check_destination;
+
+    #[test]
+    fn what_the_sandbox_makes_is_not_hidden() {
+        for (path, allowed) in [
+            ("/cache", true),
+            ("/etc/npmrc", true),
+            ("/etc/texmf", true),
+            ("/home/other", true),
+            ("/", false),
+            ("/etc", false),
+            ("/etc/passwd", false),
+            ("/etc/resolv.conf", false),
+            ("/etc/../proc", false),
+            ("/home", false),
+            ("/home/agent", false),
+            ("/home/agent/.cache", false),
+            ("/proc/1", false),
+            ("/tmp/x", false),
+            ("relative", false),
+        ] {
+            assert_eq!(
+                check_destination(Path::new(path)).is_ok(),
+                allowed,
+                "{path}"
+            );
+        }
+    }
 }

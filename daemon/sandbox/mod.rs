@@ -37,6 +37,7 @@ mod capabilities;
 pub(crate) mod cgroup;
 mod channel;
 pub(crate) mod entrance;
+mod etc;
 mod id_map;
 mod identity;
 pub(crate) mod image;

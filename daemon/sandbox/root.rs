@@ -2,13 +2,10 @@
 //! root is never mounted and masked; it is not there.
 
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::fs::{
-            FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink,
-        },
+        unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _, symlink},
     },
     path::{Path, PathBuf},
 };
@@ -23,9 +20,10 @@ use rustix::{
 };
 
 use super::{
+    etc::{ETC_DIRECTORIES, EtcFiles, java_directories},
     level::Level,
     masked_proc,
-    plan::{Bind, HOME, Network, SYSTEM, USER, WorkspacePlan},
+    plan::{Bind, HOME, Network, SYSTEM, WorkspacePlan},
     protect::protect,
     stage::{Failure, Stage, at},
     wire::Identity,
@@ -35,33 +33,6 @@ use crate::daemon::sys::{
     mount::{attribute, set_attributes},
 };
 
-/// Directories of `/etc` that commands see, read-only: what programs look up there that is no
-/// secret.
-pub(super) const ETC_DIRECTORIES: &[&str] = &[
-    "alternatives",
-    "ssl/certs",
-    "ca-certificates",
-    "pki/tls/certs",
-    "pki/ca-trust/extracted",
-    "fonts",
-];
-/// Files of `/etc` that are copied, so that each does not cost a mount in every sandbox.
-pub(super) const ETC_FILES: &[&str] = &[
-    "ld.so.cache",
-    "ld.so.conf",
-    "localtime",
-    "timezone",
-    "os-release",
-    "debian_version",
-    "services",
-    "protocols",
-    "mime.types",
-    "ssl/openssl.cnf",
-];
-/// The one that is copied where commands have the daemon's network: whom it asks for names.
-const RESOLVER: &str = "resolv.conf";
-/// Largest file that is copied, in bytes: caches of the dynamic linker are a tenth of it.
-const LARGEST_COPY: u64 = 2 << 20;
 /// Devices that commands see, by name and number (Documentation/admin-guide/devices.txt). A
 /// container's /dev can hold anything under these names.
 pub(super) const DEVICES: &[(&str, (u32, u32))] = &[
@@ -330,15 +301,6 @@ fn system_pieces() -> Result<Vec<Piece>, Failure> {
     Ok(pieces)
 }
 
-/// Debian keeps the configuration of a Java runtime in `/etc/java-VERSION-openjdk`, and no runtime
-/// starts without.
-pub(super) fn java_directories() -> impl Iterator<Item = PathBuf> {
-    let entries = fs::read_dir("/etc").into_iter().flatten().flatten();
-    entries
-        .filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"java-"))
-        .map(|entry| entry.path())
-}
-
 /// Attaches a piece below the scaffold, which is the working directory.
 fn put(piece: Piece) -> Result<(), Failure> {
     let name = piece.destination.display().to_string();
@@ -409,68 +371,6 @@ fn unescape(text: &str) -> String {
         .replace("\\011", "\t")
         .replace("\\012", "\n")
         .replace("\\134", "\\")
-}
-
-/// The small files of `/etc`, and the top directories that are symbolic links, read before the
-/// scaffold covers their source.
-struct EtcFiles {
-    files: Vec<(&'static str, Vec<u8>)>,
-    links: Vec<(&'static str, PathBuf)>,
-}
-
-impl EtcFiles {
-    fn read(network: Network) -> Self {
-        let small = |path: &Path| {
-            fs::metadata(path)
-                .is_ok_and(|metadata| metadata.is_file() && metadata.len() <= LARGEST_COPY)
-        };
-        let read = |name: &&'static str| {
-            let path = Path::new("/etc").join(name);
-            small(&path)
-                .then(|| fs::read(path).ok())
-                .flatten()
-                .map(|content| (*name, content))
-        };
-        let link = |name: &&'static str| {
-            let target = fs::read_link(name).ok()?;
-            Some((name.trim_start_matches('/'), target))
-        };
-        Self {
-            files: ETC_FILES
-                .iter()
-                .chain((network == Network::Host).then_some(&RESOLVER))
-                .filter_map(read)
-                .collect(),
-            links: SYSTEM.iter().filter_map(link).collect(),
-        }
-    }
-
-    /// Writes the files below the scaffold, which is the working directory.
-    fn write(self, identity: Identity) -> io::Result<()> {
-        for (name, target) in self.links {
-            symlink(target, name)?;
-        }
-        let Identity { uid, gid, .. } = identity;
-        let made: [(&str, String); 6] = [
-            ("passwd", format!("{USER}:x:{uid}:{gid}:agent:{HOME}:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n")),
-            ("group", format!("{USER}:x:{gid}:\nnogroup:x:65534:\n")),
-            ("nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n".to_owned()),
-            ("hosts", "127.0.0.1 localhost jig\n::1 localhost ip6-localhost ip6-loopback\n".to_owned()),
-            ("hostname", "jig\n".to_owned()),
-            ("shells", "/bin/sh\n/bin/bash\n".to_owned()),
-        ];
-        let made = made
-            .into_iter()
-            .map(|(name, text)| (name, text.into_bytes()));
-        for (name, content) in self.files.into_iter().chain(made) {
-            let path = Path::new("etc").join(name);
-            path.parent().map_or(Ok(()), fs::create_dir_all)?;
-            let mut file = fs::File::create(&path)?;
-            file.write_all(&content)?;
-            file.set_permissions(fs::Permissions::from_mode(0o644))?;
-        }
-        Ok(())
-    }
 }
 
 fn io_failure(error: &io::Error, what: &str) -> Failure {

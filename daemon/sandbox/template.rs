@@ -43,11 +43,13 @@ use crate::daemon::sys::{
     signal,
 };
 
-/// Settings of a slot's network namespace that leave nothing of a run behind for the next: no
-/// socket in TIME_WAIT, no metrics of old connections.
+/// Settings of a slot's network namespace. Two leave nothing of a run behind for the next: no socket
+/// in TIME_WAIT, no metrics of old connections. With the third a command may listen on any port of
+/// an interface that is its own alone.
 const NETWORK_SETTINGS: &[(&str, &str)] = &[
     ("/proc/sys/net/ipv4/tcp_max_tw_buckets", "0"),
     ("/proc/sys/net/ipv4/tcp_no_metrics_save", "1"),
+    ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
 ];
 
 /// What a template knows.
@@ -156,7 +158,7 @@ fn confine<'a>(
     proof: SingleThreaded,
 ) -> Result<Template<'a>, Failure> {
     set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
-    let filters = Filters::new(plan.allow_ptrace);
+    let filters = Filters::new(plan.allow_ptrace, (identity.uid, identity.gid));
     load_filter(&filters.inherited).map_err(at(Stage::Seccomp, "the inherited part"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(at(Stage::TemplateNamespaces, "dumpable"))?;

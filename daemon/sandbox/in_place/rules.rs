@@ -8,9 +8,10 @@ use std::{
 };
 
 use super::super::{
+    etc::{ETC_DIRECTORIES, ETC_FILES, java_directories},
     landlock::{Access, Reach, Rules},
     plan::{SYSTEM, WorkspacePlan},
-    root::{DEVICES, ETC_DIRECTORIES, ETC_FILES, java_directories},
+    root::DEVICES,
     stage::{Failure, Stage},
 };
 

@@ -89,8 +89,9 @@ const DECIDED: &[(i64, Action)] = &[
         libc::SYS_ioctl,
         refuse_if!(Condition::Equals(1, 0x5412), Condition::Equals(1, 0x541c)),
     ),
-    // Querying (0xffffffff), plain Linux, and UNAME26 variants; not ADDR_NO_RANDOMIZE or
-    // READ_IMPLIES_EXEC.
+    // Querying (0xffffffff), plain Linux, and UNAME26 variants; ADDR_NO_RANDOMIZE, which debuggers and
+    // sanitizers (ThreadSanitizer where the kernel shuffles much) need, and which makes nothing easier
+    // to attack but what the command itself executes; not READ_IMPLIES_EXEC.
     (
         libc::SYS_personality,
         Action::Decide(Decision {
@@ -109,6 +110,10 @@ const DECIDED: &[(i64, Action)] = &[
                 },
                 Test {
                     all: &[Condition::Equals(0, 0x2_0008)],
+                    then: Verdict::Allow,
+                },
+                Test {
+                    all: &[Condition::Equals(0, 0x4_0000)],
                     then: Verdict::Allow,
                 },
                 Test {
@@ -228,6 +233,33 @@ const INSPECTION: &[i64] = &[
     libc::SYS_kcmp,
 ];
 
+/// Calls that give files to somebody, and which argument names whom.
+const GIVING_AWAY: &[(i64, u32)] = &[
+    (libc::SYS_chown, 1),
+    (libc::SYS_lchown, 1),
+    (libc::SYS_fchown, 1),
+    (libc::SYS_fchownat, 2),
+];
+
+/// Allows giving files to their owner, or nobody else. The kernel has no other user in this namespace
+/// and would answer EINVAL, which fakeroot and others do not expect; EPERM is what an ordinary user is
+/// answered anywhere.
+fn only_to((uid, gid): (u32, u32), argument: u32) -> Action {
+    let same = u32::MAX;
+    let tests = [(uid, gid), (uid, same), (same, gid), (same, same)].map(|(uid, gid)| Test {
+        // Filters are made once in a process.
+        all: Box::leak(Box::new([
+            Condition::Equals(argument, uid),
+            Condition::Equals(argument + 1, gid),
+        ])),
+        then: Verdict::Allow,
+    });
+    Action::Decide(Decision {
+        tests: Box::leak(Box::new(tests)),
+        otherwise: REFUSE,
+    })
+}
+
 /// Calls that building a sandbox needs and its command must not have. clone(2) is closed only with
 /// flags that make namespaces.
 const BUILDING: &[(i64, Action)] = &[
@@ -250,8 +282,9 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Assembles the filters; `allow_ptrace` opens [`INSPECTION`].
-    pub(crate) fn new(allow_ptrace: bool) -> Self {
+    /// Assembles the filters, for commands that are one user and group; `allow_ptrace` opens
+    /// [`INSPECTION`].
+    pub(crate) fn new(allow_ptrace: bool, user: (u32, u32)) -> Self {
         let mut inherited = table();
         let mut set = |number: i64, action| {
             if let Some(entry) = inherited.get_mut(index(number)) {
@@ -262,6 +295,9 @@ impl Filters {
             for number in INSPECTION {
                 set(*number, Action::Allow);
             }
+        }
+        for (number, argument) in GIVING_AWAY {
+            set(*number, only_to(user, *argument));
         }
         for (number, _) in BUILDING {
             set(*number, Action::Allow);
