@@ -102,6 +102,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
                 | StartError::State(_)
                 | StartError::Bind(_)
                 | StartError::Workspace { .. }
+                | StartError::Home(_)
                 | StartError::Isolation(_) => ExitCode::from(CONFIGURATION),
                 StartError::Io { .. } => ExitCode::FAILURE,
             }

@@ -1,6 +1,7 @@
 //! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one
 //! thread, then the runtime, then the proof that commands are isolated, then answering calls.
 
+mod homes;
 mod isolation;
 
 use std::{
@@ -15,7 +16,10 @@ use std::{
 
 use tokio::runtime::Runtime;
 
-use self::isolation::Probed;
+use self::{
+    homes::{HomeError, Homes},
+    isolation::Probed,
+};
 use super::{
     call::{Pipeline, admission::Admission, drain::Drain},
     catalog::Catalog,
@@ -28,7 +32,7 @@ use super::{
     sandbox::{
         cgroup::{Accounting, Cgroups, NoCgroups},
         launch::KeeperProcess,
-        plan::{Network, Plan, WorkspacePlan},
+        plan::{Bind, Network, Plan, WorkspacePlan},
     },
     server::{
         self, Services, Signals, Until,
@@ -64,6 +68,9 @@ pub(super) enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// A home directory that is to be kept cannot be.
+    #[error(transparent)]
+    Home(#[from] HomeError),
     /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that
     /// serves says it to its callers.
     #[error("{0}")]
@@ -126,7 +133,8 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
 pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::start(config.log, tracing::Level::ERROR);
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
-    let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Confinement::None)?;
+    let (workspaces, keeper, runtime) =
+        prepare_sandboxes(&config, Confinement::None, Homes::Unmade)?;
     let probed = runtime
         .block_on(isolation::prove(
             keeper.process,
@@ -212,7 +220,7 @@ fn prepare(
 ) -> Result<Prepared, StartError> {
     let started = server::now();
     let mut store = StateDir::open(&config.state_dir)?;
-    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement)?;
+    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement, Homes::Made)?;
     let changes = keep(&mut store, &workspaces);
     mend(&mut workspaces, &changes)?;
     Ok(Prepared {
@@ -245,6 +253,7 @@ fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> 
 fn prepare_sandboxes(
     config: &Config,
     confinement: Confinement,
+    homes: Homes,
 ) -> Result<(Vec<Workspace>, Keeper, Runtime), StartError> {
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
@@ -270,9 +279,10 @@ fn prepare_sandboxes(
         .map(|workspace| workspace.as_fd())
         .collect();
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
+    let kept = homes.of(config, &workspaces)?;
     // Before the keeper, which inherits the place.
     let accounting = accounting(config, confinement);
-    let process = KeeperProcess::start(plan(config, &workspaces), &directories)
+    let process = KeeperProcess::start(plan(config, &workspaces, kept), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
     if confinement == Confinement::OwnFiles {
@@ -322,22 +332,23 @@ fn accounting(config: &Config, confinement: Confinement) -> Accounting {
     accounting
 }
 
-fn plan(config: &Config, workspaces: &[Workspace]) -> Plan {
-    let workspaces =
-        config
-            .workspaces
-            .iter()
-            .zip(workspaces)
-            .enumerate()
-            .map(|(index, (config, workspace))| WorkspacePlan {
-                index,
-                name: config.name.clone(),
-                path: config.path.clone(),
-                identity: workspace.identity(),
-                mount_path: config.mount_path.clone(),
-                binds: config.binds.clone(),
-                protected: config.protected.clone(),
-            });
+fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> Plan {
+    let workspaces = config
+        .workspaces
+        .iter()
+        .zip(workspaces)
+        .zip(homes)
+        .enumerate()
+        .map(|(index, ((config, workspace), kept_home))| WorkspacePlan {
+            index,
+            name: config.name.clone(),
+            path: config.path.clone(),
+            identity: workspace.identity(),
+            mount_path: config.mount_path.clone(),
+            binds: config.binds.clone(),
+            protected: config.protected.clone(),
+            kept_home,
+        });
     Plan {
         workspaces: workspaces.collect(),
         limits: config.limits,

@@ -51,7 +51,13 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         ),
     ]
     .concat();
-    let workspaces = workspaces(&args.workspace, file.workspaces, &common, &mut problems);
+    let workspaces = workspaces(
+        &args.workspace,
+        file.workspaces,
+        &common,
+        file.sandbox.home.as_deref(),
+        &mut problems,
+    );
     keep_apart(&workspaces, &state_dir, &listen, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);

@@ -38,6 +38,7 @@ pub(super) struct Workspace {
     pub(super) symlinks: Option<String>,
     #[serde(default)]
     pub(super) protected: Vec<String>,
+    pub(super) home: Option<String>,
 }
 
 /// The `[files]` table.
@@ -59,6 +60,7 @@ pub(super) struct Sandbox {
     pub(super) bind: Vec<String>,
     pub(super) bind_ro: Vec<String>,
     pub(super) grace: Option<String>,
+    pub(super) home: Option<String>,
 }
 
 /// The `[proxy]` table.

@@ -115,6 +115,8 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) follow_links: bool,
     /// Paths in it that nobody may change.
     pub(crate) protected: Vec<String>,
+    /// Whether its commands find in their home directory what those before them left there.
+    pub(crate) keeps_home: bool,
 }
 
 /// What is wrong with a configuration: every problem, a line each.

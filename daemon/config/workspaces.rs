@@ -18,6 +18,7 @@ pub(super) fn workspaces(
     flags: &[String],
     tables: Vec<file::Workspace>,
     common: &[Bind],
+    home: Option<&str>,
     problems: &mut Vec<String>,
 ) -> Vec<WorkspaceConfig> {
     let plain = |text: &str| {
@@ -33,6 +34,7 @@ pub(super) fn workspaces(
             bind_ro: Vec::new(),
             symlinks: None,
             protected: Vec::new(),
+            home: None,
         }
     };
     let written: Vec<file::Workspace> = match (flags, tables) {
@@ -40,6 +42,7 @@ pub(super) fn workspaces(
         ([], tables) => tables,
         (flags, _) => flags.iter().map(|text| plain(text)).collect(),
     };
+    let keeps_homes = keeps_home(home, "sandbox.home", problems);
     let mut names = HashSet::new();
     let mut checked = Vec::new();
     for workspace in written {
@@ -123,6 +126,10 @@ pub(super) fn workspaces(
             }
         });
         let protected = protected.collect();
+        let keeps_home = match workspace.home.as_deref() {
+            None => keeps_homes,
+            home => keeps_home(home, &format!("workspace {name}: home"), problems),
+        };
         checked.push(WorkspaceConfig {
             name,
             path,
@@ -130,9 +137,22 @@ pub(super) fn workspaces(
             binds,
             follow_links,
             protected,
+            keeps_home,
         });
     }
     checked
+}
+
+/// Reads whether a home directory is kept; `key` is where that is written.
+fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> bool {
+    match written {
+        None | Some("fresh") => false,
+        Some("keep") => true,
+        Some(other) => {
+            problems.push(format!("{key} = {other:?}: give \"fresh\" for an empty home directory at each run, or \"keep\" for one that all runs of a workspace share"));
+            false
+        }
+    }
 }
 
 /// A path that may be protected, without what means nothing in it.
@@ -150,7 +170,26 @@ fn protected_path(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::protected_path;
+    use super::{keeps_home, protected_path};
+
+    #[test]
+    fn a_home_is_kept_only_where_that_is_asked_for() {
+        for (written, keeps, wrong) in [
+            (None, false, false),
+            (Some("fresh"), false, false),
+            (Some("keep"), true, false),
+            (Some("Keep"), false, true),
+            (Some(""), false, true),
+        ] {
+            let mut problems = Vec::new();
+            assert_eq!(
+                keeps_home(written, "home", &mut problems),
+                keeps,
+                "{written:?}"
+            );
+            assert_eq!(!problems.is_empty(), wrong, "{written:?}");
+        }
+    }
 
     #[test]
     fn protected_paths_lie_in_the_workspace() {

@@ -87,8 +87,8 @@ pub(super) struct Blueprint {
 pub(super) struct Scratch {
     /// Those of `/tmp` and `/dev/shm`.
     pub(super) shared: MountOptions,
-    /// Those of the home directory.
-    pub(super) home: MountOptions,
+    /// Those of the home directory; none where the workspace's is kept.
+    pub(super) home: Option<MountOptions>,
 }
 
 /// Text for mount(2) that needs no memory of its own: what a sandbox's memory holds is never freed,
@@ -239,10 +239,13 @@ fn build(state: &State) -> Result<(), Broken> {
         mount_bind(EMPTY, *directory).map_err(|errno| Broken(Stage::MaskProc, errno))?;
     }
     for (target, options) in [
-        (c"/tmp", &state.scratch.shared),
-        (c"/dev/shm", &state.scratch.shared),
-        (HOME_PATH, &state.scratch.home),
+        (c"/tmp", Some(&state.scratch.shared)),
+        (c"/dev/shm", Some(&state.scratch.shared)),
+        (HOME_PATH, state.scratch.home.as_ref()),
     ] {
+        let Some(options) = options else {
+            continue;
+        };
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount(c"tmpfs", target, c"tmpfs", flags, options.as_c_str())
             .map_err(|errno| Broken(Stage::MountScratch, errno))?;

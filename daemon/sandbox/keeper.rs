@@ -308,7 +308,7 @@ impl Keeper {
     fn open_trees(&self, workspace: usize, identity: Identity) -> Result<Vec<OwnedFd>, Failure> {
         let map_to = identity.id_mapped.then_some(identity.uid);
         let mut trees = vec![self.open_workspace(workspace, map_to)?];
-        for bind in &self.workspace(workspace)?.binds {
+        for bind in self.workspace(workspace)?.all_binds() {
             let name = bind.source.display().to_string();
             let tree = root::detached(&bind.source)?;
             root::check_identity(&bind.source, bind.identity, &tree)?;

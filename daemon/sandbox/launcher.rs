@@ -106,7 +106,7 @@ fn start_template(
     let mut fds = fds.into_iter();
     let socket = fds.next().ok_or_else(malformed)?;
     let trees: Vec<OwnedFd> = fds.collect();
-    if order.with_trees && trees.len() != 1 + workspace.binds.len() {
+    if order.with_trees && trees.len() != 1 + workspace.all_binds().count() {
         return Err(malformed());
     }
     let network = match plan.network {

@@ -11,6 +11,8 @@ use super::{
 const NETWORK_NAMESPACE: &str = "network_namespace";
 /// The layer that says how processes are limited.
 const PROCESS_LIMIT: &str = "process_limit";
+/// The layer that says what a run finds of others in its temporary files.
+const SCRATCH: &str = "scratch";
 
 /// One layer of the sandbox.
 #[derive(Debug)]
@@ -114,7 +116,7 @@ const ROWS: &[Row] = &[
         ],
     ),
     with_namespaces(
-        "scratch",
+        SCRATCH,
         "fresh file systems of limited size for /tmp, /dev/shm and the home directory",
         Off(
             "a fresh directory for temporary files and the home directory, of no limited size; no /dev/shm",
@@ -148,6 +150,7 @@ impl Isolation {
         layers.push(self.memory_limit());
         self.tell_network(&mut layers);
         self.tell_pids(&mut layers);
+        self.tell_home(&mut layers);
         layers.push(match (self.landlock_abi, self.level) {
             (0, _) => Layer {
                 name: "landlock",
@@ -250,6 +253,14 @@ impl Isolation {
 }
 
 impl Isolation {
+    /// Says that a home directory is kept, where it is.
+    fn tell_home(&self, layers: &mut [Layer]) {
+        let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH);
+        if let Some(scratch) = scratch.filter(|layer| layer.applied && self.keeps_home) {
+            scratch.detail = "fresh file systems of limited size for /tmp and /dev/shm; the home directory is the workspace's and kept (sandbox.home), of no limited size: what a run leaves there, later ones find".to_owned();
+        }
+    }
+
     /// Says of the layer that is the network's what is true of a network other than none.
     fn tell_network(&self, layers: &mut [Layer]) {
         let layer = layers

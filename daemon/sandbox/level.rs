@@ -41,6 +41,8 @@ pub(crate) struct Isolation {
     pub(crate) network: Network,
     /// How their memory is held.
     pub(crate) accounting: Accounting,
+    /// Whether the home directory is the workspace's, and not the run's.
+    pub(crate) keeps_home: bool,
 }
 
 /// A level that this host does not give.

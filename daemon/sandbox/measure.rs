@@ -19,7 +19,7 @@ use rustix::{
     process::Pid,
 };
 
-use super::{plan::HOME, wire::Measure};
+use super::wire::Measure;
 
 /// Most descriptors that are looked at: a run has no more time than that.
 const DESCRIPTORS_AT_MOST: usize = 16 * 1024;
@@ -34,15 +34,14 @@ const USER_HZ: u64 = 100;
 /// Measures the run below `init`. Memory is estimated, not below what it is, while that is below
 /// `enough`.
 ///
-/// Where it has no file systems of its own, what it has in others is not counted.
-pub(super) fn run(init: Pid, enough: u64, has_own_file_systems: bool) -> Measure {
+/// `own_file_systems` says where the run sees those that are its own; what it has in others is not
+/// counted.
+pub(super) fn run(init: Pid, enough: u64, own_file_systems: &[&str]) -> Measure {
     let processes = descendants(init.as_raw_nonzero().get());
     let used: Vec<Used> = processes.iter().filter_map(|pid| Used::of(*pid)).collect();
     let cpu_us = used.iter().map(|used| used.cpu_us).sum();
     let mut files = files_in_memory(&processes);
-    if has_own_file_systems {
-        files += own_file_systems(&processes);
-    }
+    files += bytes_in(own_file_systems, &processes);
     let sum = |used: &[Used]| {
         let own = used.iter().map(|used| used.own_bytes).sum::<u64>();
         (own, used.iter().map(|used| used.shared_bytes).sum::<u64>())
@@ -174,8 +173,8 @@ fn files_in_memory(processes: &[i32]) -> u64 {
     bytes
 }
 
-/// Bytes in the file systems that are the run's own, as one of its processes sees them.
-fn own_file_systems(processes: &[i32]) -> u64 {
+/// Bytes in the file systems at `paths`, as one of the run's processes sees them.
+fn bytes_in(paths: &[&str], processes: &[i32]) -> u64 {
     let used = |path: PathBuf| {
         let StatVfs {
             f_blocks,
@@ -187,12 +186,12 @@ fn own_file_systems(processes: &[i32]) -> u64 {
     };
     for pid in processes {
         let root = PathBuf::from(format!("/proc/{pid}/root"));
-        let mounts = ["/tmp", "/dev/shm", HOME].map(|path| {
+        let sizes = paths.iter().map(|path| {
             let below = Path::new(path).strip_prefix("/").unwrap_or(Path::new(path));
             used(root.join(below))
         });
-        if let [Some(tmp), Some(shm), Some(home)] = mounts {
-            return tmp + shm + home;
+        if let Some(bytes) = sizes.sum() {
+            return bytes;
         }
     }
     0

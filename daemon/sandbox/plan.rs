@@ -61,6 +61,8 @@ pub(crate) struct WorkspacePlan {
     pub(crate) binds: Vec<Bind>,
     /// Paths in it that its commands may not change.
     pub(crate) protected: Vec<String>,
+    /// The directory that all its runs have as their home, in place of a fresh one: bound over it.
+    pub(crate) kept_home: Option<Bind>,
 }
 
 /// A directory or file of the daemon's file system that commands see.
@@ -74,6 +76,13 @@ pub(crate) struct Bind {
     pub(crate) writable: bool,
     /// Device and inode of what is there: what is mounted must be the same.
     pub(crate) identity: (u64, u64),
+}
+
+impl WorkspacePlan {
+    /// Everything that is bound: what the configuration lists, and the home directory if it is kept.
+    pub(super) fn all_binds(&self) -> impl Iterator<Item = &Bind> {
+        self.binds.iter().chain(&self.kept_home)
+    }
 }
 
 impl Network {

@@ -109,7 +109,7 @@ pub(super) fn build(
     } else {
         trees
     };
-    let destinations = workspace.binds.iter().map(|bind| &bind.destination);
+    let destinations = workspace.all_binds().map(|bind| &bind.destination);
     let destinations = std::iter::once(&workspace.mount_path).chain(destinations);
     for (tree, destination) in trees.into_iter().zip(destinations) {
         pieces.push(Piece::new(tree, destination.clone())?);
@@ -233,7 +233,7 @@ fn open_trees(workspace: &WorkspacePlan) -> Result<Vec<OwnedFd>, Failure> {
     let tree = open_source(&workspace.path, attribute::NOSUID | attribute::NODEV)?;
     check_identity(&workspace.path, workspace.identity, &tree)?;
     let mut trees = vec![tree];
-    for bind in &workspace.binds {
+    for bind in workspace.all_binds() {
         let tree = open_source(&bind.source, bind_attributes(bind))?;
         check_identity(&bind.source, bind.identity, &tree)?;
         trees.push(tree);

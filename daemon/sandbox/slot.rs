@@ -90,6 +90,12 @@ pub(super) fn run(
     name_process(c"jig-slot");
     let mut berths: Vec<Berth<State>> = Vec::new();
     let mut latest = None;
+    let keeps_home = workspace.kept_home.is_some();
+    let own_file_systems: &[&str] = if keeps_home {
+        &["/tmp", "/dev/shm"]
+    } else {
+        &["/tmp", "/dev/shm", HOME]
+    };
     let prepared = prepare(plan, workspace, level, identity, filter)
         .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)));
     let (blueprint, listener) = match prepared {
@@ -120,7 +126,7 @@ pub(super) fn run(
                 tmp_bytes,
                 tmp_inodes,
             }) => {
-                let made = scratch(tmp_bytes, tmp_inodes, identity)
+                let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
                     .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch));
                 let made = made.map(|(control, pidfd, init)| {
                     latest = Some(init);
@@ -129,7 +135,7 @@ pub(super) fn run(
                 hand_over(socket, made)
             }
             Some(SlotOrder::Measure { enough }) => {
-                let measure = latest.map(|init| measure::run(init, enough, true));
+                let measure = latest.map(|init| measure::run(init, enough, own_file_systems));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
@@ -161,7 +167,12 @@ fn hand_over(
 }
 
 /// Options of a sandbox's own file systems.
-fn scratch(tmp_bytes: u64, tmp_inodes: u64, identity: Identity) -> Result<Scratch, Failure> {
+fn scratch(
+    tmp_bytes: u64,
+    tmp_inodes: u64,
+    identity: Identity,
+    keeps_home: bool,
+) -> Result<Scratch, Failure> {
     let Identity { uid, gid, .. } = identity;
     let options = |mode: &str| {
         let text =
@@ -170,7 +181,7 @@ fn scratch(tmp_bytes: u64, tmp_inodes: u64, identity: Identity) -> Result<Scratc
     };
     Ok(Scratch {
         shared: options("1777")?,
-        home: options("0755")?,
+        home: (!keeps_home).then(|| options("0755")).transpose()?,
     })
 }
 

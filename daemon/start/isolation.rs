@@ -64,7 +64,13 @@ pub(super) fn isolation(
         allow_ptrace: config.allow_ptrace,
         network: config.network,
         accounting: accounting.clone(),
+        keeps_home: keeps_home(config, workspace),
     }
+}
+
+fn keeps_home(config: &Config, workspace: &str) -> bool {
+    let mut workspaces = config.workspaces.iter();
+    workspaces.any(|config| config.name == workspace && config.keeps_home)
 }
 
 /// Has a workspace be where its commands see it: without namespaces, at its own path.

@@ -49,8 +49,7 @@ pub(super) fn require(
         return refused(text);
     }
     if let Some(bind) = workspace
-        .binds
-        .iter()
+        .all_binds()
         .find(|bind| bind.source != bind.destination)
     {
         let text = format!(

@@ -68,7 +68,7 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
                 hand_over(socket, made, &mut supervised)
             }
             SlotOrder::Measure { enough } => {
-                let measure = latest.map(|run| measure::run(run, enough, false));
+                let measure = latest.map(|run| measure::run(run, enough, &[]));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }

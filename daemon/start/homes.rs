@@ -1,0 +1,132 @@
+//! Home directories that are kept: one for each workspace, in the state directory.
+//!
+//! They belong to the workspace's owner, as whom its commands make files, and nobody else can enter
+//! the state directory. The daemon makes them and never looks into them: what they hold is the
+//! commands'.
+
+use std::{
+    io,
+    os::unix::fs::{MetadataExt as _, chown},
+    path::{Path, PathBuf},
+};
+
+use crate::daemon::{
+    checksum::sha256,
+    config::{Config, WorkspaceConfig},
+    sandbox::plan::{Bind, HOME},
+    store::state_dir::StateDir,
+    workspace::Workspace,
+};
+
+/// Longest part of a workspace's name in the name of its home.
+const LONGEST_NAME: usize = 64;
+/// Digits that tell apart the homes of workspaces whose names look alike.
+const DIGITS: usize = 16;
+
+/// Why a home that is to be kept is not there.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "the home directory of workspace {workspace}, which is to be kept, cannot be made in the state directory: {source}"
+)]
+pub(crate) struct HomeError {
+    /// The workspace.
+    workspace: String,
+    /// Why.
+    source: io::Error,
+}
+
+/// What is done about homes that are to be kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Homes {
+    /// They are made where they are missing.
+    Made,
+    /// They are left alone, and sandboxes have fresh ones: a daemon may hold the state directory.
+    Unmade,
+}
+
+impl Homes {
+    /// The home of each workspace, where it is kept.
+    pub(super) fn of(
+        self,
+        config: &Config,
+        workspaces: &[Workspace],
+    ) -> Result<Vec<Option<Bind>>, HomeError> {
+        let home = |(of, workspace): (&WorkspaceConfig, &Workspace)| {
+            if self == Self::Unmade || !of.keeps_home {
+                return Ok(None);
+            }
+            let made = make(&config.state_dir, of, workspace);
+            made.map(Some).map_err(|source| HomeError {
+                workspace: of.name.clone(),
+                source,
+            })
+        };
+        config.workspaces.iter().zip(workspaces).map(home).collect()
+    }
+}
+
+fn make(state: &Path, config: &WorkspaceConfig, workspace: &Workspace) -> io::Result<Bind> {
+    let path = Path::new("homes").join(name(config));
+    let source = StateDir::folder_in(state, &path.display().to_string())?;
+    let owner = rustix::fs::fstat(workspace)?;
+    let home = source.metadata()?;
+    if rustix::process::geteuid().is_root()
+        && (home.uid(), home.gid()) != (owner.st_uid, owner.st_gid)
+    {
+        chown(&source, Some(owner.st_uid), Some(owner.st_gid))?;
+    }
+    Ok(Bind {
+        identity: (home.dev(), home.ino()),
+        source,
+        destination: PathBuf::from(HOME),
+        writable: true,
+    })
+}
+
+/// Name of a workspace's home: another directory of the same name is another workspace, whose
+/// commands must not find what these left.
+fn name(config: &WorkspaceConfig) -> String {
+    let plain = |byte: u8| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte),
+        _ => '_',
+    };
+    let readable: String = config.name.bytes().take(LONGEST_NAME).map(plain).collect();
+    let path = config.path.as_os_str().as_encoded_bytes();
+    let sum = sha256(&[config.name.as_bytes(), path].join(&0));
+    format!("{readable}-{}", &sum[..DIGITS])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{WorkspaceConfig, name};
+
+    fn of(workspace: &str, path: &str) -> String {
+        name(&WorkspaceConfig {
+            name: workspace.to_owned(),
+            path: path.into(),
+            mount_path: "/workspace".into(),
+            binds: Vec::new(),
+            follow_links: false,
+            protected: Vec::new(),
+            keeps_home: true,
+        })
+    }
+
+    #[test]
+    fn each_workspace_has_a_home_of_its_own() {
+        let homes = [
+            of("app", "/a/app"),
+            of("app", "/b/app"),
+            of("../app", "/a/app"),
+            of("__/app", "/a/app"),
+            of(&"n".repeat(120), "/a"),
+            of(&"n".repeat(119), "/a"),
+        ];
+        for (index, home) in homes.iter().enumerate() {
+            assert!(!homes[..index].contains(home), "{home}");
+            assert!(!home.contains(['/', '.']) && home.len() <= 81, "{home}");
+        }
+        assert!(homes[0].starts_with("app-"));
+        assert_eq!(homes[0], of("app", "/a/app"));
+    }
+}
