@@ -47,6 +47,8 @@ mod limits;
 mod malformed;
 /// Commands that are watched and fed while they run.
 mod processes;
+/// What developers run every day.
+mod real_work;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
 /// Sessions: their records, their numbers, their artifacts.

@@ -1,0 +1,159 @@
+//! Home directories: fresh ones, those that are kept, and what is bound for caches.
+
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf};
+
+use super::{with_each_daemon, work};
+use crate::support::{Daemon, Setup, argv, shell, started, with};
+
+with_each_daemon!(
+    a_kept_home_is_kept,
+    a_fresh_home_is_fresh,
+    a_kept_home_is_no_scratch
+);
+
+const KEPT: &str = "home = \"keep\"";
+
+/// The homes that are kept, on the host.
+fn homes(daemon: &Daemon) -> Vec<PathBuf> {
+    let entries = fs::read_dir(daemon.state().join("homes"));
+    let entries = entries.into_iter().flatten();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+async fn a_kept_home_is_kept(setup: Setup) {
+    let owner = setup.owner();
+    let daemon = setup.workspace_table(KEPT).start().await;
+    let script = "stat -c '%U %G' ~; stat -c %a ~; ls -A ~; mkdir -p ~/.cache/x; echo kept > ~/.cache/x/f; echo ~";
+    assert_eq!(
+        work(&daemon, script).await,
+        "agent agent\n700\n/home/agent\n"
+    );
+    assert_eq!(
+        work(&daemon, "cat ~/.cache/x/f; echo more >> ~/.cache/x/f").await,
+        "kept\n"
+    );
+    // On the host its files belong to whom those of the workspace do.
+    let [home] = homes(&daemon).try_into().unwrap();
+    for path in [home.clone(), home.join(".cache/x/f")] {
+        let found = path.metadata().unwrap();
+        assert_eq!(
+            (found.uid(), found.gid()),
+            (owner, owner),
+            "{}",
+            path.display()
+        );
+    }
+    let state = daemon.state().metadata().unwrap();
+    assert_eq!(state.mode() & 0o77, 0, "nobody else can enter it");
+    // Runs at the same time share it; temporary files they do not.
+    let waits = "mkfifo ~/meet; touch /tmp/own; echo waiting; cat ~/meet";
+    let mut watch = daemon.watch(started(shell(waits))).await;
+    watch.until("waiting\n").await;
+    assert_eq!(work(&daemon, "echo met > ~/meet; ls /tmp").await, "");
+    watch.finish().await;
+    assert!(watch.text().ends_with("met\n"));
+    // Nothing in it gains rights, and no device can be in it.
+    let flags = work(&daemon, "findmnt -no OPTIONS --target ~").await;
+    assert!(
+        flags.contains("nosuid") && flags.contains("nodev"),
+        "{flags}"
+    );
+    let daemon = daemon.restart().await;
+    assert_eq!(work(&daemon, "cat ~/.cache/x/f").await, "kept\nmore\n");
+    let layers = daemon.info().await.isolation.unwrap().layers;
+    let scratch = layers.iter().find(|layer| layer.name == "scratch").unwrap();
+    assert!(
+        scratch.detail.contains("kept (sandbox.home)"),
+        "{}",
+        scratch.detail
+    );
+}
+
+async fn a_fresh_home_is_fresh(setup: Setup) {
+    let daemon = setup.start().await;
+    for _ in 0..3 {
+        assert_eq!(work(&daemon, "ls -A ~; touch ~/f").await, "");
+    }
+    assert!(homes(&daemon).is_empty());
+}
+
+async fn a_kept_home_is_no_scratch(setup: Setup) {
+    // More than the memory of the run and the size of its temporary files: it lies on a disk.
+    let setup = setup.workspace_table(&format!(
+        "{KEPT}\n[limits]\nmemory_bytes = 100_000_000\ntmp_bytes = 20_000_000"
+    ));
+    let daemon = setup.start().await;
+    let script = "head -c 150000000 /dev/zero > ~/large; for n in 1 2 3 4 5 6 7 8; do sha256sum ~/large; done | sort -u | wc -l; rm ~/large; \
+        ! head -c 30000000 /dev/zero > /tmp/large";
+    assert_eq!(work(&daemon, script).await, "1\n");
+}
+
+#[tokio::test]
+async fn each_workspace_keeps_its_own_home() {
+    let second = tempfile::tempdir().unwrap();
+    let table = format!(
+        "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"../three\"\npath = {:?}\nhome = \"fresh\"\n[sandbox]\nhome = \"keep\"",
+        second.path(),
+        second.path()
+    );
+    let daemon = Setup::new().workspace_table(&table).start().await;
+    let run = async |workspace: &str, script: &str| {
+        daemon
+            .output(with("jig-workspace", workspace, shell(script)))
+            .await
+    };
+    for workspace in ["one", "two", "../three"] {
+        assert_eq!(
+            run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await,
+            ""
+        );
+    }
+    assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
+    assert_eq!(run("two", "rm ~/*; ls -A ~").await, "");
+    assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
+    assert_eq!(run("../three", "ls -A ~").await, "");
+    let mut names: Vec<String> = homes(&daemon)
+        .iter()
+        .map(|home| home.file_name().unwrap().to_str().unwrap()[..4].to_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["one-", "two-"]);
+}
+
+#[tokio::test]
+async fn a_home_belongs_to_whom_the_workspace_does() {
+    let daemon = Setup::new()
+        .workspace_owner(4242)
+        .workspace_table(KEPT)
+        .start()
+        .await;
+    assert_eq!(work(&daemon, "echo x > ~/f; id -un").await, "agent\n");
+    let [home] = homes(&daemon).try_into().unwrap();
+    assert_eq!(home.join("f").metadata().unwrap().uid(), 4242);
+}
+
+#[tokio::test]
+async fn caches_are_shared_where_they_are_bound() {
+    let [caches, kept] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let settings = kept.path().join("npmrc");
+    fs::write(&settings, "fund=false\n").unwrap();
+    let setup = Setup::new().arguments(&[
+        "--bind",
+        &format!("{}:/cache", caches.path().display()),
+        // What programs read in /etc can be added; what the sandbox makes there stays its own.
+        "--bind-ro",
+        &format!("{}:/etc/npmrc", settings.display()),
+    ]);
+    let daemon = setup.start().await;
+    work(&daemon, "echo kept > /cache/f; ! echo x >> /etc/npmrc").await;
+    assert_eq!(
+        daemon
+            .output(argv(&["cat", "/cache/f", "/etc/npmrc"]))
+            .await,
+        "kept\nfund=false\n"
+    );
+    assert_eq!(
+        fs::read_to_string(caches.path().join("f")).unwrap(),
+        "kept\n"
+    );
+}
