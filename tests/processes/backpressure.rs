@@ -19,7 +19,8 @@ fn kept(command: &str) -> StartRequest {
 
 #[tokio::test]
 async fn a_reader_that_stops_does_not_slow_another() {
-    let daemon = Daemon::start().await;
+    // Alone: whoever is kept from reading by other tests is slow himself, and is told of a gap.
+    let daemon = crate::support::Setup::new().alone().start().await;
     let mut fast = daemon
         .watch(kept("read go; head -c 50000000 /dev/zero"))
         .await;
