@@ -60,15 +60,6 @@ pub(super) fn raise_descriptor_limit() -> io::Result<()> {
     Ok(())
 }
 
-/// Which files the process may touch once it serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Confinement {
-    /// Its workspaces and its state, its sockets, and what it must read.
-    OwnFiles,
-    /// Any: it is a client too, who may be told to send any file.
-    None,
-}
-
 /// Confines the daemon to its workspaces, its state, its sockets and the cgroups of its runs, and what
 /// it must read, whatever paths it is given. To be called while the process has one thread.
 pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()> {

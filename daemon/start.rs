@@ -16,10 +16,7 @@ use std::{
 
 use tokio::runtime::Runtime;
 
-use self::{
-    homes::{HomeError, Homes},
-    isolation::Probed,
-};
+use self::{homes::HomeError, isolation::Probed};
 use super::{
     call::{Pipeline, admission::Admission, drain::Drain},
     catalog::Catalog,
@@ -27,7 +24,7 @@ use super::{
     door::info::Info,
     egress::proxy::Proxy,
     embedded::{self, Durable},
-    privileges::{self, Confinement},
+    privileges,
     process::registry::Registry,
     sandbox::{
         cgroup::{Accounting, Cgroups, NoCgroups},
@@ -47,6 +44,18 @@ use super::{
 
 /// Threads that may block beside those of the calls: for transfers, output and records.
 const SPARE_THREADS: usize = 256;
+
+/// What a daemon is started for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// To serve whoever connects: it is confined to its own files.
+    Serving,
+    /// For one call of the process it is in: that is a client too, who may be told to send any file,
+    /// and whose cgroup is left alone.
+    OneCall,
+    /// To tell whether it could serve. Another may be doing so: its state is left alone.
+    Check,
+}
 
 /// Why the daemon did not start, or did not end well.
 #[derive(Debug, thiserror::Error)]
@@ -105,7 +114,7 @@ struct Keeper {
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
     let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
-    let prepared = prepare(config, Confinement::OwnFiles, keep)?;
+    let prepared = prepare(config, Purpose::Serving, keep)?;
     let runtime = Arc::new(prepared.runtime);
     Arc::clone(&runtime).block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
@@ -133,8 +142,7 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
 pub(super) fn check(config: Config) -> Result<String, StartError> {
     logs::start(config.log, tracing::Level::ERROR);
     // Neither the addresses nor the state directory are touched: a daemon may be running on them.
-    let (workspaces, keeper, runtime) =
-        prepare_sandboxes(&config, Confinement::None, Homes::Unmade)?;
+    let (workspaces, keeper, runtime) = prepare_sandboxes(&config, Purpose::Check)?;
     let probed = runtime
         .block_on(isolation::prove(
             keeper.process,
@@ -179,7 +187,7 @@ where
         store,
         keeper,
         runtime,
-    } = prepare(config, Confinement::None, |store, workspaces| {
+    } = prepare(config, Purpose::OneCall, |store, workspaces| {
         embedded::keep(Durable::find(&workspace), store, workspaces)
     })?;
     let result = runtime.block_on(async {
@@ -215,12 +223,12 @@ where
 /// `keep` says where things are kept; it answers the folder for journals.
 fn prepare(
     config: Config,
-    confinement: Confinement,
+    purpose: Purpose,
     keep: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
 ) -> Result<Prepared, StartError> {
     let started = server::now();
     let mut store = StateDir::open(&config.state_dir)?;
-    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, confinement, Homes::Made)?;
+    let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, purpose)?;
     let changes = keep(&mut store, &workspaces);
     mend(&mut workspaces, &changes)?;
     Ok(Prepared {
@@ -252,8 +260,7 @@ fn mend(workspaces: &mut [Workspace], changes: &Path) -> Result<(), StartError> 
 
 fn prepare_sandboxes(
     config: &Config,
-    confinement: Confinement,
-    homes: Homes,
+    purpose: Purpose,
 ) -> Result<(Vec<Workspace>, Keeper, Runtime), StartError> {
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
@@ -279,13 +286,17 @@ fn prepare_sandboxes(
         .map(|workspace| workspace.as_fd())
         .collect();
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
-    let kept = homes.of(config, &workspaces)?;
+    let homes = match purpose {
+        Purpose::Serving | Purpose::OneCall => homes::kept(config, &workspaces)?,
+        // Sandboxes have fresh ones.
+        Purpose::Check => vec![None; workspaces.len()],
+    };
     // Before the keeper, which inherits the place.
-    let accounting = accounting(config, confinement);
-    let process = KeeperProcess::start(plan(config, &workspaces, kept), &directories)
+    let accounting = accounting(config, purpose);
+    let process = KeeperProcess::start(plan(config, &workspaces, homes), &directories)
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
-    if confinement == Confinement::OwnFiles {
+    if purpose == Purpose::Serving {
         let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());
         privileges::confine(config, cgroups)
             .map_err(io_error("confining the daemon to its files"))?;
@@ -310,10 +321,9 @@ fn prepare_sandboxes(
     Ok((workspaces, keeper, runtime))
 }
 
-/// Finds out how the memory of runs can be held. A daemon that lives for one call leaves the cgroup of
-/// whoever calls it alone.
-fn accounting(config: &Config, confinement: Confinement) -> Accounting {
-    if confinement == Confinement::None && !config.is_checked {
+/// Finds out how the memory of runs can be held.
+fn accounting(config: &Config, purpose: Purpose) -> Accounting {
+    if purpose == Purpose::OneCall {
         return Accounting::Watchdog(NoCgroups("it lives for one call only".to_owned()));
     }
     let accounting = match Cgroups::claim() {

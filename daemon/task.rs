@@ -1,7 +1,7 @@
 //! The one place where tasks are started: each has a name, keeps the span it was started in, and is
 //! waited for when the daemon drains.
 
-use std::{future::Future, sync::OnceLock};
+use std::{future::Future, sync::OnceLock, time::Instant};
 
 use tokio::task::JoinHandle;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
@@ -43,6 +43,14 @@ pub(crate) fn blocking<T: Send + 'static>(
     let span = tracing::Span::current();
     #[expect(clippy::disallowed_methods, reason = "this is the place")]
     tokio::task::spawn_blocking(move || span.in_scope(function))
+}
+
+/// Waits until `instant`; for ever where there is none.
+pub(crate) async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits until no tracked task is left.

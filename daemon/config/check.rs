@@ -172,7 +172,6 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         return Err(ConfigError(problems));
     }
     Ok(Config {
-        is_checked: args.check,
         listen,
         workspaces,
         state_dir,

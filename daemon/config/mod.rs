@@ -54,8 +54,6 @@ const DEFAULT_SANDBOX_ID: u32 = 61_000;
 /// The configuration of one daemon.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
-    /// Whether it is to be checked only.
-    pub(crate) is_checked: bool,
     /// Where it listens.
     pub(crate) listen: Vec<Address>,
     /// What it serves; never empty.

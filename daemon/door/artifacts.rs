@@ -111,7 +111,7 @@ async fn send(
         // Of its end it is told also where nobody reads and there is room for nothing else.
         let sent = tokio::select! {
             biased;
-            () = passed(deadline) => {
+            () = task::until(deadline) => {
                 last.send(Err(to_status(&call::timed_out("ReadArtifact"))));
                 return;
             }
@@ -125,13 +125,6 @@ async fn send(
         if ended || !sent {
             return;
         }
-    }
-}
-
-async fn passed(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -8,7 +8,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use self::stream::{AtDeadline, Sending};
-use super::{metadata::incoming, status};
+use super::answered;
 use crate::{
     api::v1::{
         self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
@@ -47,97 +47,93 @@ impl ProcessService for Processes {
         &self,
         request: Request<StartRequest>,
     ) -> Result<Response<Self::StartStream>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        let request = request.into_inner();
-        let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
-        let isolation = self.isolation(&incoming);
-        let reader = self.0.start(incoming, request).await;
-        let reader = reader.map_err(|error| status::answer(&error, &call_id))?;
-        let at_deadline = if reader.process().about.ends_alone {
-            AtDeadline::End
-        } else {
-            AtDeadline::Leave
-        };
-        let sending = Sending {
-            reader,
-            call_id,
-            isolation,
-            silence: keep_alive(silence),
-            deadline,
-            at_deadline,
-        };
-        Ok(Response::new(sending.begin()))
+        answered(request, async |incoming, request| {
+            let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
+            let call_id = incoming.call_id.clone();
+            let isolation = self.isolation(&incoming);
+            let reader = self.0.start(incoming, request).await?;
+            let at_deadline = if reader.process().about.ends_alone {
+                AtDeadline::End
+            } else {
+                AtDeadline::Leave
+            };
+            let sending = Sending {
+                reader,
+                call_id,
+                isolation,
+                silence: keep_alive(silence),
+                deadline,
+                at_deadline,
+            };
+            Ok(sending.begin())
+        })
+        .await
     }
 
     async fn attach(
         &self,
         request: Request<AttachRequest>,
     ) -> Result<Response<Self::AttachStream>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        let (deadline, isolation) = (incoming.deadline, self.isolation(&incoming));
-        let (reader, silence) = self
-            .read(&incoming, request.into_inner())
-            .map_err(|error| status::answer(&error, &call_id))?;
-        let sending = Sending {
-            reader,
-            call_id,
-            isolation,
-            silence: keep_alive(silence),
-            deadline,
-            at_deadline: AtDeadline::Leave,
-        };
-        Ok(Response::new(sending.begin()))
+        answered(request, async |incoming, request| {
+            let (reader, silence) = self.read(&incoming, request)?;
+            let sending = Sending {
+                reader,
+                isolation: self.isolation(&incoming),
+                call_id: incoming.call_id,
+                silence: keep_alive(silence),
+                deadline: incoming.deadline,
+                at_deadline: AtDeadline::Leave,
+            };
+            Ok(sending.begin())
+        })
+        .await
     }
 
     async fn write_stdin(
         &self,
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        self.write(&incoming, request.into_inner())
-            .await
-            .map(|accepted_bytes| Response::new(WriteStdinResponse { accepted_bytes }))
-            .map_err(|error| status::answer(&error, &call_id))
+        answered(request, async |incoming, request| {
+            let accepted_bytes = self.write(&incoming, request).await?;
+            Ok(WriteStdinResponse { accepted_bytes })
+        })
+        .await
     }
 
     async fn send_signal(
         &self,
         request: Request<SendSignalRequest>,
     ) -> Result<Response<SendSignalResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        self.signal(&incoming, request.into_inner())
-            .await
-            .map(|()| Response::new(SendSignalResponse {}))
-            .map_err(|error| status::answer(&error, &call_id))
+        answered(request, async |incoming, request| {
+            self.signal(&incoming, request).await?;
+            Ok(SendSignalResponse {})
+        })
+        .await
     }
 
     async fn resize_terminal(
         &self,
         request: Request<ResizeTerminalRequest>,
     ) -> Result<Response<ResizeTerminalResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        self.resize(&incoming, request.into_inner())
-            .await
-            .map(|()| Response::new(ResizeTerminalResponse {}))
-            .map_err(|error| status::answer(&error, &call_id))
+        answered(request, async |incoming, request| {
+            self.resize(&incoming, request).await?;
+            Ok(ResizeTerminalResponse {})
+        })
+        .await
     }
 
     async fn list_processes(
         &self,
         request: Request<ListProcessesRequest>,
     ) -> Result<Response<ListProcessesResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let scene = self.0.scene(&incoming);
-        let scene = scene.map_err(|error| status::answer(&error, &incoming.call_id))?;
-        let entries = self.0.processes.list(scene.workspace.name());
-        Ok(Response::new(ListProcessesResponse {
-            processes: entries.iter().map(info).collect(),
-        }))
+        answered(request, async |incoming, _| {
+            let workspace = self.0.scene(&incoming)?.workspace.name();
+            let entries = self.0.processes.list(workspace);
+            Ok(ListProcessesResponse {
+                processes: entries.iter().map(info).collect(),
+            })
+        })
+        .await
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tonic::{Request, Response, Status};
 
-use super::{metadata::incoming, status};
+use super::answered;
 use crate::{
     api::v1::{self, tool_service_server::ToolService},
     daemon::{
@@ -28,12 +28,10 @@ impl Tools {
         &self,
         request: Request<T::Request>,
     ) -> Result<Response<T::Response>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        let answer = self.0.call::<T>(incoming, request.into_inner()).await;
-        answer
-            .map(Response::new)
-            .map_err(|error| status::answer(&error, &call_id))
+        answered(request, |incoming, request| {
+            self.0.call::<T>(incoming, request)
+        })
+        .await
     }
 }
 

@@ -29,6 +29,7 @@ use crate::daemon::{
     },
     store::artifact::Sink,
     sys::Errno,
+    task,
 };
 
 /// Dead sandboxes that are passed over: more than a pool keeps warm.
@@ -108,7 +109,7 @@ pub(crate) async fn run(
         let warm = tokio::select! {
             biased;
             taken = pool.take_for(&spec.limits) => taken.map_err(RunError::NotStarted)?,
-            () = wait_until(deadline) => return Err(RunError::NoSandboxInTime),
+            () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
             () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
@@ -151,27 +152,24 @@ pub(crate) async fn run(
     // command's: what ends a command is told by its init, who is not to wait for that.
     drop(outputs);
     let duration = dispatched.elapsed();
-    let was_executed = match &ended {
-        Waited::Ended(Ok(_) | Err(RunError::Lost)) => true,
-        Waited::Ended(Err(_)) => false,
-        // As far as that is known: it was perhaps killed before.
-        Waited::ToKill(_) => false,
-    };
+    // Of one that has to be killed it is not known: it was perhaps killed before.
+    let was_executed = matches!(ended, Waited::Ended(Ok(_) | Err(RunError::Lost)));
     if was_executed && let Some(process) = &watched.process {
         // Its end may be known before the word that it was executed has come.
         process.start();
     }
-    let held = watched.running.held();
     let ended = match ended {
         Waited::Ended(ended) => ended,
         Waited::ToKill(cause) => Ok(Ended {
-            kill_pending: !watched.running.kill().await,
             outcome: Outcome::killed(cause),
             usage: None,
             limit: match cause {
                 Cause::Limit(limit) => Some(limit),
-                Cause::TimeUp | Cause::Cancelled => held.pids.then_some(Limit::Pids),
+                Cause::TimeUp | Cause::Cancelled => {
+                    watched.running.held().pids.then_some(Limit::Pids)
+                }
             },
+            kill_pending: !watched.running.kill().await,
         }),
     };
     // Also of a command that was lost: what it wrote until then was read.
@@ -284,7 +282,7 @@ impl Watched<'_> {
                     },
                 },
                 () = stop.abandon.cancelled() => Event::Abandoned,
-                () = wait_until(self.ladder.next()) => Event::Timer(Instant::now()),
+                () = task::until(self.ladder.next()) => Event::Timer(Instant::now()),
                 () = stop.drain.cancelled(), if !draining => Event::Drain(Instant::now()),
                 () = self.connections.advance(self.process.as_deref()) => {
                     if self.connections.bytes() <= self.output_bytes {
@@ -387,13 +385,6 @@ async fn next_order(
     };
     match order {
         Some(order) => order,
-        None => std::future::pending().await,
-    }
-}
-
-async fn wait_until(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant.into()).await,
         None => std::future::pending().await,
     }
 }

@@ -56,6 +56,8 @@ pub(crate) struct NoCgroups(pub(crate) String);
 pub(crate) struct RunCgroup {
     path: PathBuf,
     all: Arc<Cgroups>,
+    /// The limits that it has.
+    limits: Option<Limits>,
 }
 
 /// What a run's cgroup has held.
@@ -141,9 +143,10 @@ impl Cgroups {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = self.runs.join(number.to_string());
         make(&path)?;
-        let run = RunCgroup {
+        let mut run = RunCgroup {
             path,
             all: Arc::clone(self),
+            limits: None,
         };
         run.set(limits)?;
         // All of it is killed at once, and nothing of it is put off to a disk.
@@ -173,14 +176,19 @@ impl Drop for Cgroups {
 }
 
 impl RunCgroup {
-    /// Sets the limits.
-    pub(super) fn set(&self, limits: &Limits) -> Result<(), NoCgroups> {
+    /// Sets the limits. Most runs have those that their sandbox was built for: then there is nothing
+    /// to be written while their callers wait.
+    pub(super) fn set(&mut self, limits: &Limits) -> Result<(), NoCgroups> {
+        if self.limits == Some(*limits) {
+            return Ok(());
+        }
         self.write("memory.max", &limits.memory_bytes.to_string())?;
         self.write("pids.max", &limits.processes.to_string())?;
         if let (true, Some(millis)) = (self.all.has_cpu, limits.cpu_millis) {
             let quota = u64::from(millis) * CPU_PERIOD_US / 1000;
             self.write("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
         }
+        self.limits = Some(*limits);
         Ok(())
     }
 

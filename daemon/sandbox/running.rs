@@ -170,7 +170,7 @@ impl Warm {
     /// `start` is closed in the sandbox when the command was executed, and written to before when
     /// it could not be.
     pub(crate) fn dispatch(
-        self,
+        mut self,
         command: &Command,
         streams: &Streams<'_>,
         start: Option<BorrowedFd<'_>>,
@@ -192,7 +192,7 @@ impl Warm {
             }
         };
         let mut behind = *limits;
-        if let Some(cgroup) = &self.cgroup {
+        if let Some(cgroup) = &mut self.cgroup {
             cgroup
                 .set(limits)
                 .map_err(|error| Failure::other(Stage::Cgroup, error.to_string()))?;

@@ -35,34 +35,22 @@ pub(crate) struct HomeError {
     source: io::Error,
 }
 
-/// What is done about homes that are to be kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Homes {
-    /// They are made where they are missing.
-    Made,
-    /// They are left alone, and sandboxes have fresh ones: a daemon may hold the state directory.
-    Unmade,
-}
-
-impl Homes {
-    /// The home of each workspace, where it is kept.
-    pub(super) fn of(
-        self,
-        config: &Config,
-        workspaces: &[Workspace],
-    ) -> Result<Vec<Option<Bind>>, HomeError> {
-        let home = |(of, workspace): (&WorkspaceConfig, &Workspace)| {
-            if self == Self::Unmade || !of.keeps_home {
-                return Ok(None);
-            }
-            let made = make(&config.state_dir, of, workspace);
-            made.map(Some).map_err(|source| HomeError {
-                workspace: of.name.clone(),
-                source,
-            })
-        };
-        config.workspaces.iter().zip(workspaces).map(home).collect()
-    }
+/// The home of each workspace, where it is kept: made, if it is missing.
+pub(super) fn kept(
+    config: &Config,
+    workspaces: &[Workspace],
+) -> Result<Vec<Option<Bind>>, HomeError> {
+    let home = |(of, workspace): (&WorkspaceConfig, &Workspace)| {
+        if !of.keeps_home {
+            return Ok(None);
+        }
+        let made = make(&config.state_dir, of, workspace);
+        made.map(Some).map_err(|source| HomeError {
+            workspace: of.name.clone(),
+            source,
+        })
+    };
+    config.workspaces.iter().zip(workspaces).map(home).collect()
 }
 
 fn make(state: &Path, config: &WorkspaceConfig, workspace: &Workspace) -> io::Result<Bind> {

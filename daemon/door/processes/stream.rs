@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio::{
     sync::mpsc::{self, OwnedPermit},
-    time::{sleep, sleep_until},
+    time::sleep,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -17,7 +17,7 @@ use crate::{
     daemon::{
         call,
         door::status,
-        error::Error,
+        error::{Error, Reason},
         process::{
             live::{Exit, Reader},
             outcome::signal_name,
@@ -88,13 +88,15 @@ impl Sending {
             let said = tokio::select! {
                 biased;
                 () = sender.closed() => return,
-                () = passed(self.deadline) => break self.timed_out(),
+                () = task::until(self.deadline) => break self.timed_out(),
                 event = self.reader.next() => match event {
                     Some(Event::End(ending)) => match &*ending {
                         Ok(exit) => Said::Exited(self.exited(exit)),
                         Err(error) => break status::answer(error, &self.call_id),
                     },
-                    Some(event) => self.said(event),
+                    Some(Event::Started) => Said::Started(self.started()),
+                    Some(Event::Chunk(chunk)) => output(chunk),
+                    Some(Event::Gap(gap)) => Said::Gap(wire_gap(gap)),
                     None => return,
                 },
                 () = sleep(self.silence) => Said::KeepAlive(ProcessKeepAlive {
@@ -103,7 +105,7 @@ impl Sending {
             };
             tokio::select! {
                 biased;
-                () = passed(self.deadline) => break self.timed_out(),
+                () = task::until(self.deadline) => break self.timed_out(),
                 sent = sender.send(Ok(M::from(said))) => if sent.is_err() {
                     return;
                 },
@@ -111,14 +113,6 @@ impl Sending {
         };
         if let Some(last) = last {
             last.send(Err(error));
-        }
-    }
-
-    fn said(&self, event: Event<crate::daemon::process::live::Ending>) -> Said {
-        match event {
-            Event::Chunk(chunk) => output(chunk),
-            Event::Gap(gap) => Said::Gap(wire_gap(gap)),
-            Event::Started | Event::End(_) => Said::Started(self.started()),
         }
     }
 
@@ -167,7 +161,7 @@ impl Sending {
             }
             AtDeadline::Leave => {
                 let text = "the deadline of this stream has passed; the process goes on: Attach reads what comes next";
-                status::to_status(&Error::new(crate::daemon::error::Reason::Timeout, text))
+                status::to_status(&Error::new(Reason::Timeout, text))
             }
         }
     }
@@ -190,13 +184,6 @@ fn wire_gap(gap: Gap) -> ProcessGap {
         next_sequence: gap.next_sequence,
         stdout_offset: gap.stdout_offset,
         stderr_offset: gap.stderr_offset,
-    }
-}
-
-async fn passed(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::{
         OwnedSemaphorePermit,
         mpsc::{self, OwnedPermit},
     },
-    time::{sleep, sleep_until},
+    time::sleep,
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
@@ -123,7 +123,7 @@ impl Sending {
             tokio::select! {
                 biased;
                 () = self.end.cancelled() => break draining(),
-                () = passed(self.deadline) => break call::timed_out("Download"),
+                () = task::until(self.deadline) => break call::timed_out("Download"),
                 sent = self.sender.send(Ok(message)) => {
                     if is_last || sent.is_err() {
                         return;
@@ -179,13 +179,6 @@ impl Sending {
             mode: stat.st_mode & 0o777,
             sha256: is_last.then(|| self.sum.clone().finish()),
         })
-    }
-}
-
-async fn passed(deadline: Option<Instant>) {
-    match deadline {
-        Some(deadline) => sleep_until(deadline.into()).await,
-        None => std::future::pending().await,
     }
 }
 

@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::kept::Kept;
-use super::{metadata::incoming, status};
+use super::answered;
 use crate::{
     api::v1::{
         DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadRequest,
@@ -79,47 +79,37 @@ impl TransferService for Transfers {
         &self,
         request: Request<Streaming<UploadRequest>>,
     ) -> Result<Response<UploadResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        upload::upload(
-            &self.pipeline,
-            &self.places,
-            &self.kept,
-            incoming,
-            request.into_inner(),
-        )
+        answered(request, |incoming, parts| {
+            upload::upload(&self.pipeline, &self.places, &self.kept, incoming, parts)
+        })
         .await
-        .map(Response::new)
-        .map_err(|error| status::answer(&error, &call_id))
     }
 
     async fn get_upload(
         &self,
         request: Request<GetUploadRequest>,
     ) -> Result<Response<GetUploadResponse>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        let found = self.find(incoming, request.into_inner()).await;
-        let (record, offset) = found.map_err(|error| status::answer(&error, &call_id))?;
-        Ok(Response::new(GetUploadResponse {
-            expire_time: Some((UNIX_EPOCH + kept::expiry(&record)).into()),
-            path: record.path,
-            size_bytes: record.size,
-            sha256: record.sha256,
-            offset,
-            complete: record.complete.is_some(),
-        }))
+        answered(request, async |incoming, request| {
+            let (record, offset) = self.find(incoming, request).await?;
+            Ok(GetUploadResponse {
+                expire_time: Some((UNIX_EPOCH + kept::expiry(&record)).into()),
+                path: record.path,
+                size_bytes: record.size,
+                sha256: record.sha256,
+                offset,
+                complete: record.complete.is_some(),
+            })
+        })
+        .await
     }
 
     async fn download(
         &self,
         request: Request<DownloadRequest>,
     ) -> Result<Response<Self::DownloadStream>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        download::download(&self.pipeline, &self.places, incoming, request.into_inner())
-            .await
-            .map(Response::new)
-            .map_err(|error| status::answer(&error, &call_id))
+        answered(request, |incoming, request| {
+            download::download(&self.pipeline, &self.places, incoming, request)
+        })
+        .await
     }
 }

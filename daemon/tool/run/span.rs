@@ -70,6 +70,11 @@ impl ProcessSpan {
         }
     }
 
+    /// What the command's environment tells of the trace.
+    pub(super) fn context(&self) -> &opentelemetry::Context {
+        self.span.context()
+    }
+
     /// Ends the span of a command that ran. What it exited with is the command's affair and marks
     /// this span only.
     pub(super) fn finished(self, finished: &Finished) {
@@ -126,13 +131,6 @@ impl ProcessSpan {
 
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
-}
-
-impl ProcessSpan {
-    /// What the command's environment tells of the trace.
-    pub(super) fn context(&self) -> &opentelemetry::Context {
-        self.span.context()
-    }
 }
 
 impl Observer for ProcessSpan {
