@@ -26,10 +26,7 @@ use rustix::{
     fs::{Mode, OFlags, open},
     io::dup,
     mount::{MountFlags, mount, mount_bind},
-    process::{
-        Pid, Resource, Rlimit, Signal, chdir, ioctl_tiocsctty, set_parent_process_death_signal,
-        setrlimit, setsid,
-    },
+    process::{Pid, Resource, Rlimit, chdir, ioctl_tiocsctty, setrlimit, setsid},
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
     termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
@@ -55,7 +52,7 @@ use crate::daemon::sys::{
     fd::{keep_only, kept},
     memory::Cabin,
     name_process,
-    process::{exit_now, kill_all, unshare, usage_of_children, wait_any},
+    process::{end_with, exit_now, kill_all, unshare, usage_of_children, wait_any},
     signal::install_relay,
 };
 
@@ -80,6 +77,8 @@ pub(super) struct Blueprint {
     pub(super) filter: Vec<Instruction>,
     /// Network of the run, for the probe.
     pub(super) network: Network,
+    /// Stands for the slot's keeper, with whom the init ends; none at L1, where it has no init.
+    pub(super) slot: Option<OwnedFd>,
 }
 
 /// Options of the file systems that a run gets for itself (tmpfs(5)); none at L1.
@@ -214,9 +213,10 @@ fn wait_for(command: Pid) -> i32 {
 /// forbids them; seccomp comes last.
 fn build(state: &State) -> Result<(), Broken> {
     let blueprint = state.blueprint;
+    if let Some(slot) = &blueprint.slot {
+        end_with(slot.as_fd()).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
+    }
     keep_only(state.control).map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
-    set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|errno| Broken(Stage::RunNamespaces, errno))?;
     setrlimit(
         Resource::Nofile,
         Rlimit {

@@ -15,8 +15,9 @@ use std::{
 use rustix::{
     net::sockopt::set_socket_passcred,
     process::{
-        DumpableBehavior, Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit,
-        set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
+        DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getpid,
+        getrlimit, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit,
+        wait,
     },
 };
 
@@ -272,6 +273,9 @@ fn prepare(
         rules: Rules::new(plan.landlock_abi, Reach::Own, paths),
         filter,
         network: plan.network,
+        slot: Some(
+            pidfd_open(getpid(), PidfdFlags::empty()).map_err(in_stage(Stage::SlotNamespace))?,
+        ),
     })
 }
 

@@ -4,10 +4,13 @@
 use std::{
     arch::asm,
     ffi::c_void,
-    os::fd::{FromRawFd as _, OwnedFd},
+    os::fd::{BorrowedFd, FromRawFd as _, OwnedFd},
 };
 
-use rustix::process::Pid;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Pid, Signal, set_parent_process_death_signal},
+};
 
 use super::{
     Errno,
@@ -89,6 +92,17 @@ pub(crate) fn fork(_proof: &SingleThreaded, namespaces: Namespaces) -> Result<Fo
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             Ok(Fork::Parent { child, pidfd })
         }
+    }
+}
+
+/// Has this process killed when the one that made it, which `parent` stands for, has ended; fails
+/// with ESRCH if it has already, as then no signal would come (PR_SET_PDEATHSIG(2const)).
+pub(crate) fn end_with(parent: BorrowedFd<'_>) -> Result<(), Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let mut ended = [PollFd::from_borrowed_fd(parent, PollFlags::IN)];
+    match poll(&mut ended, Some(&Timespec::default()))? {
+        0 => Ok(()),
+        _ => Err(Errno::SRCH),
     }
 }
 

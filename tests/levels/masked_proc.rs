@@ -187,6 +187,11 @@ async fn what_is_started_again_gives_the_same_level() {
     ] {
         let daemon = setup.start().await;
         assert_eq!(daemon.run(shell("true")).await.isolation, level);
+        // Else one that is made at this moment would not be among those that are killed.
+        eventually("all that is kept warm is there", async || {
+            daemon.info().await.counts.unwrap().sandboxes_warm >= 2
+        })
+        .await;
         let named = |process: &Process| host_status(process.pid, "Name").as_deref() == Some(name);
         let process = descendants(daemon.pid()).into_iter().find(named).unwrap();
         let mut killed = descendants(process.pid);

@@ -5,6 +5,8 @@
 mod broken;
 /// Containers of every kind.
 mod containers;
+/// Deaths of the processes that make and keep sandboxes.
+mod deaths;
 /// L1: no namespaces at all.
 mod in_place;
 /// L2: a masked `/proc`.

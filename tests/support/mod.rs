@@ -24,7 +24,9 @@ pub(crate) use derived::{derived, set_up, tools as tools_folder};
 pub(crate) use guest::{Guest, Kernel, guest};
 pub(crate) use level::USER;
 pub(crate) use process::{Watch, started, wait_for_end};
-pub(crate) use processes::{Mark, Process, descendants, host_status, is_alive, marked_count};
+pub(crate) use processes::{
+    Mark, Process, descendants, host_status, is_alive, marked_count, of_session,
+};
 pub(crate) use program::{HostProgram, check_answers, compile};
 pub(crate) use proxy::Proxy;
 pub(crate) use scale::full_size;

@@ -106,6 +106,18 @@ pub(crate) fn descendants(ancestor: i32) -> Vec<Process> {
     found
 }
 
+/// The processes of the session that `leader` leads which are still alive.
+pub(crate) fn of_session(leader: i32) -> Vec<Process> {
+    let is_in = |process: &Process| {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", process.pid)).unwrap_or_default();
+        let rest = stat.rsplit_once(')').map(|(_, rest)| rest.to_owned());
+        let session = rest.and_then(|rest| rest.split_whitespace().nth(3)?.parse().ok());
+        session == Some(leader)
+    };
+    let processes = pids().filter_map(read_stat).map(|(process, _)| process);
+    processes.filter(is_in).filter(is_alive).collect()
+}
+
 /// Whether a process is still there, and is not dead and waiting to be reaped.
 pub(crate) fn is_alive(process: &Process) -> bool {
     let dead = |pid: i32| host_status(pid, "State").is_none_or(|state| state.starts_with('Z'));

@@ -29,7 +29,7 @@ use crate::daemon::sys::{
     fd::{KEPT, keep_only},
     memory::{Berth, Cabin},
     name_process,
-    process::exit_now,
+    process::{exit_now, kill_all},
     signal::{lead, relay_and_end},
 };
 
@@ -40,10 +40,14 @@ pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) 
     if keep_only(control).is_err() {
         exit_now(1);
     }
-    let started = prepare(slot, ground, scratch).and_then(|cabin| {
+    let started = prepare(ground, scratch).and_then(|cabin| {
         let command = cabin.start_second();
         let command = command.map_err(at(Stage::CommandProcess, ""))?;
         lead(command);
+        if getppid() != Some(slot) {
+            // `PARENT_DIED` came before there was a command to kill.
+            let _none_left = kill_all(libc::SIGKILL);
+        }
         Ok((cabin, command))
     });
     match started {
@@ -58,11 +62,7 @@ pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) 
     exit_now(i32::from(removed.is_err()))
 }
 
-fn prepare(
-    slot: Pid,
-    ground: &Ground<'_>,
-    scratch: &Path,
-) -> Result<&'static Cabin<State>, Failure> {
+fn prepare(ground: &Ground<'_>, scratch: &Path) -> Result<&'static Cabin<State>, Failure> {
     let failed = |what: &'static str| at(Stage::RunNamespaces, what);
     relay_and_end().map_err(failed("signals"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
@@ -73,9 +73,6 @@ fn prepare(
     // The signal that ends the run, not this process (`PARENT_DIED`): only now does that reach
     // nothing else.
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(failed("death signal"))?;
-    if getppid() != Some(slot) {
-        exit_now(0); // it has died before that
-    }
     let lock = scratch::make(scratch).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         at(Stage::MountScratch, "making a directory")(errno)
@@ -94,6 +91,7 @@ fn prepare(
         limits: ground.plan.limits,
         rules: rules::rules(abi, ground.workspace, scratch)?,
         filter: ground.filter.clone(),
+        slot: None,
     };
     let state = State::new(Box::leak(Box::new(blueprint)), Scratch::default(), 0);
     Berth::occupy(state, run_confined).map_err(failed("memory"))
