@@ -43,6 +43,7 @@ use crate::daemon::sys::{
     memory::Berth,
     name_process,
     process::{exit_now, wait_any},
+    signal,
 };
 
 /// Sandboxes of one slot that can exist at a time: the live one, and those that are still being
@@ -205,6 +206,7 @@ fn prepare(
 ) -> Result<Blueprint, Failure> {
     let in_stage = |stage| move |errno: Errno| Failure::kernel(stage, errno, "slot");
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(in_stage(Stage::SlotNamespace))?;
+    signal::wait_for_children().map_err(in_stage(Stage::SlotNamespace))?;
     // While a process is not dumpable, its files in /proc belong to root and it could not write its
     // own maps.
     set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(in_stage(Stage::SlotNamespace))?;

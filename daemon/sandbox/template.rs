@@ -14,8 +14,7 @@ use std::{
 use rustix::{
     fs::{Mode, OFlags, open},
     process::{
-        DumpableBehavior, Signal, WaitOptions, set_dumpable_behavior,
-        set_parent_process_death_signal, umask, wait,
+        DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal, umask,
     },
     system::sethostname,
     thread::{
@@ -93,6 +92,11 @@ pub(super) fn run(
         Ok(template) => template,
         Err(failure) => give_up(socket, failure),
     };
+    // Slots that end, and what was left in them.
+    if let Err(errno) = signal::leave_no_zombies() {
+        let failure = Failure::kernel(Stage::TemplateNamespaces, errno, "children");
+        give_up(socket, failure);
+    }
     let done = Answer::Done {
         workspace: workspace.index,
         identity,
@@ -105,7 +109,6 @@ pub(super) fn run(
             Ok(Some(_)) => {}
             _ => exit_now(0),
         }
-        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let sent = match template.make_slot() {
             Ok(slot) => send_answer(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
             Err(failure) => send(socket, &Answer::Failed(failure), &[]),

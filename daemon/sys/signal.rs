@@ -98,6 +98,27 @@ pub(crate) fn outlive_the_daemons_signals() -> Result<(), Errno> {
     Ok(())
 }
 
+/// Has the kernel reap the children of this process, and the orphans that it is given, so that none
+/// stays a zombie until somebody looks (sigaction(2), SA_NOCLDWAIT). Its children inherit that.
+pub(crate) fn leave_no_zombies() -> Result<(), Errno> {
+    set_child_action(libc::SA_NOCLDWAIT as u64)
+}
+
+/// Has the children of this process be waited for again.
+pub(crate) fn wait_for_children() -> Result<(), Errno> {
+    set_child_action(0)
+}
+
+fn set_child_action(flags: u64) -> Result<(), Errno> {
+    let action = Action {
+        handler: libc::SIG_DFL,
+        flags,
+        restorer: 0,
+        mask: 0,
+    };
+    set_action(libc::SIGCHLD, &action)
+}
+
 /// Makes this process, a sandbox's init, relay what comes with [`RELAY`] to the command.
 ///
 /// A command may send it too; it then reaches nothing that the command could not reach by itself.

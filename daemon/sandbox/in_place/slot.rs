@@ -32,6 +32,7 @@ use super::{
 use crate::daemon::sys::{
     Errno, name_process,
     process::{Fork, SingleThreaded, exit_now, fork, kill_all, wait_any},
+    signal,
 };
 
 /// A supervisor that has not been waited for.
@@ -107,6 +108,7 @@ fn prepare(ground: &Ground<'_>) -> Result<(), Failure> {
     let failed = |what: &'static str| at(Stage::SlotNamespace, what);
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed("death signal"))?;
     set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
+    signal::wait_for_children().map_err(failed("children"))?;
     set_limits(ground.plan.limits).map_err(at(Stage::ResourceLimits, "slot"))?;
     rules::scopes(ground.plan.landlock_abi)
         .apply()

@@ -10,8 +10,8 @@ use std::{
 use rustix::{
     fs::Mode,
     process::{
-        DumpableBehavior, Signal, WaitOptions, geteuid, set_dumpable_behavior,
-        set_parent_process_death_signal, umask, wait,
+        DumpableBehavior, Signal, geteuid, set_dumpable_behavior, set_parent_process_death_signal,
+        umask,
     },
     thread::{CapabilitySet, capabilities as held_capabilities, set_no_new_privs},
 };
@@ -79,7 +79,6 @@ pub(in super::super) fn run(
             Ok(Some(_)) => {}
             _ => exit_now(0),
         }
-        while let Ok(Some(_)) = wait(WaitOptions::NOHANG) {}
         let sent = match make_slot(&ground, proof) {
             Ok(slot) => send_answer(socket, &done, &[slot.as_fd()], Stage::SlotNamespace),
             Err(failure) => send(socket, &Answer::Failed(failure), &[]),
@@ -125,5 +124,7 @@ fn build(plan: &Plan, workspace: &WorkspacePlan, identity: Identity) -> Result<(
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
     set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
+    // Slots that end.
+    signal::leave_no_zombies().map_err(failed("children"))?;
     replace_standard_streams()
 }
