@@ -33,6 +33,13 @@ pub(crate) enum Failure {
     Interrupted(u8),
 }
 
+impl Failure {
+    /// Something else went wrong on this side.
+    pub(crate) fn system(error: impl std::fmt::Display) -> Self {
+        Self::System(error.to_string())
+    }
+}
+
 impl From<CallError> for Failure {
     fn from(error: CallError) -> Self {
         Self::Call(Box::new(error))

@@ -219,7 +219,9 @@ fn what_cannot_be_done_says_what_to_do() {
 async fn the_bench_prints_its_ratios_beside_a_bare_process() {
     let _turn = Daemon::start().await;
     let folder = tempfile::tempdir().unwrap();
-    let arguments = ["bench", "run", "--count", "40", "--clients", "2"];
+    let arguments =
+        "bench run --count 40 --clients 2 --stream 8 --starts 2 --sleeping 20 --sequence 40";
+    let arguments: Vec<&str> = arguments.split(' ').collect();
     let report = jig_exits(folder.path(), &arguments, 0);
     for part in [
         "bare posix_spawn",
@@ -228,6 +230,11 @@ async fn the_bench_prints_its_ratios_beside_a_bare_process() {
         "p99",
         "runs/s",
         "isolated at L3",
+        "go-judge",
+        "cat, streamed to one client",
+        "each of 20 runs that sleep",
+        "mounts before and after 40 runs",
+        "start to SERVING",
     ] {
         assert!(report.contains(part), "{part} in {report}");
     }

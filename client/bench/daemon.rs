@@ -24,6 +24,10 @@ impl Daemon {
     pub(super) fn address(&self) -> &str {
         match *self {}
     }
+
+    pub(super) fn process(&self) -> i32 {
+        match *self {}
+    }
 }
 
 #[cfg(feature = "daemon")]
@@ -98,6 +102,11 @@ mod started {
         /// Where it listens.
         pub(in super::super) fn address(&self) -> &str {
             &self.address
+        }
+
+        /// Its process id.
+        pub(in super::super) fn process(&self) -> i32 {
+            Pid::from_child(&self.child).as_raw_nonzero().get()
         }
 
         fn listening(&mut self) -> Option<String> {

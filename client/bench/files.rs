@@ -20,8 +20,8 @@ use super::{
     daemon::Daemon,
     machine::Machine,
     patch::Patched,
-    report::{bound, milliseconds, table, times},
-    statistics::{Bound, Samples, Target},
+    statistics::{Bound, Samples, Target, Unit},
+    table,
 };
 use crate::{connection, failure::Failure, global::Global, output};
 
@@ -105,9 +105,6 @@ const PROMISES: [(&str, Kind, Kind, f64); 4] = [
 
 /// Measures and prints.
 pub(super) fn bench_files(global: &Global, args: &FilesArgs) -> Result<(), Failure> {
-    if cfg!(debug_assertions) {
-        output::note("a debug build: its times say nothing; build with --release");
-    }
     let own;
     let (address, tree) = match (global.address(), &args.tree) {
         (Some(address), Some(tree)) => (address, tree.clone()),
@@ -117,15 +114,15 @@ pub(super) fn bench_files(global: &Global, args: &FilesArgs) -> Result<(), Failu
         }
         (None, _) => {
             own = Daemon::start()?;
-            plant(&own.workspace()).map_err(system)?;
+            plant(&own.workspace()).map_err(Failure::system)?;
             (own.address(), own.workspace())
         }
     };
-    fs::write(tree.join(READ), "x".repeat(READ_BYTES)).map_err(system)?;
+    fs::write(tree.join(READ), "x".repeat(READ_BYTES)).map_err(Failure::system)?;
     let runtime = connection::runtime()?;
     let client = runtime.block_on(Client::connect(address, global.options()))?;
-    let by_daemon = Patched::plant(&tree, "patched").map_err(system)?;
-    let by_git = Patched::plant(&tree, "patched-by-git").map_err(system)?;
+    let by_daemon = Patched::plant(&tree, "patched").map_err(Failure::system)?;
+    let by_git = Patched::plant(&tree, "patched-by-git").map_err(Failure::system)?;
     let bench = Bench {
         runtime: &runtime,
         client,
@@ -260,7 +257,7 @@ impl Bench<'_> {
             .arg("./")
             .current_dir(self.tree)
             .stdin(Stdio::null());
-        let output = command.output().map_err(system)?;
+        let output = command.output().map_err(Failure::system)?;
         // 1: it has found nothing.
         if !matches!(output.status.code(), Some(0 | 1)) {
             return Err(Failure::System(
@@ -314,6 +311,7 @@ fn targets(measured: &[(Kind, Samples)]) -> Vec<Target> {
             Some(Target {
                 promise,
                 measured: one.ratio(other),
+                unit: Unit::Times,
                 bound: Bound::AtMost(most),
                 stretch: None,
             })
@@ -327,23 +325,14 @@ fn to_text(files: usize, measured: &[(Kind, Samples)]) -> String {
     for (kind, samples) in measured {
         rows.push([
             kind.label().to_owned(),
-            milliseconds(samples.p50().as_secs_f64()),
-            milliseconds(samples.p99().as_secs_f64()),
-        ]);
-    }
-    let mut promised = vec![["target", "bound", "measured", ""].map(String::from)];
-    for target in targets(measured) {
-        promised.push([
-            target.promise.to_owned(),
-            bound(target.bound),
-            times(target.measured),
-            target.verdict().to_owned(),
+            table::milliseconds(samples.p50().as_secs_f64()),
+            table::milliseconds(samples.p99().as_secs_f64()),
         ]);
     }
     format!(
         "{cores} cores, {cpu}, Linux {kernel}\na tree of {files} files\n\n{}\n{}",
-        table(&rows),
-        table(&promised)
+        table::table(&rows),
+        table::targets(&targets(measured))
     )
 }
 
@@ -375,10 +364,6 @@ fn to_json(files: usize, measured: &[(Kind, Samples)]) -> Value {
         "times": times,
         "targets": targets,
     })
-}
-
-fn system(error: impl std::fmt::Display) -> Failure {
-    Failure::System(error.to_string())
 }
 
 #[cfg(test)]

@@ -83,7 +83,6 @@ impl Patched {
 
     /// Has git apply it.
     pub(super) fn by_git(&self) -> Result<(), Failure> {
-        let system = |error: std::io::Error| Failure::System(error.to_string());
         #[expect(
             clippy::disallowed_methods,
             reason = "a program to compare with, not a command of a caller"
@@ -95,11 +94,13 @@ impl Patched {
             // The tree may lie in somebody's repository, whose state is none of its business.
             .env("GIT_DIR", "/nonexistent")
             .stdin(Stdio::piped());
-        let mut child = command.spawn().map_err(system)?;
+        let mut child = command.spawn().map_err(Failure::system)?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(self.next().as_bytes()).map_err(system)?;
+            stdin
+                .write_all(self.next().as_bytes())
+                .map_err(Failure::system)?;
         }
-        match child.wait().map_err(system)?.success() {
+        match child.wait().map_err(Failure::system)?.success() {
             true => Ok(()),
             false => Err(Failure::System("git apply has failed".to_owned())),
         }

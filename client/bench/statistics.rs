@@ -14,12 +14,24 @@ pub(super) struct Target {
     /// What is promised.
     pub(super) promise: &'static str,
     pub(super) measured: f64,
+    pub(super) unit: Unit,
     pub(super) bound: Bound,
     /// What is hoped for beyond the promise.
     pub(super) stretch: Option<Bound>,
 }
 
-/// Where a ratio must lie.
+/// What a number counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Times something else.
+    Times,
+    Milliseconds,
+    Mebibytes,
+    /// Things.
+    Pieces,
+}
+
+/// Where a number must lie.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Bound {
     AtMost(f64),
@@ -44,6 +56,12 @@ impl Samples {
 
     pub(super) fn p99(&self) -> Duration {
         self.percentile(99)
+    }
+
+    /// How many there are in a second, one after the other.
+    pub(super) fn per_second(&self) -> f64 {
+        let total: Duration = self.sorted.iter().sum();
+        ratio(self.sorted.len() as f64, total.as_secs_f64())
     }
 
     /// How many times the median of the other its median is.
@@ -80,6 +98,13 @@ pub(super) fn ratio(one: f64, other: f64) -> f64 {
     if other > 0.0 { one / other } else { f64::NAN }
 }
 
+/// The numbers of targets and what is said of them.
+#[cfg(test)]
+pub(super) fn verdicts(targets: &[Target]) -> Vec<(String, &'static str)> {
+    let verdict = |target: &Target| (format!("{:.2}", target.measured), target.verdict());
+    targets.iter().map(verdict).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +124,7 @@ mod tests {
         let target = |measured| Target {
             promise: "p50",
             measured,
+            unit: Unit::Times,
             bound: Bound::AtMost(1.4),
             stretch: Some(Bound::AtMost(1.25)),
         };

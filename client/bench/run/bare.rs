@@ -2,13 +2,17 @@
 
 use std::{
     io,
-    process::{Command, Stdio},
+    path::Path,
+    process::{Child, Command, Stdio},
 };
 
 use crate::failure::Failure;
 
 /// The program that is run: it does nothing, so that all the time is that of running it.
 pub(super) const PROGRAM: &str = "/bin/true";
+
+/// A command that sleeps for longer than any bench.
+pub(super) const SLEEP: [&str; 2] = ["sleep", "100000"];
 
 /// What bubblewrap is asked for: all its namespaces, a read-only system, and a fresh /proc, /dev
 /// and /tmp. It has no seccomp filter and no limits of its own, which jig's runs have.
@@ -46,6 +50,17 @@ pub(super) fn spawn_bare() -> Result<(), Failure> {
 /// The same in a sandbox of bubblewrap.
 pub(super) fn spawn_bubblewrap() -> Result<(), Failure> {
     wait("bubblewrap", command("bwrap").args(BUBBLEWRAP))
+}
+
+/// Starts a process that sleeps.
+pub(super) fn sleep() -> io::Result<Child> {
+    let [program, argument] = SLEEP;
+    command(program).arg(argument).spawn()
+}
+
+/// Starts a process that writes a file to a pipe.
+pub(super) fn cat(file: &Path) -> io::Result<Child> {
+    command("cat").arg(file).stdout(Stdio::piped()).spawn()
 }
 
 /// Whether bubblewrap is installed and works, or why it cannot be compared with.

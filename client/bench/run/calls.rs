@@ -12,13 +12,13 @@ use std::{
 
 use jig::{
     api::v1::{Outcome, RunRequest},
-    client::{Client, Options},
+    client::Client,
 };
 use tokio::{runtime::Runtime, task::JoinSet};
 
 use super::{
+    super::statistics::Samples,
     bare::{PROGRAM, spawn_bare, spawn_bubblewrap},
-    statistics::Samples,
 };
 use crate::failure::Failure;
 
@@ -76,23 +76,18 @@ impl Measured {
 /// Measures both parts.
 pub(super) fn measure(
     runtime: &Runtime,
-    address: &str,
-    options: &Options,
+    client: &Client,
+    clients: &[Client],
     scale: Scale,
     has_bubblewrap: bool,
 ) -> Result<Measured, Failure> {
-    let connect = || runtime.block_on(Client::connect(address, options.clone()));
-    let client = connect()?;
-    let clients: Vec<Client> = (0..scale.clients)
-        .map(|_| connect())
-        .collect::<Result<_, _>>()?;
     let mut kinds = vec![Kind::Bare, Kind::Jig, Kind::Bubblewrap, Kind::Check];
     kinds.retain(|kind| has_bubblewrap || *kind != Kind::Bubblewrap);
 
     let isolation = runtime.block_on(client.run(request()))?.isolation;
-    let times = one_client(runtime, &client, scale.count, &kinds)?;
+    let times = one_client(runtime, client, scale.count, &kinds)?;
     kinds.retain(|kind| *kind != Kind::Check);
-    let rates = many_clients(runtime, &clients, scale.count, &kinds)?;
+    let rates = many_clients(runtime, clients, scale.count, &kinds)?;
     Ok(Measured {
         isolation,
         times,
@@ -202,7 +197,7 @@ fn round(runtime: &Runtime, clients: &[Client], kind: Kind, count: usize) -> Res
                 });
             }
             while let Some(ended) = tasks.join_next().await {
-                ended.map_err(|error| Failure::System(error.to_string()))??;
+                ended.map_err(Failure::system)??;
             }
             Ok(())
         }),
@@ -234,7 +229,8 @@ fn threads(
     })
 }
 
-async fn run(client: &Client) -> Result<(), Failure> {
+/// One run.
+pub(super) async fn run(client: &Client) -> Result<(), Failure> {
     let response = client.run(request()).await?;
     if response.outcome() == Outcome::Exited && response.exit_code == Some(0) {
         return Ok(());

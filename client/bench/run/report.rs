@@ -1,13 +1,16 @@
 //! What was measured, as a table or as JSON, with the design's targets.
 
-use std::fmt::Write as _;
-
 use serde_json::{Value, json};
 
 use super::{
-    machine::Machine,
-    measure::{Kind, Measured, Scale},
-    statistics::{Bound, Target, ratio},
+    super::{
+        machine::Machine,
+        statistics::{Bound, Target, Unit, ratio},
+        table::{self, milliseconds, table, times},
+    },
+    calls::{Kind, Measured, Scale},
+    own_daemon::OfOurDaemon,
+    peers::{PEERS, fastest},
 };
 
 /// All that is reported.
@@ -15,7 +18,8 @@ use super::{
 pub(super) struct Report {
     pub(super) machine: Machine,
     pub(super) scale: Scale,
-    pub(super) measured: Measured,
+    pub(super) calls: Measured,
+    pub(super) of_our_daemon: OfOurDaemon,
 }
 
 impl Report {
@@ -24,16 +28,30 @@ impl Report {
         let Self {
             machine,
             scale,
-            measured,
+            calls,
+            of_our_daemon,
         } = self;
-        let mut text = format!(
-            "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; jig's are isolated at {}\n\n",
-            machine.cores, machine.cpu, machine.kernel, scale.count, measured.isolation
+        let head = format!(
+            "{} cores, {}, Linux {}\n{} runs of /bin/true of each kind; jig's are isolated at {}\n",
+            machine.cores, machine.cpu, machine.kernel, scale.count, calls.isolation
         );
-        let bare = measured.times_of(Kind::Bare);
-        let mut rows =
-            vec![["1 client", "p50", "p99", "p50 / bare", "p99 / p50"].map(String::from)];
-        for (kind, samples) in &measured.times {
+        let parts = [
+            head,
+            self.one_client(),
+            self.many_clients(),
+            self.peers(),
+            of_our_daemon.to_text(),
+            table::targets(&self.targets()),
+        ];
+        let parts: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join("\n")
+    }
+
+    fn one_client(&self) -> String {
+        let bare = self.calls.times_of(Kind::Bare);
+        let head = ["1 client", "p50", "p99", "p50 / bare", "p99 / p50", "per s"];
+        let mut rows = vec![head.map(String::from)];
+        for (kind, samples) in &self.calls.times {
             let own = ratio(samples.p99().as_secs_f64(), samples.p50().as_secs_f64());
             rows.push([
                 label(*kind).to_owned(),
@@ -41,69 +59,94 @@ impl Report {
                 milliseconds(samples.p99().as_secs_f64()),
                 bare.map_or_else(String::new, |bare| times(samples.ratio(bare))),
                 times(own),
+                format!("{:.0}", samples.per_second()),
             ]);
         }
-        text.push_str(&table(&rows));
-        text.push('\n');
-        let bare = measured.rate_of(Kind::Bare).unwrap_or_default();
-        let clients = format!("{} clients", scale.clients);
-        let mut rows = vec![[clients, "runs/s".to_owned(), "/ bare".to_owned()]];
-        for (kind, rate) in &measured.rates {
+        table(&rows)
+    }
+
+    fn many_clients(&self) -> String {
+        let bare = self.calls.rate_of(Kind::Bare).unwrap_or_default();
+        let clients = format!("{} clients", self.scale.clients);
+        let mut rows = vec![[clients, "per s".to_owned(), "/ bare".to_owned()]];
+        for (kind, rate) in &self.calls.rates {
             rows.push([
                 label(*kind).to_owned(),
                 format!("{rate:.0}"),
                 times(ratio(*rate, bare)),
             ]);
         }
-        text.push_str(&table(&rows));
-        text.push('\n');
-        let mut rows = vec![["target", "bound", "measured", ""].map(String::from)];
-        for target in self.targets() {
+        table(&rows)
+    }
+
+    /// The others, beside what jig's runs need here.
+    fn peers(&self) -> String {
+        let head = [
+            "measured elsewhere",
+            "isolation",
+            "p50 / bare",
+            "per s, 8 clients / bare",
+        ];
+        let mut rows = vec![head.map(String::from)];
+        let rate = |rate: Option<f64>| rate.map_or_else(|| "-".to_owned(), times);
+        for peer in &PEERS {
             rows.push([
-                target.promise.to_owned(),
-                bound(target.bound),
-                times(target.measured),
-                target.verdict().to_owned(),
+                peer.name.to_owned(),
+                peer.isolation.to_owned(),
+                times(peer.p50_to_bare()),
+                rate(peer.rate_to_bare()),
             ]);
         }
-        text.push_str(&table(&rows));
-        text
+        rows.push([
+            "jig run, here".to_owned(),
+            self.calls.isolation.clone(),
+            times(self.p50_to_bare().unwrap_or(f64::NAN)),
+            rate(self.rate_to_bare()),
+        ]);
+        table(&rows)
+    }
+
+    fn p50_to_bare(&self) -> Option<f64> {
+        let of = |kind| self.calls.times_of(kind);
+        Some(of(Kind::Jig)?.ratio(of(Kind::Bare)?))
+    }
+
+    fn rate_to_bare(&self) -> Option<f64> {
+        let of = |kind| self.calls.rate_of(kind);
+        Some(ratio(of(Kind::Jig)?, of(Kind::Bare)?))
     }
 
     /// For programs.
     pub(super) fn to_json(&self) -> Value {
-        let bare = self.measured.times_of(Kind::Bare);
-        let times: Vec<Value> = self
-            .measured
-            .times
-            .iter()
-            .map(|(kind, samples)| {
-                json!({
-                    "kind": name(*kind),
-                    "p50_ms": samples.p50().as_secs_f64() * 1e3,
-                    "p99_ms": samples.p99().as_secs_f64() * 1e3,
-                    "p50_to_bare": bare.map(|bare| samples.ratio(bare)),
-                })
+        let bare = self.calls.times_of(Kind::Bare);
+        let times = self.calls.times.iter().map(|(kind, samples)| {
+            json!({
+                "kind": name(*kind),
+                "p50_ms": samples.p50().as_secs_f64() * 1e3,
+                "p99_ms": samples.p99().as_secs_f64() * 1e3,
+                "p50_to_bare": bare.map(|bare| samples.ratio(bare)),
+                "runs_per_sec": samples.per_second(),
             })
-            .collect();
-        let rates: Vec<Value> = self
-            .measured
-            .rates
-            .iter()
-            .map(|(kind, rate)| json!({ "kind": name(*kind), "runs_per_sec": rate }))
-            .collect();
-        let targets: Vec<Value> = self
-            .targets()
-            .iter()
-            .map(|target| {
-                json!({
-                    "target": target.promise,
-                    "bound": bound(target.bound),
-                    "measured": target.measured,
-                    "met": target.is_met(),
-                })
+        });
+        let rates = self.calls.rates.iter();
+        let rates = rates.map(|(kind, rate)| json!({ "kind": name(*kind), "runs_per_sec": rate }));
+        let peers = PEERS.iter().map(|peer| {
+            json!({
+                "name": peer.name,
+                "isolation": peer.isolation,
+                "p50_to_bare": peer.p50_to_bare(),
+                "rate_to_bare": peer.rate_to_bare(),
             })
-            .collect();
+        });
+        let targets = self.targets();
+        let targets = targets.iter().map(|target| {
+            json!({
+                "target": target.promise,
+                "bound": table::bound(target),
+                "measured": target.measured,
+                "met": target.is_met(),
+            })
+        });
         json!({
             "machine": {
                 "cores": self.machine.cores,
@@ -112,23 +155,26 @@ impl Report {
             },
             "count": self.scale.count,
             "clients": self.scale.clients,
-            "isolation": self.measured.isolation,
-            "one_client": times,
-            "many_clients": rates,
-            "targets": targets,
+            "isolation": self.calls.isolation,
+            "one_client": times.collect::<Vec<_>>(),
+            "many_clients": rates.collect::<Vec<_>>(),
+            "measured_elsewhere": peers.collect::<Vec<_>>(),
+            "daemon": self.of_our_daemon.to_json(),
+            "targets": targets.collect::<Vec<_>>(),
         })
     }
 
-    /// The first three rows of the design's table of targets, as far as there is something to
-    /// compare with.
+    /// The design's table of targets, as far as it is about runs and there is something to compare
+    /// with.
     fn targets(&self) -> Vec<Target> {
-        let times = |kind| self.measured.times_of(kind);
-        let rate = |kind| self.measured.rate_of(kind);
+        let times = |kind| self.calls.times_of(kind);
+        let rate = |kind| self.calls.rate_of(kind);
         let mut targets = Vec::new();
         let mut add = |promise, measured: Option<f64>, bound, stretch| {
             targets.extend(measured.map(|measured| Target {
                 promise,
                 measured,
+                unit: Unit::Times,
                 bound,
                 stretch,
             }));
@@ -137,9 +183,15 @@ impl Report {
         let rate_over = |one: Kind, other: Kind| Some(ratio(rate(one)?, rate(other)?));
         add(
             "p50 of jig / p50 of a bare process",
-            over(Kind::Jig, Kind::Bare),
+            self.p50_to_bare(),
             Bound::AtMost(1.4),
             Some(Bound::AtMost(1.25)),
+        );
+        add(
+            "p50 of jig / the fastest other's, each / bare",
+            self.p50_to_bare().map(|own| own / fastest()),
+            Bound::AtMost(1.0),
+            None,
         );
         add(
             "p50 of bubblewrap / p50 of jig",
@@ -155,7 +207,7 @@ impl Report {
         );
         add(
             "runs/s of jig / runs/s of bare processes",
-            rate_over(Kind::Jig, Kind::Bare),
+            self.rate_to_bare(),
             Bound::AtLeast(0.5),
             Some(Bound::AtLeast(0.6)),
         );
@@ -165,6 +217,7 @@ impl Report {
             Bound::AtLeast(3.0),
             None,
         );
+        targets.extend(self.of_our_daemon.targets());
         targets
     }
 }
@@ -187,55 +240,18 @@ fn name(kind: Kind) -> &'static str {
     }
 }
 
-pub(super) fn milliseconds(seconds: f64) -> String {
-    format!("{:.3} ms", seconds * 1e3)
-}
-
-pub(super) fn times(ratio: f64) -> String {
-    format!("{ratio:.2} x")
-}
-
-pub(super) fn bound(bound: Bound) -> String {
-    match bound {
-        Bound::AtMost(most) => format!("<= {most} x"),
-        Bound::AtLeast(least) => format!(">= {least} x"),
-    }
-}
-
-/// Columns of equal width, the first flush left, the others flush right.
-pub(super) fn table<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
-            // Writing to a String cannot fail.
-            if column == 0 {
-                write!(line, "{cell:<width$}").ok();
-            } else {
-                write!(line, "  {cell:>width$}").ok();
-            }
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::bench::statistics::Samples;
+    use crate::bench::statistics::{Samples, verdicts};
+
+    fn samples(micros: u64) -> Samples {
+        Samples::new(vec![Duration::from_micros(micros)])
+    }
 
     fn report(with_bubblewrap: bool) -> Report {
-        let samples = |micros| Samples::new(vec![Duration::from_micros(micros)]);
         let mut times = vec![(Kind::Bare, samples(1000)), (Kind::Jig, samples(1300))];
         let mut rates = vec![(Kind::Bare, 2000.0), (Kind::Jig, 900.0)];
         if with_bubblewrap {
@@ -253,41 +269,38 @@ mod tests {
                 count: 1,
                 clients: 8,
             },
-            measured: Measured {
+            calls: Measured {
                 isolation: "L3".into(),
                 times,
                 rates,
             },
+            of_our_daemon: OfOurDaemon::default(),
         }
     }
 
     #[test]
     fn targets_are_judged() {
-        let verdicts: Vec<_> = report(true)
-            .targets()
-            .iter()
-            .map(|target| (times(target.measured), target.verdict()))
-            .collect();
         assert_eq!(
-            verdicts,
+            verdicts(&report(true).targets()),
             [
-                ("1.30 x".to_owned(), "met"),
-                ("4.00 x".to_owned(), "met"),
-                ("1.00 x".to_owned(), "met"),
-                ("0.45 x".to_owned(), "missed"),
-                ("4.50 x".to_owned(), "met")
+                ("1.30".to_owned(), "met"),
+                ("0.71".to_owned(), "met"),
+                ("4.00".to_owned(), "met"),
+                ("1.00".to_owned(), "met"),
+                ("0.45".to_owned(), "missed"),
+                ("4.50".to_owned(), "met"),
             ]
         );
-        assert_eq!(report(false).targets().len(), 3);
+        assert_eq!(report(false).targets().len(), 4);
     }
 
     #[test]
-    fn tables_are_aligned() {
-        let rows = [["a", "1"], ["long", "200"]].map(|row| row.map(String::from));
-        assert_eq!(table(&rows), "a       1\nlong  200\n");
+    fn the_text_has_all_parts() {
         let text = report(true).to_text();
         assert!(text.contains("jig run, sandboxed"), "{text}");
         assert!(text.contains("1.30 x"), "{text}");
+        assert!(text.contains("go-judge"), "{text}");
+        assert!(!text.contains("SERVING"), "{text}");
     }
 
     #[test]
@@ -296,5 +309,6 @@ mod tests {
         assert_eq!(value["one_client"][1]["kind"], "jig");
         assert_eq!(value["targets"][0]["met"], true);
         assert_eq!(value["many_clients"][0]["runs_per_sec"], 2000.0);
+        assert_eq!(value["daemon"]["starts"], Value::Null);
     }
 }

@@ -1,0 +1,253 @@
+//! What is measured of a daemon of our own, as text, as JSON, and beside what was promised.
+
+use serde_json::{Value, json};
+
+use super::{
+    super::{
+        statistics::{Bound, Target, Unit, ratio},
+        table::{milliseconds, table},
+    },
+    sequence::Sequence,
+    sleeping::Sleeping,
+    start::Starts,
+    stream::Streamed,
+    tree::Held,
+};
+
+const MIB: f64 = 1024.0 * 1024.0;
+/// Slots that a daemon keeps for later runs: in each, the last run's init may wait to be reaped until
+/// the next sandbox is made.
+const SLOTS_KEPT: f64 = 8.0;
+
+/// What is measured of a daemon only whose processes we may look at.
+#[derive(Debug, Default)]
+pub(super) struct OfOurDaemon {
+    pub(super) stream: Option<Streamed>,
+    pub(super) sleeping: Option<Sleeping>,
+    pub(super) sequence: Option<Sequence>,
+    pub(super) starts: Option<Starts>,
+}
+
+impl OfOurDaemon {
+    pub(super) fn to_text(&self) -> String {
+        let mut rows = Vec::new();
+        let mut add = |what: &str, measured: String| rows.push([what.to_owned(), measured]);
+        let mib = |bytes: u64| format!("{:.2} MiB", bytes as f64 / MIB);
+        if let Some(stream) = &self.stream {
+            let per_second = |rate: f64| format!("{:.0} MiB/s", rate / MIB);
+            add("cat into a pipe", per_second(stream.pipe_rate));
+            add("cat, streamed to one client", per_second(stream.jig_rate));
+            let streamed = format!(
+                "daemon's memory, at most, of {} MiB streamed",
+                stream.bytes >> 20
+            );
+            add(&streamed, mib(stream.most_bytes));
+        }
+        if let Some(sleeping) = &self.sleeping {
+            let bare = format!("each of {} bare processes that sleep", sleeping.runs);
+            add(&bare, mib(sleeping.bare_bytes));
+            let run = format!("each of {} runs that sleep", sleeping.runs);
+            add(&run, mib(sleeping.run_bytes));
+        }
+        if let Some(sequence) = &self.sequence {
+            let (before, after) = (sequence.before, sequence.after);
+            let runs = sequence.runs;
+            for (what, before, after) in [
+                ("descriptors", before.descriptors, after.descriptors),
+                ("processes", before.processes, after.processes),
+                ("zombies", before.zombies, after.zombies),
+                ("mounts", before.mounts, after.mounts),
+            ] {
+                let what = format!("{what} before and after {runs} runs");
+                add(&what, format!("{before}, {after}"));
+            }
+            let memory = format!("memory before and after {runs} runs");
+            let measured = format!("{}, {}", mib(before.bytes), mib(after.bytes));
+            add(&memory, measured);
+        }
+        if let Some(starts) = &self.starts {
+            let time = |time: std::time::Duration| milliseconds(time.as_secs_f64());
+            add("start to SERVING, p50", time(starts.times.p50()));
+            add(
+                "start to SERVING, longest",
+                time(starts.times.percentile(100)),
+            );
+            add("idle, all processes", mib(starts.idle_bytes));
+        }
+        table(&rows)
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let held = |held: Held| {
+            json!({
+                "descriptors": held.descriptors,
+                "processes": held.processes,
+                "zombies": held.zombies,
+                "mounts": held.mounts,
+                "bytes": held.bytes,
+            })
+        };
+        json!({
+            "stream": self.stream.as_ref().map(|stream| json!({
+                "bytes": stream.bytes,
+                "pipe_bytes_per_sec": stream.pipe_rate,
+                "jig_bytes_per_sec": stream.jig_rate,
+                "most_resident_bytes": stream.most_bytes,
+            })),
+            "sleeping": self.sleeping.as_ref().map(|sleeping| json!({
+                "runs": sleeping.runs,
+                "bare_bytes": sleeping.bare_bytes,
+                "run_bytes": sleeping.run_bytes,
+            })),
+            "sequence": self.sequence.as_ref().map(|sequence| json!({
+                "runs": sequence.runs,
+                "before": held(sequence.before),
+                "after": held(sequence.after),
+            })),
+            "starts": self.starts.as_ref().map(|starts| json!({
+                "p50_ms": starts.times.p50().as_secs_f64() * 1e3,
+                "longest_ms": starts.times.percentile(100).as_secs_f64() * 1e3,
+                "idle_bytes": starts.idle_bytes,
+            })),
+        })
+    }
+
+    pub(super) fn targets(&self) -> Vec<Target> {
+        let mut targets = Vec::new();
+        let mut add = |promise, measured: f64, unit, bound| {
+            targets.push(Target {
+                promise,
+                measured,
+                unit,
+                bound,
+                stretch: None,
+            });
+        };
+        if let Some(stream) = &self.stream {
+            let rate = ratio(stream.jig_rate, stream.pipe_rate);
+            let bound = Bound::AtLeast(0.5);
+            add("streamed / cat into a pipe", rate, Unit::Times, bound);
+        }
+        if let Some(starts) = &self.starts {
+            let idle = starts.idle_bytes as f64 / MIB;
+            add(
+                "memory when idle",
+                idle,
+                Unit::Mebibytes,
+                Bound::AtMost(25.0),
+            );
+        }
+        if let Some(sleeping) = &self.sleeping {
+            let beyond = sleeping.run_bytes.saturating_sub(sleeping.bare_bytes) as f64 / MIB;
+            let promise = "a run that sleeps, beyond its command";
+            add(promise, beyond, Unit::Mebibytes, Bound::AtMost(1.0));
+        }
+        if let Some(starts) = &self.starts {
+            let start = starts.times.p50().as_secs_f64() * 1e3;
+            add(
+                "start to SERVING",
+                start,
+                Unit::Milliseconds,
+                Bound::AtMost(100.0),
+            );
+        }
+        if let Some(sequence) = &self.sequence {
+            let (before, after) = (sequence.before, sequence.after);
+            for (promise, before, after) in [
+                (
+                    "more descriptors after many runs",
+                    before.descriptors,
+                    after.descriptors,
+                ),
+                (
+                    "more processes after many runs",
+                    before.processes,
+                    after.processes,
+                ),
+                ("more mounts after many runs", before.mounts, after.mounts),
+            ] {
+                let more = after as f64 - before as f64;
+                add(promise, more, Unit::Pieces, Bound::AtMost(0.0));
+            }
+            let zombies = after.zombies as f64;
+            let kept = Bound::AtMost(SLOTS_KEPT);
+            add("zombies after many runs", zombies, Unit::Pieces, kept);
+            let more = (after.bytes as f64 - before.bytes as f64) / MIB;
+            // What an allocator may keep.
+            let promise = "more memory after many runs";
+            add(promise, more, Unit::Mebibytes, Bound::AtMost(4.0));
+        }
+        targets
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::bench::statistics::{Samples, verdicts};
+
+    fn of_our_daemon() -> OfOurDaemon {
+        let held = Held {
+            descriptors: 20,
+            processes: 10,
+            zombies: 1,
+            mounts: 100,
+            bytes: 20 << 20,
+        };
+        OfOurDaemon {
+            stream: Some(Streamed {
+                bytes: 1 << 30,
+                pipe_rate: 2e9,
+                jig_rate: 1.5e9,
+                most_bytes: 30 << 20,
+            }),
+            sleeping: Some(Sleeping {
+                runs: 1000,
+                bare_bytes: 1 << 18,
+                run_bytes: 3 << 18,
+            }),
+            sequence: Some(Sequence {
+                runs: 5000,
+                before: held,
+                after: Held {
+                    mounts: 101,
+                    ..held
+                },
+            }),
+            starts: Some(Starts {
+                times: Samples::new(vec![Duration::from_millis(70)]),
+                idle_bytes: 18 << 20,
+            }),
+        }
+    }
+
+    #[test]
+    fn what_our_daemon_holds_is_judged() {
+        assert_eq!(
+            verdicts(&of_our_daemon().targets()),
+            [
+                ("0.75".to_owned(), "met"),
+                ("18.00".to_owned(), "met"),
+                ("0.50".to_owned(), "met"),
+                ("70.00".to_owned(), "met"),
+                ("0.00".to_owned(), "met"),
+                ("0.00".to_owned(), "met"),
+                ("1.00".to_owned(), "missed"),
+                ("1.00".to_owned(), "met"),
+                ("0.00".to_owned(), "met"),
+            ]
+        );
+        assert!(OfOurDaemon::default().targets().is_empty());
+    }
+
+    #[test]
+    fn all_of_it_is_told() {
+        let text = of_our_daemon().to_text();
+        assert!(text.contains("mounts before and after 5000 runs"), "{text}");
+        let value = of_our_daemon().to_json();
+        assert_eq!(value["sequence"]["after"]["mounts"], 101);
+        assert_eq!(OfOurDaemon::default().to_text(), "");
+    }
+}

@@ -1,0 +1,66 @@
+//! Other servers that run commands for agents, each measured whole through its own interface on a
+//! machine of this kind: 2 cores, one connection per client, `/bin/true`.
+//!
+//! They cannot be measured along with jig, so that only what they need beside a bare process of the
+//! same hour can be compared: the ratios, not the times.
+
+/// Another server.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) name: &'static str,
+    pub(super) isolation: &'static str,
+    /// Median with one client, in milliseconds.
+    pub(super) p50_ms: f64,
+    /// Runs per second with one client and with eight; the better where they varied.
+    pub(super) rates: Option<[f64; 2]>,
+}
+
+/// Median of a bare process in the same hour, in milliseconds.
+const BARE_P50_MS: f64 = 0.60;
+/// Bare processes per second in the same hour, with eight clients.
+const BARE_RATE: f64 = 2750.0;
+
+pub(super) const PEERS: [Peer; 4] = [
+    Peer {
+        name: "Kubernetes agent-sandbox sandboxd",
+        isolation: "none",
+        p50_ms: 1.1,
+        rates: Some([880.0, 1900.0]),
+    },
+    Peer {
+        name: "go-judge",
+        isolation: "pooled containers",
+        p50_ms: 3.15,
+        rates: Some([295.0, 550.0]),
+    },
+    Peer {
+        name: "E2B envd",
+        isolation: "none",
+        p50_ms: 3.3,
+        rates: Some([290.0, 560.0]),
+    },
+    Peer {
+        name: "OpenSandbox execd",
+        isolation: "none",
+        p50_ms: 1006.0,
+        rates: None,
+    },
+];
+
+impl Peer {
+    /// Its median by that of a bare process.
+    pub(super) fn p50_to_bare(&self) -> f64 {
+        self.p50_ms / BARE_P50_MS
+    }
+
+    /// Its runs per second with eight clients by those of bare processes.
+    pub(super) fn rate_to_bare(&self) -> Option<f64> {
+        self.rates.map(|[_, eight]| eight / BARE_RATE)
+    }
+}
+
+/// The least median of all, by that of a bare process.
+pub(super) fn fastest() -> f64 {
+    let ratios = PEERS.iter().map(Peer::p50_to_bare);
+    ratios.fold(f64::INFINITY, f64::min)
+}

@@ -1,0 +1,49 @@
+//! Starting a daemon: until it answers that it serves, which it does once its isolation is proven.
+
+use std::time::Instant;
+
+use jig::client::{Client, Options, ServingStatus};
+use tokio::runtime::Runtime;
+
+use super::{
+    super::{daemon::Daemon, statistics::Samples},
+    tree::Held,
+};
+use crate::failure::Failure;
+
+/// What was measured of daemons that were started one after the other.
+#[derive(Debug)]
+pub(super) struct Starts {
+    /// From the start of its process to SERVING.
+    pub(super) times: Samples,
+    /// Memory of one that nobody has called, all its processes together, in bytes; the most of all.
+    pub(super) idle_bytes: u64,
+}
+
+pub(super) fn measure(
+    runtime: &Runtime,
+    options: &Options,
+    count: usize,
+) -> Result<Starts, Failure> {
+    let mut times = Vec::new();
+    let mut idle_bytes = 0;
+    for _ in 0..count {
+        let start = Instant::now();
+        let daemon = Daemon::start()?;
+        let client = runtime.block_on(Client::connect(daemon.address(), options.clone()))?;
+        let status = runtime.block_on(client.check_health(""))?;
+        times.push(start.elapsed());
+        if status != ServingStatus::Serving {
+            return Err(Failure::system(format_args!(
+                "the daemon is {}",
+                status.name()
+            )));
+        }
+        let held = Held::by_idle(runtime, &client, daemon.process())?;
+        idle_bytes = held.bytes.max(idle_bytes);
+    }
+    Ok(Starts {
+        times: Samples::new(times),
+        idle_bytes,
+    })
+}

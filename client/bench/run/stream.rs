@@ -1,0 +1,152 @@
+//! The output of a command, as a stream to one client, beside the same into a pipe.
+
+use std::{
+    fs,
+    io::{self, Read as _, Write as _},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use jig::{
+    api::v1::StartRequest,
+    client::{Client, ProcessEvent},
+};
+use tokio::runtime::Runtime;
+
+use super::{super::daemon::Daemon, bare, tree::kibibytes};
+use crate::failure::Failure;
+
+/// The file that is written out, and its size.
+const FILE: &str = "stream";
+const FILE_MIB: usize = 64;
+/// Bytes after which is looked at the daemon's memory.
+const LOOK_EVERY: usize = 16 << 20;
+
+/// What was measured.
+#[derive(Debug)]
+pub(super) struct Streamed {
+    /// Bytes of each kind.
+    pub(super) bytes: usize,
+    /// Bytes per second into a pipe.
+    pub(super) pipe_rate: f64,
+    /// Bytes per second through the daemon.
+    pub(super) jig_rate: f64,
+    /// Most memory that the daemon had meanwhile, in bytes.
+    pub(super) most_bytes: u64,
+}
+
+pub(super) fn measure(
+    runtime: &Runtime,
+    client: &Client,
+    daemon: &Daemon,
+    mib: usize,
+) -> Result<Streamed, Failure> {
+    let size = FILE_MIB.min(mib) << 20;
+    let file = daemon.workspace().join(FILE);
+    plant(&file, size).map_err(Failure::system)?;
+    let rounds = (mib << 20).div_ceil(size);
+    let (mut by_pipe, mut by_jig) = (Duration::ZERO, Duration::ZERO);
+    let mut most_bytes = 0;
+    // Once before: the file is in memory then.
+    through_pipe(&file, size)?;
+    for _ in 0..rounds {
+        by_pipe += through_pipe(&file, size)?;
+        let start = Instant::now();
+        let most = runtime.block_on(through_daemon(client, daemon.process(), size))?;
+        by_jig += start.elapsed();
+        most_bytes = most.max(most_bytes);
+    }
+    fs::remove_file(file).map_err(Failure::system)?;
+    let bytes = size * rounds;
+    let rate = |time: Duration| bytes as f64 / time.as_secs_f64();
+    Ok(Streamed {
+        bytes,
+        pipe_rate: rate(by_pipe),
+        jig_rate: rate(by_jig),
+        most_bytes,
+    })
+}
+
+fn plant(path: &Path, size: usize) -> io::Result<()> {
+    let line = "some output of a command that has much to say\n".repeat(1000);
+    let mut file = io::BufWriter::new(fs::File::create(path)?);
+    let mut left = size;
+    while left > 0 {
+        let part = line.get(..left.min(line.len())).unwrap_or_default();
+        file.write_all(part.as_bytes())?;
+        left -= part.len();
+    }
+    file.flush()
+}
+
+fn through_pipe(file: &Path, size: usize) -> Result<Duration, Failure> {
+    let start = Instant::now();
+    let mut child = bare::cat(file).map_err(Failure::system)?;
+    let mut buffer = vec![0; 64 << 10];
+    let mut came = 0;
+    if let Some(output) = &mut child.stdout {
+        loop {
+            match output.read(&mut buffer).map_err(Failure::system)? {
+                0 => break,
+                read => came += read,
+            }
+        }
+    }
+    let status = child.wait().map_err(Failure::system)?;
+    let time = start.elapsed();
+    match status.success() && came == size {
+        true => Ok(time),
+        false => Err(Failure::system(format_args!(
+            "cat wrote {came} bytes: {status}"
+        ))),
+    }
+}
+
+/// Answers the most memory that the daemon had.
+async fn through_daemon(client: &Client, daemon: i32, size: usize) -> Result<u64, Failure> {
+    let request = StartRequest {
+        argv: vec!["cat".to_owned(), FILE.to_owned()],
+        ..StartRequest::default()
+    };
+    let mut events = client.start(request).await?;
+    let (mut came, mut looked, mut most) = (0, 0, resident(daemon)?);
+    while let Some(event) = events.next().await? {
+        match event {
+            ProcessEvent::Stdout(output) => came += output.data.len(),
+            ProcessEvent::Stderr(output) => {
+                return Err(Failure::system(String::from_utf8_lossy(&output.data)));
+            }
+            ProcessEvent::Gap(_) => {
+                return Err(Failure::system("a part of the output was left out"));
+            }
+            ProcessEvent::Started(_) | ProcessEvent::KeepAlive | ProcessEvent::Exited(_) | _ => {}
+        }
+        if came >= looked + LOOK_EVERY {
+            looked = came;
+            most = most.max(resident(daemon)?);
+        }
+    }
+    match came == size {
+        true => Ok(most),
+        false => Err(Failure::system(format_args!("{came} of {size} bytes came"))),
+    }
+}
+
+fn resident(process: i32) -> Result<u64, Failure> {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).map_err(Failure::system)?;
+    Ok(kibibytes(&status, "VmRSS:") * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_through_a_pipe_is_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        plant(&file, 100_001).unwrap();
+        assert!(through_pipe(&file, 100_001).is_ok());
+        assert!(through_pipe(&file, 100_000).is_err());
+    }
+}
