@@ -316,12 +316,13 @@ pub(super) fn delete(directory: BorrowedFd<'_>, place: &DraftPlace) -> bool {
 fn undress(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // Before it changes hands, so that at no time more may open it.
     fchmod(file, Mode::from_raw_mode(PRIVATE))?;
-    match give(file, NOBODY) {
-        // A namespace that does not have it; then commands have fewer users than the daemon, too.
-        Err(Errno::INVAL) => give(file, (geteuid().as_raw(), getegid().as_raw())),
-        given => given,
+    let given = give(file, NOBODY)?;
+    if (given.st_uid, given.st_gid) != NOBODY {
+        // An ordinary user's daemon, or a namespace that does not have it; then commands have fewer
+        // users than the daemon, too.
+        give(file, (geteuid().as_raw(), getegid().as_raw()))?;
     }
-    .map(drop)
+    Ok(())
 }
 
 /// What `read` finds in a file, and when that was changed last; none where it was changed meanwhile.

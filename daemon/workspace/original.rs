@@ -93,6 +93,15 @@ pub(super) struct Fresh {
     pub(super) mode: u32,
 }
 
+/// Why what was made for a place could not be made what it is to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Misfit {
+    /// The kernel refused a step.
+    Refused(Errno),
+    /// The file that it was to replace is this user's and group's, and it could not be.
+    Anothers(u32, u32),
+}
+
 impl Original {
     /// Looks at a file without reading it.
     pub(super) fn look(file: &RegularFile, path: &RelativePath) -> Result<Self, Error> {
@@ -192,10 +201,11 @@ impl Original {
 
     /// Gives a file that takes this one's place its owner, mode and extended attributes. Answers
     /// what the file is then, but for its mode.
-    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<Stat, Errno> {
+    pub(super) fn dress(&self, file: BorrowedFd<'_>, mode: Option<u32>) -> Result<Stat, Misfit> {
         let stat = give(file, self.owner)?;
         if (stat.st_uid, stat.st_gid) != self.owner {
-            return Err(Errno::PERM); // it is another's, and would not be any more
+            let (user, group) = self.owner;
+            return Err(Misfit::Anothers(user, group));
         }
         // Its directory may give new files a list of who may do what, which the old one has not.
         let is_listed = |attributes: &[(CString, Vec<u8>)]| {
@@ -283,8 +293,9 @@ pub(super) fn give(made: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Stat, Errn
     let (user, group) = (Uid::from_raw(owner.0), Gid::from_raw(owner.1));
     match chownat(made, "", Some(user), Some(group), AtFlags::EMPTY_PATH) {
         // An ordinary user's daemon makes files of its own in another's directory, as its commands
-        // do; the group may be one that it is not in.
-        Err(Errno::PERM) => Ok(stat),
+        // do; the group may be one that it is not in, or the user one that its user namespace does
+        // not have (EINVAL).
+        Err(Errno::PERM | Errno::INVAL) => Ok(stat),
         changed => {
             changed?;
             fstat(made)
@@ -313,6 +324,26 @@ impl Stamp {
     /// Device and inode.
     pub(super) fn identity(self) -> (u64, u64) {
         (self.device, self.inode)
+    }
+}
+
+impl Misfit {
+    /// The error for the file at `path`.
+    pub(super) fn told(self, path: &str) -> Error {
+        let (user, group) = match self {
+            Self::Refused(errno) => return failure(errno, path, Wanted::File),
+            Self::Anothers(user, group) => (user, group),
+        };
+        let text = format!(
+            "{path:?} belongs to user {user} and group {group}, and what the daemon's user would put in its place could not: write to it with a command, if its mode allows that, or have the daemon's user own it (chown)"
+        );
+        Error::new(Reason::PermissionDenied, text).with("path", path)
+    }
+}
+
+impl From<Errno> for Misfit {
+    fn from(errno: Errno) -> Self {
+        Self::Refused(errno)
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     failure::{Wanted, exists, failure},
     fault,
     file::{RegularFile, hash},
-    original::{Fresh, Original, Stamp, stale},
+    original::{Fresh, Misfit, Original, Stamp, stale},
     path::RelativePath,
     step::{Kind, Old, Staged, apply, exchange, finish, old_link},
     stop::Stop,
@@ -132,7 +132,7 @@ impl Workspace {
         };
         let applied = self
             .dress(draft, &staged.directory, existing.as_ref(), target)
-            .map_err(fails)
+            .map_err(|misfit| misfit.told(target.path.as_str()))
             .and_then(|()| {
                 fault::step();
                 apply(&staged)
@@ -165,7 +165,7 @@ impl Workspace {
         directory: &OwnedFd,
         existing: Option<&Original>,
         target: &Target,
-    ) -> Result<(), Errno> {
+    ) -> Result<(), Misfit> {
         match existing {
             Some(original) => original.dress(draft.as_fd(), target.mode)?,
             None => Fresh {

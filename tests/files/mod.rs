@@ -20,6 +20,8 @@ mod embedded;
 mod list_directory;
 /// `read_notebook` and `edit_notebook`.
 mod notebook;
+/// Files of others.
+mod owners;
 /// `apply_patch`.
 mod patch;
 /// The same as `git apply` does, on generated commits.

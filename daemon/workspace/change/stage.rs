@@ -12,10 +12,10 @@ use rustix::{
 
 use super::{
     super::{
-        failure::{Wanted, exists, failure},
+        failure::exists,
         fault,
         journal::Entry,
-        original::{Content, Fresh, Original, Stamp},
+        original::{Content, Fresh, Misfit, Original, Stamp},
         parallel::in_parallel,
         path::RelativePath,
         step::{Kind, Old, Staged, temporary_name},
@@ -143,13 +143,13 @@ impl Change<'_> {
             let made = match made? {
                 // Somebody who deleted what was in the directory removed it, too, since it was
                 // opened.
-                Err(Errno::NOENT) if self.makes_directories => {
+                Err(Misfit::Refused(Errno::NOENT)) if self.makes_directories => {
                     let (directory, temporary) = self.place_again(path, index)?;
                     self.make_file(&directory, &temporary, content, like)
                 }
                 made => made,
             };
-            let stamp = made.map_err(|errno| failure(errno, path.as_str(), Wanted::File))?;
+            let stamp = made.map_err(|misfit| misfit.told(path.as_str()))?;
             self.finish_staging(index, Kind::Put(stamp));
         }
         Ok(())
@@ -213,7 +213,7 @@ impl Change<'_> {
         name: &str,
         content: Content<'_>,
         like: Option<&Original>,
-    ) -> Result<Stamp, Errno> {
+    ) -> Result<Stamp, Misfit> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let private = Mode::from_raw_mode(0o600);

@@ -104,7 +104,7 @@ impl Change<'_> {
                 .map_err(failed)?;
             }
             self.make_file(&here, name, *content, None)
-                .map_err(|errno| failure(errno, file.as_str(), Wanted::File))?;
+                .map_err(|misfit| misfit.told(file.as_str()))?;
             self.sync(&here).map_err(failed)?;
         }
         self.sync(&top).map_err(failed)?;
