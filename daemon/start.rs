@@ -288,7 +288,7 @@ fn prepare_sandboxes(
     privileges::raise_descriptor_limit().map_err(io_error("raising the limit of descriptors"))?;
     let homes = match purpose {
         Purpose::Serving | Purpose::OneCall => homes::kept(config, &workspaces)?,
-        // Sandboxes have fresh ones.
+        // Sandboxes have fresh ones; where none could be kept, they say so all the same.
         Purpose::Check => vec![None; workspaces.len()],
     };
     // Before the keeper, which inherits the place.
@@ -357,6 +357,7 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
             mount_path: config.mount_path.clone(),
             binds: config.binds.clone(),
             protected: config.protected.clone(),
+            keeps_home: config.keeps_home,
             kept_home,
         });
     Plan {

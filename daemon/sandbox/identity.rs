@@ -48,6 +48,11 @@ impl Rights {
             end_others: held.contains(CapabilitySet::KILL),
         })
     }
+
+    /// Whether this is the user that has them.
+    pub(super) fn is(self, uid: u32) -> bool {
+        self.uid == uid
+    }
 }
 
 /// Whether the machine's root has a number in this process's user namespace: what belongs to it in

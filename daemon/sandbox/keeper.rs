@@ -284,9 +284,19 @@ impl Keeper {
         let id = self.plan.sandbox_id;
         let owner = Owner::of(self.directory(workspace)?)
             .map_err(at(Stage::Identity, "owner of the workspace"))?;
-        identity::choose(self.rights, id, owner, || {
+        let identity = identity::choose(self.rights, id, owner, || {
             self.open_workspace(workspace, Some(id)).map(drop)
-        })
+        })?;
+        // The others open what they bind themselves.
+        let opens = self.rights.map_owners || self.rights.is(identity.outside.0);
+        if !opens && self.workspace(workspace)?.keeps_home {
+            let text = format!(
+                "commands are user {}, who cannot enter the state directory, and without CAP_SYS_ADMIN the daemon cannot open the home directory there for them",
+                identity.uid
+            );
+            return Err(Failure::other(Stage::KeptHome, text));
+        }
+        Ok(identity)
     }
 
     fn directory(&self, workspace: usize) -> Result<BorrowedFd<'_>, Failure> {
@@ -308,11 +318,20 @@ impl Keeper {
     fn open_trees(&self, workspace: usize, identity: Identity) -> Result<Vec<OwnedFd>, Failure> {
         let map_to = identity.id_mapped.then_some(identity.uid);
         let mut trees = vec![self.open_workspace(workspace, map_to)?];
-        for bind in self.workspace(workspace)?.all_binds() {
+        let workspace = self.workspace(workspace)?;
+        for bind in workspace.all_binds() {
             let name = bind.source.display().to_string();
             let tree = root::detached(&bind.source)?;
             root::check_identity(&bind.source, bind.identity, &tree)?;
             let owner = Owner::of(tree.as_fd()).map_err(at(Stage::OpenSource, &name))?;
+            let is_home = workspace.kept_home.as_ref() == Some(bind);
+            if is_home && map_to.is_none() && owner.uid != identity.uid {
+                let text = format!(
+                    "{name} belongs to user {}, and commands are user {}: give it to them (chown -R), or remove it",
+                    owner.uid, identity.uid
+                );
+                return Err(Failure::other(Stage::KeptHome, text));
+            }
             let map = if bind.writable {
                 self.map(owner, map_to)?
             } else {

@@ -61,7 +61,10 @@ pub(crate) struct WorkspacePlan {
     pub(crate) binds: Vec<Bind>,
     /// Paths in it that its commands may not change.
     pub(crate) protected: Vec<String>,
-    /// The directory that all its runs have as their home, in place of a fresh one: bound over it.
+    /// Whether all its runs have one home directory, in place of a fresh one each.
+    pub(crate) keeps_home: bool,
+    /// That directory, bound over the fresh one; none where it is only looked whether commands could
+    /// be run, which leaves the state directory alone.
     pub(crate) kept_home: Option<Bind>,
 }
 

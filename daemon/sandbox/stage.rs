@@ -85,6 +85,8 @@ pub(crate) enum Stage {
     Execute,
     /// Checking what isolation without namespaces depends on, and preparing for it.
     InPlace,
+    /// Showing commands the home directory that is kept for their workspace.
+    KeptHome,
     /// Running the probe that proves the isolation.
     Canary,
 }
@@ -149,6 +151,7 @@ impl Stage {
             Self::ChangeDirectory => "change_directory",
             Self::Execute => "execute",
             Self::InPlace => "in_place",
+            Self::KeptHome => "kept_home",
             Self::Canary => "canary",
         }
     }
@@ -188,6 +191,10 @@ impl Stage {
                 "give the daemon what L2 and L3 need; L1 needs Linux 6.12 with landlock in the boot parameter lsm=, the workspace and binds at their own \
                  paths, no protected paths, a system that belongs to another user than the commands', and a directory for temporary files (TMPDIR) \
                  outside of the workspace"
+            }
+            Self::KeptHome => {
+                "give each run an empty home directory (home = \"fresh\"), or the daemon what keeping one needs: mounts (L2 or L3), as root CAP_SYS_ADMIN \
+                 or a workspace of its own user's, and a home that belongs to the commands' user"
             }
             Self::PivotRoot => {
                 "use a seccomp profile that allows pivot_root, or at least mount and chroot"
@@ -264,6 +271,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::ChangeDirectory,
     Stage::Execute,
     Stage::InPlace,
+    Stage::KeptHome,
     Stage::Canary,
 ];
 

@@ -1,12 +1,12 @@
 //! Home directories that are kept: one for each workspace, in the state directory.
 //!
-//! They belong to the workspace's owner, as whom its commands make files, and nobody else can enter
-//! the state directory. The daemon makes them and never looks into them: what they hold is the
-//! commands'.
+//! They belong to whom the workspace did when they were made, and nobody else can enter the state
+//! directory. The daemon makes them and never looks into them: what they hold is the commands'.
 
 use std::{
+    fs::DirBuilder,
     io,
-    os::unix::fs::{MetadataExt as _, chown},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, chown},
     path::{Path, PathBuf},
 };
 
@@ -15,6 +15,7 @@ use crate::daemon::{
     config::{Config, WorkspaceConfig},
     sandbox::plan::{Bind, HOME},
     store::state_dir::StateDir,
+    sys::Errno,
     workspace::Workspace,
 };
 
@@ -54,21 +55,37 @@ pub(super) fn kept(
 }
 
 fn make(state: &Path, config: &WorkspaceConfig, workspace: &Workspace) -> io::Result<Bind> {
-    let path = Path::new("homes").join(name(config));
-    let source = StateDir::folder_in(state, &path.display().to_string())?;
-    let owner = rustix::fs::fstat(workspace)?;
-    let home = source.metadata()?;
-    if rustix::process::geteuid().is_root()
-        && (home.uid(), home.gid()) != (owner.st_uid, owner.st_gid)
-    {
-        chown(&source, Some(owner.st_uid), Some(owner.st_gid))?;
+    let source = StateDir::folder_in(state, "homes")?.join(name(config));
+    match DirBuilder::new().mode(0o700).create(&source) {
+        Ok(()) => hand_over(&source, workspace)?,
+        // What is in it belongs to whom it was made for: a new owner of the directory alone could do
+        // nothing with it. Where owners are mapped, it is its commands' all the same; elsewhere the
+        // sandbox's makers look.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        Err(error) => return Err(error),
     }
+    let home = source.metadata()?;
     Ok(Bind {
         identity: (home.dev(), home.ino()),
         source,
         destination: PathBuf::from(HOME),
         writable: true,
     })
+}
+
+/// Gives a new home to the workspace's owner, as whom commands make files.
+fn hand_over(home: &Path, workspace: &Workspace) -> io::Result<()> {
+    let owner = rustix::fs::fstat(workspace)?;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    let given = chown(home, Some(owner.st_uid), Some(owner.st_gid));
+    match given.as_ref().map_err(Errno::from_io_error) {
+        // Root of a container that may not, or whose user namespace does not have that user: its
+        // commands make files as root themselves.
+        Err(Some(Errno::PERM | Errno::INVAL)) => Ok(()),
+        _ => given,
+    }
 }
 
 /// Name of a workspace's home: another directory of the same name is another workspace, whose

@@ -349,6 +349,18 @@ async fn temporary_files_must_not_be_shared() {
 }
 
 #[tokio::test]
+async fn temporary_files_must_not_lie_in_another_workspace() {
+    // Of what is there, that workspace's tools and commands see all.
+    let other = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(other.path(), open).unwrap();
+    let other = other.path().to_str().unwrap();
+    let table = format!("[[workspaces]]\nname = \"other\"\npath = \"{other}\"");
+    let setup = Setup::new().environment("TMPDIR", other);
+    refuses(setup.workspace_table(&table), "in_place", other).await;
+}
+
+#[tokio::test]
 async fn a_kernel_without_landlock_does_not_give_it() {
     let (without, profile) = (
         HostProgram::compile("without_landlock"),

@@ -7,6 +7,8 @@ mod broken;
 mod containers;
 /// Deaths of the processes that make and keep sandboxes.
 mod deaths;
+/// Kept homes where they cannot be as everywhere.
+mod homes;
 /// L1: no namespaces at all.
 mod in_place;
 /// L2: a masked `/proc`.

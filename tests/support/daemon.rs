@@ -4,7 +4,7 @@
 use std::{
     fs,
     path::PathBuf,
-    process::{Child, ChildStdin, ExitStatus},
+    process::{Child, ChildStdin, ExitStatus, Output},
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
@@ -294,6 +294,11 @@ impl Daemon {
         kill(&mut self.child);
         let (setup, place) = (self.setup.clone(), Arc::clone(&self.place));
         promptly("starting again", setup.start_at(place)).await
+    }
+
+    /// What `jigd --check` says with all that it was started with.
+    pub(crate) fn check(&self) -> Output {
+        self.setup.check_at(&self.place)
     }
 
     /// As [`Self::restart`], without a variable that its environment had.

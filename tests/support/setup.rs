@@ -225,6 +225,11 @@ impl Setup {
         }
     }
 
+    /// Runs `jigd --check` in a place where a daemon lives, as that was started.
+    pub(super) fn check_at(&self, place: &Place) -> Output {
+        self.command(place).arg("--check").output().unwrap()
+    }
+
     fn workspace_arguments(&self, place: &Place) -> [OsString; 2] {
         let Some(lines) = &self.table else {
             return ["--workspace".into(), place.workspace().into()];

@@ -48,8 +48,13 @@ pub(super) fn require(
         let text = format!("{path:?} is to be protected within the workspace, which needs a mount");
         return refused(text);
     }
+    if workspace.keeps_home {
+        let text = "the home directory is to be kept, which needs a mount";
+        return Err(Failure::other(Stage::KeptHome, text));
+    }
     if let Some(bind) = workspace
-        .all_binds()
+        .binds
+        .iter()
         .find(|bind| bind.source != bind.destination)
     {
         let text = format!(
@@ -60,7 +65,7 @@ pub(super) fn require(
         return refused(text);
     }
     check_system(identity)?;
-    check_temporary(plan, workspace)?;
+    check_temporary(plan)?;
     check_daemon(plan, identity)
 }
 
@@ -77,8 +82,9 @@ fn check_system(identity: Identity) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What is made for one run must be out of the reach of the others.
-fn check_temporary(plan: &Plan, workspace: &WorkspacePlan) -> Result<(), Failure> {
+/// What is made for one run must be out of the reach of the others, of every workspace, and of the
+/// tools.
+fn check_temporary(plan: &Plan) -> Result<(), Failure> {
     let refused = |text: String| Err(Failure::other(Stage::InPlace, text));
     let temporary = &plan.temporary;
     let shown = temporary.display();
@@ -86,12 +92,14 @@ fn check_temporary(plan: &Plan, workspace: &WorkspacePlan) -> Result<(), Failure
     if !real.is_dir() || real.as_os_str().len() > LONGEST_TEMPORARY {
         return refused(format!("{shown} is no directory for temporary files"));
     }
-    let seen = workspace.binds.iter().map(|bind| &bind.source);
-    let seen = seen.chain([&workspace.path]).cloned();
+    let seen = plan.workspaces.iter().flat_map(|workspace| {
+        let binds = workspace.binds.iter().map(|bind| &bind.source);
+        binds.chain([&workspace.path]).cloned()
+    });
     let system = SYSTEM.iter().map(PathBuf::from);
     if let Some(seen) = seen.chain(system).find(|seen| real.starts_with(seen)) {
         return refused(format!(
-            "{shown}, for temporary files, lies in {}, which all runs see",
+            "{shown}, for temporary files, lies in {}, which runs see",
             seen.display()
         ));
     }

@@ -1,0 +1,148 @@
+//! Homes that are kept, on hosts where not every daemon can show every home to every user.
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, chown},
+    process::Output,
+};
+
+use jig::api::v1::SandboxFailure;
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use crate::support::{Daemon, HostProgram, Setup, USER, shell};
+
+const KEPT: &str = "home = \"keep\"";
+/// To whom workspaces belong.
+const OWNER: u32 = 4242;
+/// A root daemon without CAP_SYS_ADMIN, as in a container.
+const WITHOUT_MOUNTS: [&str; 5] = [
+    "setpriv",
+    "--inh-caps",
+    "-sys_admin",
+    "--bounding-set",
+    "-sys_admin",
+];
+
+/// What a daemon says that runs nothing because of a home that cannot be kept.
+async fn refused(daemon: &Daemon, level: &str) -> SandboxFailure {
+    assert_eq!(daemon.health().await, ServingStatus::NotServing);
+    daemon
+        .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+        .await;
+    assert!(!daemon.file("ran").exists());
+    let isolation = daemon.info().await.isolation.unwrap();
+    assert_eq!(isolation.level, "L0");
+    let mut refused = isolation.refused.into_iter();
+    let refused = refused.find(|refused| refused.level == level).unwrap();
+    assert_eq!(refused.stage, "kept_home", "{refused:?}");
+    assert!(refused.remedy.contains("home = \"fresh\""), "{refused:?}");
+    refused
+}
+
+#[tokio::test]
+async fn at_l2_it_is_kept() {
+    let daemon = Setup::new().workspace_table(KEPT).at_l2().start().await;
+    daemon.output(shell("echo kept > ~/f; touch /tmp/f")).await;
+    let response = daemon.run(shell("cat ~/f; ls /tmp")).await;
+    assert_eq!(
+        (response.isolation.as_str(), &*response.stdout),
+        ("L2", "kept\n")
+    );
+}
+
+#[tokio::test]
+async fn at_l1_it_needs_a_mount_and_is_refused() {
+    let daemon = Setup::new().workspace_table(KEPT).at_l1().start().await;
+    let refusal = refused(&daemon, "L1").await;
+    assert!(refusal.message.contains("mount"), "{refusal:?}");
+    says_that_it_is_not_ready(&daemon.check());
+}
+
+/// Checks that `--check` says what the daemon would.
+fn says_that_it_is_not_ready(output: &Output) {
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(78), "{output:?}");
+    assert!(told.contains("NOT READY"), "{told}");
+    assert!(told.contains("kept_home"), "{told}");
+}
+
+#[tokio::test]
+async fn a_user_who_cannot_enter_the_state_directory_has_none() {
+    let setup = || {
+        let setup = Setup::new().workspace_owner(OWNER);
+        setup.under(WITHOUT_MOUNTS)
+    };
+    let daemon = setup().start().await;
+    let response = daemon.run(shell("echo $HOME; touch ~/f")).await;
+    assert_eq!(
+        response.isolation, "L3",
+        "without a kept home it is as ever"
+    );
+    for level in ["L3", "L2", "L1"] {
+        let setup = setup().workspace_table(KEPT);
+        let daemon = setup.arguments(&["--minimum-level", level]).start().await;
+        let refusal = refused(&daemon, level).await;
+        if level != "L1" {
+            assert!(refusal.message.contains("CAP_SYS_ADMIN"), "{refusal:?}");
+        }
+        says_that_it_is_not_ready(&daemon.check());
+    }
+}
+
+#[tokio::test]
+async fn root_of_a_namespace_that_does_not_know_the_workspaces_owner_keeps_it_for_itself() {
+    let daemon = Setup::new()
+        .user(USER)
+        .workspace_owner(OWNER)
+        .workspace_table(KEPT)
+        .under(["unshare", "--user", "--map-root-user"])
+        .start()
+        .await;
+    daemon.output(shell("echo kept > ~/f")).await;
+    let daemon = daemon.restart().await;
+    assert_eq!(
+        daemon.output(shell("cat ~/f; id -un")).await,
+        "kept\nagent\n"
+    );
+    let home = only_home(&daemon);
+    assert_eq!(home.join("f").metadata().unwrap().uid(), USER);
+}
+
+fn only_home(daemon: &Daemon) -> std::path::PathBuf {
+    let mut homes = fs::read_dir(daemon.state().join("homes")).unwrap();
+    let home = homes.next().unwrap().unwrap().path();
+    assert!(homes.next().is_none());
+    home
+}
+
+#[tokio::test]
+async fn it_outlives_a_new_owner_of_the_workspace() {
+    let setup = || Setup::new().workspace_owner(OWNER).workspace_table(KEPT);
+    let daemon = setup().start().await;
+    let script = "umask 077; mkdir ~/d; echo secret > ~/d/f";
+    daemon.output(shell(script)).await;
+    chown(daemon.workspace(), Some(5353), Some(5353)).unwrap();
+    let daemon = daemon.restart().await;
+    let script = "cat ~/d/f; echo more >> ~/d/f; touch ~/g; rm -r ~/d; ls ~";
+    assert_eq!(daemon.output(shell(script)).await, "secret\ng\n");
+    // Where owners cannot be mapped, commands are the workspace's owner, and the home is not theirs.
+    let injector = HostProgram::compile("inject");
+    let injector = injector.path.to_str().unwrap();
+    let daemon = setup()
+        .under([injector, "clone:0:0x10000000:0x7e020000=1", "--"])
+        .start()
+        .await;
+    daemon.output(shell("echo kept > ~/f")).await;
+    let home = only_home(&daemon);
+    chown(daemon.workspace(), Some(5353), Some(5353)).unwrap();
+    let daemon = daemon.restart().await;
+    let refusal = refused(&daemon, "L3").await;
+    for part in [home.to_str().unwrap(), "4242", "5353", "chown -R"] {
+        assert!(refusal.message.contains(part), "{part}: {refusal:?}");
+    }
+    for path in [&home, &home.join("f")] {
+        chown(path, Some(5353), Some(5353)).unwrap();
+    }
+    let daemon = daemon.restart().await;
+    assert_eq!(daemon.output(shell("cat ~/f")).await, "kept\n");
+}
