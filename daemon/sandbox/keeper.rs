@@ -5,7 +5,10 @@
 //! does the two things that need them: becoming another user, and mapping the owner of a workspace
 //! to that user. It dies with the daemon.
 
-use std::os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd};
+use std::{
+    fs,
+    os::fd::{AsFd, BorrowedFd, IntoRawFd as _, OwnedFd},
+};
 
 use rustix::{
     mount::{OpenTreeFlags, open_tree},
@@ -92,6 +95,8 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
         return Err(Failure::other(stage, "the plan must come first"));
     };
     plan.processes.push(std::process::id());
+    // A link to it that lies in a workspace could lead elsewhere by the next run.
+    plan.temporary = fs::canonicalize(&plan.temporary).unwrap_or(plan.temporary);
     if workspaces.len() != plan.workspaces.len() {
         return Err(Failure::other(
             stage,

@@ -65,6 +65,8 @@ pub(crate) struct Rules {
     abi: u32,
     attributes: landlock::RulesetAttributes,
     paths: Vec<(CString, u64)>,
+    /// What must be at a path: device and inode.
+    expected: Vec<(CString, (u64, u64))>,
 }
 
 impl Rules {
@@ -109,7 +111,14 @@ impl Rules {
                 .into_iter()
                 .map(|(path, access)| (path, rights(access) & handled))
                 .collect(),
+            expected: Vec::new(),
         }
+    }
+
+    /// Has [`Self::apply`] fail where another directory or file is at `path` by then.
+    pub(super) fn expect(mut self, path: CString, identity: (u64, u64)) -> Self {
+        self.expected.push((path, identity));
+        self
     }
 
     /// Puts this process under the rules. Allocates nothing.
@@ -124,7 +133,15 @@ impl Rules {
                 OFlags::PATH | OFlags::CLOEXEC,
                 Mode::empty(),
             )?;
-            let is_directory = FileType::from_raw_mode(fstat(&parent)?.st_mode).is_dir();
+            let stat = fstat(&parent)?;
+            let mut expected = self.expected.iter();
+            let is_other = |(at, identity): &(CString, (u64, u64))| {
+                at == path && *identity != (stat.st_dev, stat.st_ino)
+            };
+            if expected.any(is_other) {
+                return Err(Errno::STALE);
+            }
+            let is_directory = FileType::from_raw_mode(stat.st_mode).is_dir();
             let rights = if is_directory {
                 *rights
             } else {
@@ -133,5 +150,32 @@ impl Rules {
             landlock::allow_beneath(ruleset.as_fd(), parent.as_fd(), rights)?;
         }
         landlock::restrict_self(ruleset.as_fd())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CString, fs, os::unix::fs::MetadataExt as _, thread};
+
+    use super::{Access, Errno, Reach, Rules, landlock};
+
+    #[test]
+    fn what_has_taken_a_directorys_place_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let own = folder.path().join("own");
+        fs::create_dir(&own).unwrap();
+        let stat = own.metadata().unwrap();
+        let path = CString::new(own.to_str().unwrap()).unwrap();
+        let rules = || {
+            let paths = [(path.clone(), Access::Write)];
+            let rules = Rules::new(landlock::abi(), Reach::Any, paths);
+            rules.expect(path.clone(), (stat.dev(), stat.ino()))
+        };
+        // Rules are a thread's own.
+        let apply = |rules: Rules| thread::spawn(move || rules.apply()).join().unwrap();
+        apply(rules()).unwrap();
+        fs::rename(&own, folder.path().join("moved")).unwrap();
+        std::os::unix::fs::symlink("/etc", &own).unwrap();
+        assert_eq!(apply(rules()), Err(Errno::STALE));
     }
 }

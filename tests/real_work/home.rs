@@ -2,13 +2,14 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf};
 
-use super::{with_each_daemon, work};
-use crate::support::{Daemon, Setup, argv, shell, started, with};
+use super::{failures, with_each_daemon, work};
+use crate::support::{Daemon, Refusal, Setup, argv, shell, started, with};
 
 with_each_daemon!(
     a_kept_home_is_kept,
     a_fresh_home_is_fresh,
-    a_kept_home_is_no_scratch
+    a_kept_home_is_no_scratch,
+    a_kept_home_is_a_way_to_nothing_else,
 );
 
 const KEPT: &str = "home = \"keep\"";
@@ -86,6 +87,66 @@ async fn a_kept_home_is_no_scratch(setup: Setup) {
     let script = "head -c 150000000 /dev/zero > ~/large; for n in 1 2 3 4 5 6 7 8; do sha256sum ~/large; done | sort -u | wc -l; rm ~/large; \
         ! head -c 30000000 /dev/zero > /tmp/large";
     assert_eq!(work(&daemon, script).await, "1\n");
+}
+
+async fn a_kept_home_is_a_way_to_nothing_else(setup: Setup) {
+    let daemon = setup.workspace_table(KEPT).start().await;
+    let script = "echo kept > ~/f; echo own > w; mkfifo ~/fifo; ln -s /etc/passwd ~/link; \
+        python3 -c 'import os, socket; os.chdir(os.environ[\"HOME\"]); socket.socket(socket.AF_UNIX).bind(\"socket\")'";
+    work(&daemon, script).await;
+    for line in [
+        "ln ~/f here",
+        "ln w ~/here",
+        "chmod u+s ~/f",
+        "chmod g+s ~",
+        "mknod ~/null c 1 3",
+        "mv ~ elsewhere",
+        "rmdir ~",
+        "rm -rf ~ && test ! -e ~",
+        "ln -sfnT /tmp ~",
+        "ls ~/../../var",
+    ] {
+        let failed = failures(&daemon, line).await;
+        assert_eq!(failed.len(), 1, "{line}");
+    }
+    // Neither what lies in it nor its mode is in the next daemon's way, nor in the next run's.
+    work(
+        &daemon,
+        "echo kept > ~/f; mkfifo ~/fifo; ln -s / ~/link; chmod 000 ~",
+    )
+    .await;
+    let daemon = daemon.restart().await;
+    let script = "pwd; stat -c %a ~; chmod 700 ~; cat ~/f; rm ~/*; ls -A ~";
+    assert_eq!(work(&daemon, script).await, "/workspace\n0\nkept\n");
+}
+
+#[tokio::test]
+async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
+    let fill = "head -c 9000000 /dev/zero > ~/fill";
+    let setup = || Setup::new().workspace_table(KEPT);
+    // With the state on it, nothing is run until there is room.
+    let daemon = setup().state_on_small_disk("").start().await;
+    let response = daemon.run(shell(fill)).await;
+    assert!(response.stderr.contains("No space left"), "{response:?}");
+    // In the session that there is, a page may have room for one more record.
+    let run = with("jig-session", "another", shell("touch ran"));
+    let refusal = Refusal::of(&daemon.try_run(run).await.unwrap_err());
+    assert_eq!(refusal.reason, "NO_SPACE", "{refusal:?}");
+    assert!(refusal.message.contains("state directory"), "{refusal:?}");
+    assert!(!daemon.file("ran").exists());
+    let seen_by_the_daemon = PathBuf::from(format!("/proc/{}/root", daemon.pid()));
+    let homes = daemon.state().join("homes");
+    let homes = seen_by_the_daemon.join(homes.strip_prefix("/").unwrap());
+    let home = fs::read_dir(homes).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(home.join("fill")).unwrap();
+    assert_eq!(daemon.output(shell("ls -A ~")).await, "");
+    // With a disk of its own, it is in nobody's way, and a command can empty it.
+    let daemon = setup().state_on_small_disk("homes").start().await;
+    let response = daemon.run(shell(fill)).await;
+    assert!(response.stderr.contains("No space left"), "{response:?}");
+    let response = daemon.run(shell("echo beside; ls ~; rm ~/fill")).await;
+    assert_eq!(response.stdout, "beside\nfill\n", "{response:?}");
+    assert_eq!(response.artifact_error, "");
 }
 
 #[tokio::test]

@@ -35,6 +35,12 @@ const ON_SMALL_DISK: &str = r#"
     for word; do [ "$last" = --workspace ] && workspace=$word; last=$word; done
     mount -t tmpfs -o size=2m,mode=755 tmpfs "$workspace" && exec "$0" "$@"
 "#;
+/// As [`ON_SMALL_DISK`], in the state directory.
+const STATE_ON_SMALL_DISK: &str = r#"
+    for word; do [ "$last" = --state-dir ] && state=$word; last=$word; done
+    state=$state/$JIG_TEST_BELOW; mkdir -p "$state"
+    mount -t tmpfs -o size=4m,mode=700 tmpfs "$state" && exec "$0" "$@"
+"#;
 
 /// How a daemon is to be started.
 #[derive(Debug, Clone, Default)]
@@ -137,6 +143,18 @@ impl Setup {
     /// Gives the workspace a disk of its own, of 2 MiB, which only the daemon and its commands see.
     pub(crate) fn on_small_disk(self) -> Self {
         self.under(["unshare", "--mount", "sh", "-c", ON_SMALL_DISK])
+    }
+
+    /// Gives the state directory, or a directory in it, a disk of its own, of 4 MiB, which only the
+    /// daemon and its commands see.
+    pub(crate) fn state_on_small_disk(self, below: &str) -> Self {
+        self.environment("JIG_TEST_BELOW", below).under([
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            STATE_ON_SMALL_DISK,
+        ])
     }
 
     /// Has it listen on a free port of 127.0.0.1 too.

@@ -88,8 +88,7 @@ fn check_temporary(plan: &Plan) -> Result<(), Failure> {
     let refused = |text: String| Err(Failure::other(Stage::InPlace, text));
     let temporary = &plan.temporary;
     let shown = temporary.display();
-    let real = fs::canonicalize(temporary).unwrap_or_else(|_| temporary.clone());
-    if !real.is_dir() || real.as_os_str().len() > LONGEST_TEMPORARY {
+    if !temporary.is_dir() || temporary.as_os_str().len() > LONGEST_TEMPORARY {
         return refused(format!("{shown} is no directory for temporary files"));
     }
     let seen = plan.workspaces.iter().flat_map(|workspace| {
@@ -97,7 +96,7 @@ fn check_temporary(plan: &Plan) -> Result<(), Failure> {
         binds.chain([&workspace.path]).cloned()
     });
     let system = SYSTEM.iter().map(PathBuf::from);
-    if let Some(seen) = seen.chain(system).find(|seen| real.starts_with(seen)) {
+    if let Some(seen) = seen.chain(system).find(|seen| temporary.starts_with(seen)) {
         return refused(format!(
             "{shown}, for temporary files, lies in {}, which runs see",
             seen.display()

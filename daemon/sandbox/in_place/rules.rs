@@ -1,7 +1,7 @@
 //! What a command in the daemon's own namespaces may open.
 
 use std::{
-    ffi::CString,
+    ffi::{CString, NulError},
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -61,18 +61,33 @@ pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Resu
     let paths = paths
         .map(|(path, access)| {
             let path = CString::new(path.into_os_string().into_encoded_bytes());
-            path.map(|path| (path, access))
-                .map_err(|_| Failure::other(Stage::Landlock, "a path holds a NUL"))
+            path.map(|path| (path, access)).map_err(nul)
         })
         .collect::<Result<Vec<_>, _>>()?;
-    Ok(Rules::new(abi, Reach::OwnWithoutTcp, paths))
+    let mut rules = Rules::new(abi, Reach::OwnWithoutTcp, paths);
+    // Looked at again when they are opened: between, a run of a workspace that this one lies in could
+    // put something else there.
+    for (path, identity) in identities(workspace) {
+        let path = CString::new(path.as_os_str().as_encoded_bytes());
+        rules = rules.expect(path.map_err(nul)?, identity);
+    }
+    Ok(rules)
+}
+
+fn nul(_: NulError) -> Failure {
+    Failure::other(Stage::Landlock, "a path holds a NUL")
+}
+
+/// What was at the paths of the workspace and its binds when the daemon started.
+fn identities(workspace: &WorkspacePlan) -> impl Iterator<Item = (&PathBuf, (u64, u64))> {
+    let binds = workspace.binds.iter();
+    let binds = binds.map(|bind| (&bind.source, bind.identity));
+    binds.chain([(&workspace.path, workspace.identity)])
 }
 
 /// Checks that the workspace and its binds are what was at their paths when the daemon started.
 fn check_identity(workspace: &WorkspacePlan) -> Result<(), Failure> {
-    let binds = workspace.binds.iter();
-    let binds = binds.map(|bind| (&bind.source, bind.identity));
-    for (path, identity) in binds.chain([(&workspace.path, workspace.identity)]) {
+    for (path, identity) in identities(workspace) {
         let found = fs::metadata(path).map(|found| (found.dev(), found.ino()));
         if found.ok() != Some(identity) {
             let text = format!(
