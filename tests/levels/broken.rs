@@ -65,6 +65,10 @@ const FAULTS: &[Fault] = &[
         "run_namespaces",
         "EAGAIN",
     ),
+    // PR_CAPBSET_DROP
+    Fault(&["prctl:0:24=1"], "capabilities", "EPERM"),
+    // PR_SET_SECUREBITS
+    Fault(&["prctl:0:28=1"], "capabilities", "EPERM"),
     // MS_BIND
     Fault(&["mount:3:0x1000=1"], "mask_proc", "EPERM"),
     // CLONE_VM | SIGCHLD
@@ -190,4 +194,62 @@ async fn case_85_what_the_host_has_no_more_of_is_told_and_comes_back() {
         mark.vanishes().await;
         assert_eq!(daemon.output(shell("echo again")).await, "again\n");
     }
+}
+
+/// Starts the daemon where there are few numbers for processes. From Linux 6.14 on, each process
+/// namespace has its own bound; before, this would be the whole machine's.
+const FEW_PROCESSES: &str = r#"
+    case $(uname -r) in [1-5].*|6.[0-9].*|6.1[0-3].*) exit 1 ;; esac
+    echo 400 > /proc/sys/kernel/pid_max && exec "$0" "$@"
+"#;
+/// Takes all that there are, which are fewer than a run may have.
+const GREEDY: &str = r#"
+import os, time
+try:
+    while os.fork(): pass
+except OSError:
+    open("full", "w")
+time.sleep(1000)
+"#;
+
+#[tokio::test]
+async fn case_85_a_host_without_numbers_for_processes_says_so_and_comes_back() {
+    let daemon = Setup::new()
+        .under([
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            FEW_PROCESSES,
+        ])
+        .start()
+        .await;
+    let mark = Mark::new();
+    let greedy = daemon.begin(mark.on(argv(&["python3", "-c", GREEDY])));
+    eventually("none is left", async || {
+        daemon.file("full").exists() || greedy.is_finished()
+    })
+    .await;
+    // Those that are there already are run.
+    let calls: Vec<_> = (0..8)
+        .map(|_| daemon.begin(argv(&["sleep", "1"])))
+        .collect();
+    let mut refused = 0;
+    for call in calls {
+        let Err(status) = call.await.unwrap() else {
+            continue;
+        };
+        let refusal = crate::support::Refusal::of(&status);
+        assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
+        assert_eq!(refusal.metadata["errno"], "EAGAIN", "{refusal:?}");
+        refused += 1;
+    }
+    assert!(refused >= 4, "{refused}");
+    assert_eq!(daemon.health().await, ServingStatus::Serving);
+    greedy.abort();
+    mark.vanishes().await;
+    assert_eq!(daemon.output(shell("echo again")).await, "again\n");
 }

@@ -15,3 +15,5 @@ mod in_place;
 mod masked_proc;
 /// What of the daemon's own a command at L1 tries to reach.
 mod neighbours;
+/// Commands that ask for a terminal.
+mod terminals;

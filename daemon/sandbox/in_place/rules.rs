@@ -3,7 +3,7 @@
 use std::{
     ffi::{CString, NulError},
     fs,
-    os::unix::fs::MetadataExt as _,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
@@ -38,10 +38,13 @@ pub(super) fn rules(abi: u32, workspace: &WorkspacePlan, scratch: &Path) -> Resu
     let system = SYSTEM.iter().map(PathBuf::from);
     let read = system.chain(etc).chain(java_directories());
     let read = read.chain([PathBuf::from("/proc")]);
-    let devices = DEVICES.iter().map(|(name, _)| Path::new("/dev").join(name));
-    // A container's /dev can hold anything under these names. Major 1 is the kernel's memory devices.
-    let devices = devices.filter(|path| {
-        fs::metadata(path).is_ok_and(|device| rustix::fs::major(device.rdev()) == 1)
+    // A container's /dev can hold anything under these names.
+    let devices = DEVICES.iter().filter_map(|(name, (major, minor))| {
+        let path = Path::new("/dev").join(name);
+        let found = fs::metadata(&path).ok()?;
+        let is_it = found.file_type().is_char_device()
+            && found.rdev() == rustix::fs::makedev(*major, *minor);
+        is_it.then_some(path)
     });
     let binds = workspace.binds.iter().map(|bind| {
         let access = if bind.writable {
