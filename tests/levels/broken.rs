@@ -75,10 +75,59 @@ const FAULTS: &[Fault] = &[
     Fault(&["clone:0:0x111=11"], "command_process", "EAGAIN"),
 ];
 
+/// Likewise for a daemon that is to give L2.
+const FAULTS_AT_L2: &[Fault] = &[
+    // MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME, and with MS_RDONLY
+    Fault(&["mount:3:0x20102e=13"], "bind_proc", "EACCES"),
+    Fault(&["mount:3:0x20102f=1"], "bind_proc", "EPERM"),
+    Fault(&["mount:3:0x1000=1"], "mask_proc", "EPERM"),
+    Fault(&["seccomp=22"], "seccomp", "EINVAL"),
+];
+
+/// Likewise for L1.
+const FAULTS_AT_L1: &[Fault] = &[
+    // RLIMIT_CORE
+    Fault(&["prlimit64:1:4=1"], "resource_limits", "EPERM"),
+    Fault(&["seccomp=22"], "seccomp", "EINVAL"),
+    // CLONE_VM | SIGCHLD
+    Fault(&["clone:0:0x111=11"], "command_process", "EAGAIN"),
+];
+
 async fn start(injector: &HostProgram, faults: &[&str], setup: Setup) -> Daemon {
     let injector = injector.path.to_str().unwrap();
     let words = [injector].into_iter().chain(faults.iter().copied());
-    setup.under(words.chain(["--"])).start().await
+    setup.and_under(words.chain(["--"])).start().await
+}
+
+#[tokio::test]
+async fn case_84_a_step_that_fails_at_a_lower_level_is_named_and_nothing_is_run() {
+    let injector = HostProgram::compile("inject");
+    let mut wrong = Vec::new();
+    for (level, faults, setup) in [
+        ("L2", FAULTS_AT_L2, Setup::new().at_l2()),
+        ("L1", FAULTS_AT_L1, Setup::new().at_l1()),
+    ] {
+        for Fault(faults, stage, errno) in faults {
+            let daemon = start(&injector, faults, setup.clone()).await;
+            assert_eq!(daemon.health().await, ServingStatus::NotServing);
+            daemon
+                .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+                .await;
+            assert!(!daemon.file("ran").exists(), "{faults:?}");
+            let isolation = daemon.info().await.isolation.unwrap();
+            let last = isolation.refused.last().unwrap();
+            let told = (
+                last.level.as_str(),
+                last.stage.as_str(),
+                last.errno.as_str(),
+            );
+            if told != (level, stage, errno) {
+                wrong.push(format!("{faults:?}: {last:?}"));
+            }
+            assert!(!last.remedy.is_empty(), "{faults:?}");
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[tokio::test]

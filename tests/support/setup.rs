@@ -118,6 +118,15 @@ impl Setup {
         self
     }
 
+    /// Has that program execute another one first, which must do likewise.
+    pub(crate) fn and_under<S: Into<OsString>>(
+        mut self,
+        wrapper: impl IntoIterator<Item = S>,
+    ) -> Self {
+        self.wrapper.extend(wrapper.into_iter().map(Into::into));
+        self
+    }
+
     /// Leaves it to the program that starts it to become its user.
     pub(crate) fn becoming_its_user_itself(mut self) -> Self {
         self.wrapper_becomes_user = true;
