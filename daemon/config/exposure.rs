@@ -177,10 +177,21 @@ fn existing_part(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     for ancestor in path.ancestors() {
         if let Ok(real) = fs::canonicalize(ancestor) {
-            return match path.strip_prefix(ancestor) {
-                Ok(rest) if rest.as_os_str().is_empty() => real,
-                Ok(rest) => real.join(rest),
-                Err(_) => real,
+            let rest = path.strip_prefix(ancestor).unwrap_or(Path::new(""));
+            let (mut whole, mut returns) = (real, false);
+            for name in rest.components() {
+                // What is not there has no links in it, and may be made: then this leads out of it.
+                if name == Component::ParentDir {
+                    returns = true;
+                    whole.pop();
+                } else {
+                    whole.push(name);
+                }
+            }
+            return if returns {
+                existing_part(&whole)
+            } else {
+                whole
             };
         }
     }
@@ -189,9 +200,31 @@ fn existing_part(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{fs, os::unix::fs::symlink, path::Path};
 
-    use super::check_destination;
+    use super::{check_destination, existing_part};
+
+    #[test]
+    fn where_a_path_leads_is_known_before_it_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = fs::canonicalize(folder.path()).unwrap();
+        fs::create_dir(real.join("there")).unwrap();
+        symlink(real.join("there"), real.join("link")).unwrap();
+        for (path, expected) in [
+            ("there", "there"),
+            ("link/new/er", "there/new/er"),
+            ("none/../there/new", "there/new"),
+            ("none/../link/new", "there/new"),
+            ("link/../there", "there"),
+            ("link/none/../../there/x", "there/x"),
+        ] {
+            assert_eq!(
+                existing_part(&real.join(path)),
+                real.join(expected),
+                "{path}"
+            );
+        }
+    }
 
     #[test]
     fn what_the_sandbox_makes_is_not_hidden() {

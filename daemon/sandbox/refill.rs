@@ -86,7 +86,7 @@ async fn build(
     let (Some(control), Some(pidfd), Some(scratch)) = (fds.next(), fds.next(), token) else {
         return Err(match Report::decode(message) {
             Some(Report::Failed { stage, errno }) => {
-                Failure::kernel(stage, errno, "making a sandbox")
+                Failure::kernel(stage, errno, detail(stage, errno, "making a sandbox"))
             }
             _ => failed(Errno::CONNRESET),
         });
@@ -107,14 +107,26 @@ async fn build(
             level: lending.level,
             scratch,
         }),
-        Some(Report::Failed { stage, errno }) => {
-            Err(Failure::kernel(stage, errno, "building a sandbox"))
-        }
+        Some(Report::Failed { stage, errno }) => Err(Failure::kernel(
+            stage,
+            errno,
+            detail(stage, errno, "building a sandbox"),
+        )),
         _ => Err(Failure::kernel(
             stage,
             Errno::CONNRESET,
             "a sandbox died while it was built",
         )),
+    }
+}
+
+/// What is known of a step that has failed, beside what was being done.
+fn detail(stage: Stage, errno: Errno, doing: &'static str) -> &'static str {
+    match (stage, errno) {
+        (Stage::OpenSource, Errno::STALE) => {
+            "the workspace, or what is bound, is not what it was when the daemon was started: restart it"
+        }
+        _ => doing,
     }
 }
 

@@ -164,7 +164,7 @@ fn hand_over(
             // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
             send_bytes(socket, TOKEN, &fds).or_else(|errno| failed(Stage::RunNamespaces, errno))
         }
-        Err(Failure { stage, errno, .. }) => failed(stage, Errno::from_raw_os_error(errno)),
+        Err(failure) => failed(failure.stage, failure.told_as()),
     }
 }
 

@@ -296,6 +296,15 @@ impl Failure {
         }
     }
 
+    /// What a sandbox's maker can tell of it in a few bytes: the kernel's error, or that of input and
+    /// output where it was not the kernel's.
+    pub(super) fn told_as(&self) -> Errno {
+        match self.errno {
+            0 => Errno::IO,
+            number => Errno::from_raw_os_error(number),
+        }
+    }
+
     /// Whether the process that was spoken to is gone.
     pub(crate) fn is_disconnection(&self) -> bool {
         [Errno::PIPE, Errno::CONNRESET, Errno::NOTCONN]
@@ -360,6 +369,7 @@ fn errno_name(number: i32) -> String {
         libc::EOPNOTSUPP => "EOPNOTSUPP",
         libc::EUSERS => "EUSERS",
         libc::EOVERFLOW => "EOVERFLOW",
+        libc::ESTALE => "ESTALE",
         libc::EPIPE => "EPIPE",
         libc::ECONNRESET => "ECONNRESET",
         libc::ENAMETOOLONG => "ENAMETOOLONG",

@@ -14,7 +14,8 @@ use std::{
 };
 
 use crate::support::{
-    Daemon, HostProgram, Setup, USER, argv, check_answers, compile, descendants, shell,
+    Daemon, HostProgram, Refusal, Setup, USER, argv, check_answers, compile, descendants, shell,
+    with,
 };
 
 /// What [`neighbour.c`] must be answered about a process that is not the run's.
@@ -175,4 +176,52 @@ async fn at_l1_the_daemons_files_are_out_of_reach() {
         );
     }
     assert_eq!(fs::read_to_string(secret).unwrap(), "readable by everybody");
+}
+
+#[tokio::test]
+async fn at_l1_what_takes_a_workspaces_place_opens_nothing() {
+    let nested = "[[workspaces]]\nname = \"inner\"\npath = \"";
+    let outside = tempfile::tempdir().unwrap();
+    let open = |path: &std::path::Path| {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    };
+    open(outside.path());
+    fs::write(outside.path().join("secret"), "secret").unwrap();
+    let around = tempfile::tempdir().unwrap();
+    open(around.path());
+    let inner = around.path().join("inner");
+    fs::create_dir(&inner).unwrap();
+    chown(&inner, Some(USER), Some(USER)).unwrap();
+    let table = format!(
+        "{nested}{}\"\n[[workspaces]]\nname = \"outer\"\npath = \"{}\"",
+        inner.display(),
+        around.path().display()
+    );
+    let daemon = Setup::new().workspace_table(&table).at_l1().start().await;
+    let run = async |workspace: &str, script: &str| {
+        daemon
+            .try_run(with("jig-workspace", workspace, shell(script)))
+            .await
+    };
+    assert_eq!(run("inner", "pwd").await.unwrap().isolation, "L1");
+    let swap = format!("mv inner moved && ln -s {} inner", outside.path().display());
+    assert_eq!(run("outer", &swap).await.unwrap().exit_code, Some(0));
+    let script = format!(
+        "cat secret {0}/secret; echo x > {0}/secret",
+        outside.path().display()
+    );
+    let mut refused = None;
+    for _ in 0..8 {
+        match run("inner", &script).await {
+            // One that was made before.
+            Ok(response) => assert_eq!(response.stdout, "", "{response:?}"),
+            Err(status) => refused = Some(Refusal::of(&status)),
+        }
+    }
+    let refused = refused.expect("no more are made");
+    assert!(refused.message.contains("restart it"), "{refused:?}");
+    assert_eq!(
+        fs::read_to_string(outside.path().join("secret")).unwrap(),
+        "secret"
+    );
 }

@@ -14,6 +14,7 @@ use super::super::{
     root::DEVICES,
     stage::{Failure, Stage},
 };
+use crate::daemon::sys::Errno;
 
 /// Files of `/etc` that are read where the higher levels make their own.
 const NAMES: &[&str] = &[
@@ -97,7 +98,7 @@ fn check_identity(workspace: &WorkspacePlan) -> Result<(), Failure> {
                 "{} is not what it was when the daemon was started: restart it",
                 path.display()
             );
-            return Err(Failure::other(Stage::OpenSource, text));
+            return Err(Failure::kernel(Stage::OpenSource, Errno::STALE, text));
         }
     }
     Ok(())

@@ -33,6 +33,8 @@ const PREFIX: &str = "jig-run-";
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 /// What is younger may be about to be locked.
 const FRESH: Duration = Duration::from_secs(60);
+/// Names that are held at a time while it is removed: a run can make as many as the disk takes.
+const NAMES: usize = 4096;
 /// Directories in it.
 const PARTS: [&str; 2] = ["home", "tmp"];
 
@@ -98,7 +100,7 @@ pub(in super::super) fn settle(command: &Command, path: &OsStr) -> Command {
 /// Removes it, whatever commands have put there. To be called when they are gone.
 ///
 /// However deep it goes, no more than two directories are open: what lies in a directory in it is
-/// moved up before that is removed. Nothing is followed.
+/// moved up before that is removed. However many names there are, few are held. Nothing is followed.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let top = open_directory(CWD, path)?;
     let mut count = 0_u64;
@@ -112,23 +114,14 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
                 continue;
             }
             let below = open_directory(&top, name.as_c_str())?;
-            for inner in names_in(&below)? {
-                if unlink(&below, &inner)? {
-                    continue;
+            loop {
+                let names = names_in(&below)?;
+                if names.is_empty() {
+                    break;
                 }
-                // A directory can be moved by who may write in it, for `..` changes.
-                let _own = open_directory(&below, inner.as_c_str())?;
-                loop {
-                    count += 1;
-                    // Where a name is taken, the next is not.
-                    let up = format!(".{count}");
-                    match mkdirat(&top, up.as_str(), Mode::RWXU) {
-                        Ok(()) => {
-                            renameat(&below, inner.as_c_str(), &top, up.as_str())?;
-                            break;
-                        }
-                        Err(Errno::EXIST) => {}
-                        Err(errno) => return Err(errno.into()),
+                for inner in names {
+                    if !unlink(&below, &inner)? {
+                        move_up(&below, &inner, &top, &mut count)?;
                     }
                 }
             }
@@ -136,6 +129,22 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
         }
     }
     fs::remove_dir(path)
+}
+
+/// Moves a directory to a name of its own in `top`.
+fn move_up(below: &OwnedFd, inner: &CString, top: &OwnedFd, count: &mut u64) -> Result<(), Errno> {
+    // A directory can be moved by who may write in it, for `..` changes.
+    let _own = open_directory(below, inner.as_c_str())?;
+    loop {
+        *count += 1;
+        // Where a name is taken, the next is not.
+        let up = format!(".{count}");
+        match mkdirat(top, up.as_str(), Mode::RWXU) {
+            Ok(()) => return renameat(below, inner.as_c_str(), top, up.as_str()),
+            Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// Opens a directory, giving its owner all rights to it.
@@ -161,9 +170,13 @@ fn all() -> rustix::fs::Access {
     rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK
 }
 
+/// Names in a directory, the first [`NAMES`] of them.
 fn names_in(directory: &OwnedFd) -> Result<Vec<CString>, Errno> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
+        if names.len() == NAMES {
+            break;
+        }
         let name = entry?.file_name().to_owned();
         if name.as_c_str() != c"." && name.as_c_str() != c".." {
             names.push(name);
@@ -222,6 +235,9 @@ mod tests {
             deep.push("deeper");
             fs::create_dir(&deep).unwrap();
             fs::write(deep.join("file"), "").unwrap();
+        }
+        for number in 0..2 * super::NAMES {
+            fs::write(path.join(format!("tmp/{number}")), "").unwrap();
         }
         for name in ["home/.1", "home/.2", "tmp/.1"] {
             fs::create_dir_all(path.join(name).join("x")).unwrap();

@@ -100,7 +100,7 @@ fn hand_over(
             supervised.push(run);
             sent
         }
-        Err(Failure { stage, errno, .. }) => failed(stage, Errno::from_raw_os_error(errno)),
+        Err(failure) => failed(failure.stage, failure.told_as()),
     }
 }
 

@@ -52,9 +52,9 @@ pub(super) fn run(control: i32, slot: Pid, ground: &Ground<'_>, scratch: &Path) 
     });
     match started {
         Ok((cabin, command)) => see_through(cabin, command),
-        Err(Failure { stage, errno, .. }) => tell(Report::Failed {
-            stage,
-            errno: Errno::from_raw_os_error(errno),
+        Err(failure) => tell(Report::Failed {
+            stage: failure.stage,
+            errno: failure.told_as(),
         }),
     }
     // The client has its answer: nobody waits for this.
@@ -145,7 +145,10 @@ fn confine(blueprint: &Blueprint) -> Result<(), Broken> {
     .map_err(|errno| Broken(Stage::ResourceLimits, errno))?;
     capabilities::give_up_all().map_err(|errno| Broken(Stage::Capabilities, errno))?;
     let rules = blueprint.rules.apply();
-    rules.map_err(|errno| Broken(Stage::Landlock, errno))?;
+    rules.map_err(|errno| match errno {
+        Errno::STALE => Broken(Stage::OpenSource, errno),
+        _ => Broken(Stage::Landlock, errno),
+    })?;
     load_filter(&blueprint.filter).map_err(|errno| Broken(Stage::Seccomp, errno))?;
     check().map_err(|errno| Broken(Stage::SelfCheck, errno))
 }
