@@ -1,13 +1,15 @@
 //! Callers, daemons and launchers that die while a command runs: nothing of it is left, and nothing
 //! is run without its sandbox.
 
+use std::time::Instant;
+
 use jig::api::v1::{Outcome, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, Mark, Proxy, Refusal, argv, descendants, eventually, host_status, is_alive, promptly,
-    shell, tools,
+    Daemon, Mark, PROMPT, Proxy, Refusal, argv, descendants, eventually, host_status, is_alive,
+    promptly, shell, tools,
 };
 
 /// A command that does what it can to live on.
@@ -25,7 +27,9 @@ async fn case_12_a_call_that_is_cancelled_leaves_nothing() {
     let call = daemon.begin(mark.on(stubborn()));
     mark.appears(10).await;
     call.abort();
+    let began = Instant::now();
     mark.vanishes().await;
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
     assert_eq!(daemon.output(shell("echo after")).await, "after\n");
 }
 
@@ -39,7 +43,9 @@ async fn case_12_a_connection_that_is_lost_leaves_nothing() {
     let call = tokio::spawn(async move { tools.run(request).await });
     mark.appears(10).await;
     proxy.cut();
+    let began = Instant::now();
     mark.vanishes().await;
+    assert!(began.elapsed() < PROMPT, "{:?}", began.elapsed());
     promptly("the caller notices", call)
         .await
         .unwrap()

@@ -271,6 +271,9 @@ async fn case_62_attributes_lists_and_modes_neither_get_lost_nor_in_the_way() {
         let daemon = setup.start().await;
         let made = "mkdir closed && touch closed/f && chmod 000 closed; touch f; chmod 604 f";
         daemon.output(shell(made)).await;
+        let fixed = daemon.run(shell("touch own; chattr +i own")).await;
+        assert_ne!(fixed.exit_code, Some(0), "{fixed:?}");
+        Tool::Delete.call(&daemon, "own").await.unwrap();
         setxattr(daemon.file("f"), "user.mark", b"kept", XattrFlags::empty()).unwrap();
         let list = access_list(4);
         let acl = "system.posix_acl_access";

@@ -76,6 +76,8 @@ async fn cases_61_66_70_71_73_and_74_what_a_process_asks_for_itself_opens_nothin
         ("tracer", "ok|EINVAL"),
         ("subreaper", "ok"),
         ("death signal", "ok"),
+        ("base of a segment", "ok"),
+        ("segment in the kernel", "EPERM"),
         ("keep capabilities", "EPERM"),
         ("ambient capability", "EPERM"),
         ("new privileges", "EINVAL"),
