@@ -25,6 +25,16 @@ int main(int count, char **arguments)
     answer("signal its group", kill(-process, 0));
     answer("signal its thread", CALL(tgkill, process, process, 0));
     answer("queue a signal", sigqueue(process, SIGUSR1, (union sigval){.sival_int = SIGKILL}));
+    // What comes out of a pipe, or changes in a directory, is told by a signal to whoever is named, which the kernel sends.
+    int ends[2], directory = open(".", O_RDONLY | O_DIRECTORY);
+    answer("name it for a pipe", pipe(ends) ? -1 : fcntl(ends[0], F_SETOWN, process));
+    fcntl(ends[0], F_SETSIG, SIGKILL);
+    fcntl(ends[0], F_SETFL, O_ASYNC | O_NONBLOCK);
+    answer("have it signalled by a pipe", write(ends[1], byte, 1) == 1 ? 0 : -1);
+    answer("name it for a directory", fcntl(directory, F_SETOWN, process));
+    fcntl(directory, F_SETSIG, SIGKILL);
+    fcntl(directory, F_NOTIFY, DN_CREATE | DN_DELETE);
+    answer("have it signalled by a directory", close(open("made", O_CREAT | O_WRONLY, 0600)) ? -1 : unlink("made"));
     int pidfd = CALL(pidfd_open, process, 0);
     answer("signal by pidfd", CALL(pidfd_send_signal, pidfd, SIGKILL, NULL, 0));
     answer("take a descriptor", CALL(pidfd_getfd, pidfd, 1, 0));
