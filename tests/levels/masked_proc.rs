@@ -4,8 +4,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, Mark, Process, Setup, argv, check_answers, compile, descendants, eventually,
-    host_status, is_alive, shell,
+    Daemon, HostProgram, Mark, Process, Setup, argv, check_answers, compile, descendants,
+    eventually, host_status, is_alive, shell,
 };
 
 async fn start() -> Daemon {
@@ -113,7 +113,23 @@ async fn proc_is_the_daemons_but_read_only_and_masked() {
 
 #[tokio::test]
 async fn nothing_of_other_processes_can_be_opened() {
-    let daemon = start().await;
+    nothing_can_be_opened_of_others(&start().await).await;
+}
+
+#[tokio::test]
+async fn nothing_of_other_processes_can_be_opened_without_landlock() {
+    // Another run is the same user, and what it executes may be looked into: its user namespace alone
+    // is the wall then.
+    let injector = HostProgram::compile("inject");
+    let injector = injector.path.to_str().unwrap();
+    let setup = Setup::new().at_l2();
+    let setup = setup.and_under([injector, "landlock_create_ruleset=38", "--"]);
+    let daemon = setup.start().await;
+    assert_eq!(daemon.run(shell("true")).await.isolation, "L2");
+    nothing_can_be_opened_of_others(&daemon).await;
+}
+
+async fn nothing_can_be_opened_of_others(daemon: &Daemon) {
     let mark = Mark::new();
     let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
     let sleeping = *mark.appears(1).await.first().unwrap();
