@@ -1,6 +1,6 @@
 //! What the daemon itself gives up once the keeper, which needs it, has been started.
 
-use std::{ffi::CString, io, os::unix::ffi::OsStrExt as _, path::Path};
+use std::{ffi::CString, io, os::unix::ffi::OsStrExt as _, path::Path, time::Duration};
 
 use rustix::{
     process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit},
@@ -10,7 +10,7 @@ use rustix::{
 use super::{
     config::{Config, listen::Address},
     sandbox::landlock::{Access, Reach, Rules},
-    sys::landlock,
+    sys::{landlock, schedule},
 };
 
 /// What the daemon reads beside its own files: names and addresses, and the libraries that look
@@ -18,6 +18,10 @@ use super::{
 const READ: &[&str] = &["/etc", "/lib", "/lib64", "/proc", "/run", "/usr"];
 /// Landlock below this version refuses to rename from one directory to another.
 const RENAMES: u32 = 2;
+
+/// How long the daemon runs before others have their turn: a call takes about as long. Others run for
+/// some milliseconds (Documentation/scheduler/sched-eevdf.rst).
+const SLICE: Duration = Duration::from_micros(300);
 
 /// Capabilities that a root daemon keeps.
 const KEPT: CapabilitySet = CapabilitySet::KILL // ending sandboxes, which run as another user
@@ -42,6 +46,15 @@ pub(super) fn give_up() -> io::Result<()> {
         },
     )?;
     Ok(())
+}
+
+/// Has the kernel let the daemon have its turn soon, however many processes of commands want theirs.
+/// To be called while the process has one thread, once the keeper has been started: what commands
+/// run in are its children.
+pub(super) fn answer_promptly() {
+    if let Err(error) = schedule::shorten_slice(SLICE) {
+        tracing::debug!(%error, "the daemon waits for its turn as commands do");
+    }
 }
 
 /// Takes as many descriptors as it may have, for itself and for the keeper: every run holds a

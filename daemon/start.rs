@@ -1,8 +1,10 @@
 //! Starting a daemon, in an order that cannot be otherwise: what must happen while there is one
 //! thread, then the runtime, then the proof that commands are isolated, then answering calls.
 
+mod error;
 mod homes;
 mod isolation;
+mod serving;
 
 use std::{
     future::Future,
@@ -11,34 +13,25 @@ use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Instant, SystemTime},
 };
 
 use tokio::runtime::Runtime;
 
-use self::{homes::HomeError, isolation::Probed};
+pub(super) use self::error::StartError;
+use self::{error::io_error, isolation::Keeper, serving::Prepared};
 use super::{
-    call::{Pipeline, admission::Admission, drain::Drain},
-    catalog::Catalog,
-    config::{Config, ConfigError, listen::Address},
-    door::info::Info,
-    egress::proxy::Proxy,
+    config::{Config, listen::Address},
     embedded::{self, Durable},
     privileges,
-    process::registry::Registry,
     sandbox::{
         cgroup::{Accounting, Cgroups, NoCgroups},
         launch::KeeperProcess,
-        plan::{Bind, Network, Plan, WorkspacePlan},
+        plan::{Bind, Plan, WorkspacePlan},
     },
-    server::{
-        self, Services, Signals, Until,
-        listener::{BindError, Listeners},
-    },
-    store::state_dir::{OpenError, StateDir},
+    server::{self, Signals, Until, listener::Listeners},
+    store::state_dir::StateDir,
     sys::landlock,
-    telemetry::{Telemetry, logs},
-    tool::{RunSettings, Scene},
+    telemetry::logs,
     workspace::Workspace,
 };
 
@@ -57,84 +50,17 @@ enum Purpose {
     Check,
 }
 
-/// Why the daemon did not start, or did not end well.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum StartError {
-    /// The configuration cannot be used.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The state directory cannot be held.
-    #[error("{}", chain(.0))]
-    State(#[from] OpenError),
-    /// An address cannot be listened on.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// A workspace cannot be opened.
-    #[error("--workspace {path}: {source}")]
-    Workspace {
-        /// The workspace.
-        path: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A home directory that is to be kept cannot be.
-    #[error(transparent)]
-    Home(#[from] HomeError),
-    /// The isolation that was asked for cannot be given. Told by `--check` only: a daemon that
-    /// serves says it to its callers.
-    #[error("{0}")]
-    Isolation(String),
-    /// The operating system refused.
-    #[error("{what}: {source}")]
-    Io {
-        /// What was being done.
-        what: &'static str,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-/// What there is before the runtime.
-struct Prepared {
-    config: Config,
-    started: (SystemTime, Instant),
-    workspaces: Vec<Workspace>,
-    store: StateDir,
-    keeper: Keeper,
-    runtime: Runtime,
-}
-
-/// What makes sandboxes, and what counts what they use.
-struct Keeper {
-    process: KeeperProcess,
-    accounting: Accounting,
-}
-
 /// Runs the daemon until a signal ends it.
 pub(super) fn run(config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
     let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
-    let prepared = prepare(config, Purpose::Serving, keep)?;
-    let runtime = Arc::new(prepared.runtime);
-    Arc::clone(&runtime).block_on(async {
+    let (prepared, runtime) = prepare(config, Purpose::Serving, keep)?;
+    runtime.block_on(async {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
         // process half-way.
         let signals = Signals::catch().map_err(io_error("catching signals"))?;
         let listeners = Listeners::bind(&prepared.config.listen)?;
-        let parts = Parts {
-            config: prepared.config,
-            started: prepared.started,
-            workspaces: prepared.workspaces,
-            store: prepared.store,
-        };
-        serve(
-            parts,
-            prepared.keeper,
-            listeners,
-            Until::Signals(signals),
-            true,
-        )
-        .await
+        serving::serve(prepared, listeners, Until::Signals(signals), true).await
     })
 }
 
@@ -180,27 +106,14 @@ where
     let config = Config::load(args)?;
     logs::start(logs::Format::Text, tracing::Level::ERROR);
     let listeners = Listeners::bind(&[Address::Unix(socket.clone())])?;
-    let Prepared {
-        config,
-        started,
-        workspaces,
-        store,
-        keeper,
-        runtime,
-    } = prepare(config, Purpose::OneCall, |store, workspaces| {
+    let (prepared, runtime) = prepare(config, Purpose::OneCall, |store, workspaces| {
         embedded::keep(Durable::find(&workspace), store, workspaces)
     })?;
     let result = runtime.block_on(async {
         let (end, told) = tokio::sync::oneshot::channel();
-        let parts = Parts {
-            config,
-            started,
-            workspaces,
-            store,
-        };
         let daemon = super::task::spawn(
             "embedded daemon",
-            serve(parts, keeper, listeners, Until::Told(told), false),
+            serving::serve(prepared, listeners, Until::Told(told), false),
         );
         // The socket is bound already: the call waits in its backlog until the daemon answers.
         let result = call(format!("unix:{}", socket.display())).await;
@@ -225,20 +138,20 @@ fn prepare(
     config: Config,
     purpose: Purpose,
     keep: impl FnOnce(&mut StateDir, &[Workspace]) -> PathBuf,
-) -> Result<Prepared, StartError> {
+) -> Result<(Prepared, Runtime), StartError> {
     let started = server::now();
     let mut store = StateDir::open(&config.state_dir)?;
     let (mut workspaces, keeper, runtime) = prepare_sandboxes(&config, purpose)?;
     let changes = keep(&mut store, &workspaces);
     mend(&mut workspaces, &changes)?;
-    Ok(Prepared {
+    let prepared = Prepared {
         config,
         started,
         workspaces,
         store,
         keeper,
-        runtime,
-    })
+    };
+    Ok((prepared, runtime))
 }
 
 /// Undoes what a daemon that died has left half done in the workspaces.
@@ -297,6 +210,7 @@ fn prepare_sandboxes(
         .map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
     if purpose == Purpose::Serving {
+        privileges::answer_promptly();
         let cgroups = accounting.cgroups().map(|cgroups| cgroups.directory());
         privileges::confine(config, cgroups)
             .map_err(io_error("confining the daemon to its files"))?;
@@ -370,131 +284,5 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
         processes: vec![std::process::id()],
         state_dir: config.state_dir.clone(),
         temporary: std::env::temp_dir(),
-    }
-}
-
-/// What serving takes with it.
-struct Parts {
-    config: Config,
-    started: (SystemTime, Instant),
-    workspaces: Vec<Workspace>,
-    store: StateDir,
-}
-
-async fn serve(
-    parts: Parts,
-    keeper: Keeper,
-    listeners: Listeners,
-    until: Until,
-    announce: bool,
-) -> Result<(), StartError> {
-    let Parts {
-        config,
-        started,
-        workspaces,
-        store,
-    } = parts;
-    let telemetry = Telemetry::start();
-    let catalog = Catalog::load().map_err(|error| StartError::Io {
-        what: "reading the tools",
-        source: io::Error::other(error),
-    })?;
-    let Keeper {
-        process,
-        accounting,
-    } = keeper;
-    let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
-        .await
-        .map_err(io_error("talking to the launcher"))?;
-    let proxy = proxy(&config);
-    let settings = Arc::new(RunSettings {
-        path: config.path.clone(),
-        artifact_bytes: config.artifact_bytes,
-        replay_bytes: config.replay_bytes,
-        limits: config.limits,
-        network: config.network,
-        proxy: proxy.clone(),
-    });
-    let mut scenes = Vec::new();
-    for (index, mut workspace) in workspaces.into_iter().enumerate() {
-        let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
-            continue;
-        };
-        let isolation = isolation::isolation(&config, &accounting, workspace.name(), found);
-        isolation::log(&isolation, announce);
-        isolation::place(&mut workspace, &isolation);
-        scenes.push(Scene {
-            workspace: Arc::new(workspace),
-            sandboxes: Arc::clone(pool),
-            isolation: Arc::new(isolation),
-            settings: Arc::clone(&settings),
-        });
-    }
-    // What is told about the whole is what is true of its weakest part.
-    let weakest = scenes
-        .iter()
-        .min_by_key(|scene| scene.isolation.level)
-        .map(|scene| Arc::clone(&scene.isolation));
-    let Some(isolation) = weakest else {
-        return Err(StartError::Io {
-            what: "starting",
-            source: io::Error::other("there is no workspace"),
-        });
-    };
-    let pipeline = Arc::new(Pipeline {
-        catalog,
-        scenes,
-        store,
-        telemetry: telemetry.clone(),
-        admission: Admission::new(config.concurrent_calls),
-        process_places: Admission::of_processes(config.concurrent_processes),
-        drain: Drain::default(),
-        grace: config.grace,
-        finished: Default::default(),
-        processes: Arc::new(Registry::new(config.process_retention)),
-    });
-    let runs_commands = isolation.is_ready();
-    let info = Info {
-        pipeline: Arc::clone(&pipeline),
-        sandboxes: Arc::clone(&sandboxes),
-        isolation,
-        proxy,
-        identities: results.into_iter().map(|found| found.identity).collect(),
-        limits: config.limits,
-        concurrent_runs: config.concurrent_runs,
-        started,
-    };
-    let services = Services {
-        pipeline,
-        info,
-        sandboxes: Arc::clone(&sandboxes),
-        runs_commands,
-    };
-    let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
-    sandboxes.close();
-    telemetry.flush().await;
-    tracing::info!("ended");
-    served.map_err(io_error("serving"))
-}
-
-/// The proxy, where that is the network of commands. Warns of a network that may not be what was
-/// meant.
-fn proxy(config: &Config) -> Option<Arc<Proxy>> {
-    for warning in config.network_warnings() {
-        tracing::warn!(warning, "the network of commands is not what is safest");
-    }
-    let proxy = || Arc::new(Proxy::new(config.egress.clone()));
-    (config.network == Network::Proxy).then(proxy)
-}
-
-fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartError {
-    move |source| StartError::Io { what, source }
-}
-
-/// An error with what caused it.
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
     }
 }

@@ -15,6 +15,12 @@ use crate::daemon::{
     workspace::Workspace,
 };
 
+/// What makes sandboxes, and what counts what they use.
+pub(super) struct Keeper {
+    pub(super) process: KeeperProcess,
+    pub(super) accounting: Accounting,
+}
+
 /// The sandboxes, and what the probe has found in each workspace.
 pub(super) struct Probed {
     pub(super) sandboxes: Arc<Sandboxes>,

@@ -28,6 +28,7 @@ pub(crate) mod network;
 pub(crate) mod process;
 pub(crate) mod readiness;
 pub(crate) mod refused;
+pub(crate) mod schedule;
 pub(crate) mod signal;
 mod syscall;
 

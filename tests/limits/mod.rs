@@ -1,6 +1,7 @@
 //! Limits of runs: that they hold, that they are told, and that one run's limit is not another's
 //! trouble.
 
+mod bombs;
 mod cgroups;
 mod cpu;
 mod lowered;

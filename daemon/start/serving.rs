@@ -1,0 +1,142 @@
+//! From what was prepared to a daemon that answers calls.
+
+use std::{
+    io,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use super::{
+    error::{StartError, io_error},
+    isolation::{self, Keeper, Probed},
+};
+use crate::daemon::{
+    call::{Pipeline, admission::Admission, drain::Drain},
+    catalog::Catalog,
+    config::Config,
+    door::info::Info,
+    egress::proxy::Proxy,
+    process::registry::Registry,
+    sandbox::plan::Network,
+    server::{self, Services, Until, listener::Listeners},
+    store::state_dir::StateDir,
+    telemetry::Telemetry,
+    tool::{RunSettings, Scene},
+    workspace::Workspace,
+};
+
+/// What there is before the first call.
+pub(super) struct Prepared {
+    pub(super) config: Config,
+    /// When the daemon was started.
+    pub(super) started: (SystemTime, Instant),
+    pub(super) workspaces: Vec<Workspace>,
+    pub(super) store: StateDir,
+    pub(super) keeper: Keeper,
+}
+
+/// Proves the isolation, then answers calls until it is told to end.
+pub(super) async fn serve(
+    prepared: Prepared,
+    listeners: Listeners,
+    until: Until,
+    announce: bool,
+) -> Result<(), StartError> {
+    let Prepared {
+        config,
+        started,
+        workspaces,
+        store,
+        keeper: Keeper {
+            process,
+            accounting,
+        },
+    } = prepared;
+    let telemetry = Telemetry::start();
+    let catalog = Catalog::load().map_err(|error| StartError::Io {
+        what: "reading the tools",
+        source: io::Error::other(error),
+    })?;
+    let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
+        .await
+        .map_err(io_error("talking to the launcher"))?;
+    let proxy = proxy(&config);
+    let settings = Arc::new(RunSettings {
+        path: config.path.clone(),
+        artifact_bytes: config.artifact_bytes,
+        replay_bytes: config.replay_bytes,
+        limits: config.limits,
+        network: config.network,
+        proxy: proxy.clone(),
+    });
+    let mut scenes = Vec::new();
+    for (index, mut workspace) in workspaces.into_iter().enumerate() {
+        let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
+            continue;
+        };
+        let isolation = isolation::isolation(&config, &accounting, workspace.name(), found);
+        isolation::log(&isolation, announce);
+        isolation::place(&mut workspace, &isolation);
+        scenes.push(Scene {
+            workspace: Arc::new(workspace),
+            sandboxes: Arc::clone(pool),
+            isolation: Arc::new(isolation),
+            settings: Arc::clone(&settings),
+        });
+    }
+    // What is told about the whole is what is true of its weakest part.
+    let weakest = scenes
+        .iter()
+        .min_by_key(|scene| scene.isolation.level)
+        .map(|scene| Arc::clone(&scene.isolation));
+    let Some(isolation) = weakest else {
+        return Err(StartError::Io {
+            what: "starting",
+            source: io::Error::other("there is no workspace"),
+        });
+    };
+    let pipeline = Arc::new(Pipeline {
+        catalog,
+        scenes,
+        store,
+        telemetry: telemetry.clone(),
+        admission: Admission::new(config.concurrent_calls),
+        process_places: Admission::of_processes(config.concurrent_processes),
+        drain: Drain::default(),
+        grace: config.grace,
+        finished: Default::default(),
+        processes: Arc::new(Registry::new(config.process_retention)),
+    });
+    let runs_commands = isolation.is_ready();
+    let info = Info {
+        pipeline: Arc::clone(&pipeline),
+        sandboxes: Arc::clone(&sandboxes),
+        isolation,
+        proxy,
+        identities: results.into_iter().map(|found| found.identity).collect(),
+        limits: config.limits,
+        concurrent_runs: config.concurrent_runs,
+        started,
+    };
+    let services = Services {
+        pipeline,
+        info,
+        sandboxes: Arc::clone(&sandboxes),
+        runs_commands,
+    };
+    let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
+    sandboxes.close();
+    telemetry.flush().await;
+    tracing::info!("ended");
+    served.map_err(io_error("serving"))
+}
+
+/// The proxy, where that is the network of commands. Warns of a network that may not be what was
+/// meant.
+fn proxy(config: &Config) -> Option<Arc<Proxy>> {
+    for warning in config.network_warnings() {
+        tracing::warn!(warning, "the network of commands is not what is safest");
+    }
+    let proxy = || Arc::new(Proxy::new(config.egress.clone()));
+    (config.network == Network::Proxy).then(proxy)
+}

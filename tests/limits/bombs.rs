@@ -1,0 +1,136 @@
+//! Bombs of every kind at one time, beside ten runs that do ordinary work: those do not notice, and
+//! whoever asks after the daemon's health is answered.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use jig::api::v1::{LowerLimits, Outcome, RunRequest};
+use tokio::task::JoinHandle;
+use tonic_health::pb::health_check_response::ServingStatus;
+
+use super::limited;
+use crate::support::{Daemon, Mark, Setup, argv, full_size, promptly, shell};
+
+/// What an ordinary run does: it computes, starts processes, writes files and reads them again.
+const WORK: &str = "set -e; for step in 1 2 3 4 5 6 7 8 9 10; do \
+    head -c 300000 /dev/zero | tr '\\0' x > /tmp/$step; cp /tmp/$step work-$0; \
+    test $(wc -c < work-$0) = 300000; sleep 0.1; done; sha256sum < work-$0";
+/// What comes of it.
+const SUM: &str = "29927e273accc68286005017f7fa6e4f27bddb4db3083ff8b8d4c3667905b7fa  -\n";
+
+fn bombs() -> [RunRequest; 4] {
+    let lowered = |command: &str, limits: LowerLimits| RunRequest {
+        timeout_sec: Some(3),
+        ..limited(command, limits)
+    };
+    let memory = LowerLimits {
+        memory_bytes: Some(200 << 20),
+        ..LowerLimits::default()
+    };
+    let processes = LowerLimits {
+        processes: Some(100),
+        ..LowerLimits::default()
+    };
+    [
+        lowered(
+            "python3 -c 'x = bytearray(10)\nwhile True: x += bytearray(1 << 20)'",
+            memory,
+        ),
+        lowered("f() { f | f & }; while :; do f; done", processes),
+        lowered(
+            "while :; do for folder in /tmp /dev/shm $HOME; do head -c 3000000000 /dev/zero > $folder/x; done; rm /tmp/x /dev/shm/x $HOME/x; done",
+            LowerLimits::default(),
+        ),
+        lowered(
+            "while :; do head -c 100000000 /dev/zero > filler; rm filler; for i in $(seq 1000); do : > filler-$i; done; rm filler-*; done",
+            LowerLimits::default(),
+        ),
+    ]
+}
+
+/// Asks after the daemon's health again and again. Answers how long each answer took.
+fn ask(daemon: &Arc<Daemon>, stop: &Arc<AtomicBool>) -> JoinHandle<Vec<Duration>> {
+    let (daemon, stop) = (Arc::clone(daemon), Arc::clone(stop));
+    tokio::spawn(async move {
+        let mut times = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            let status = promptly("health is told", daemon.health()).await;
+            times.push(start.elapsed());
+            assert_eq!(status, ServingStatus::Serving);
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        times
+    })
+}
+
+/// Ten ordinary runs, `rounds` times, while health is asked for. Answers its times, sorted.
+async fn ordinary_work(daemon: &Arc<Daemon>, rounds: usize) -> Vec<Duration> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let asking = ask(daemon, &stop);
+    for _ in 0..rounds {
+        let runs: Vec<_> = (0..10)
+            .map(|number| {
+                let mut words = vec!["sh", "-c", WORK];
+                let number = number.to_string();
+                words.push(&number);
+                daemon.begin(argv(&words))
+            })
+            .collect();
+        for run in runs {
+            let response = run.await.unwrap().unwrap();
+            assert_eq!(response.exit_code, Some(0), "{response:?}");
+            assert_eq!(response.stdout, SUM, "{response:?}");
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    let mut times = asking.await.unwrap();
+    times.sort_unstable();
+    times
+}
+
+#[tokio::test]
+async fn ten_runs_and_health_do_not_notice_bombs_beside_them() {
+    let daemon = Arc::new(Setup::new().alone().start().await);
+    let rounds = full_size(20, 2);
+    let without = ordinary_work(&daemon, rounds).await;
+
+    let mark = Mark::new();
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut throwing = Vec::new();
+    for bomb in bombs().map(|bomb| mark.on(bomb)) {
+        let (daemon, stop) = (Arc::clone(&daemon), Arc::clone(&stop));
+        throwing.push(tokio::spawn(async move {
+            let mut thrown = 0;
+            while thrown == 0 || !stop.load(Ordering::Relaxed) {
+                let outcome = daemon.run(bomb.clone()).await.outcome();
+                let ends = [Outcome::OomKilled, Outcome::TimedOut, Outcome::Exited];
+                assert!(ends.contains(&outcome), "{outcome:?}: {bomb:?}");
+                thrown += 1;
+            }
+            thrown
+        }));
+    }
+    mark.appears(4).await;
+    let beside = ordinary_work(&daemon, rounds).await;
+    stop.store(true, Ordering::Relaxed);
+    for bomb in throwing {
+        assert!(bomb.await.unwrap() > 0);
+    }
+    mark.vanishes().await;
+
+    let percentile = |times: &[Duration], percent: usize| times[(times.len() - 1) * percent / 100];
+    for (what, times) in [("without bombs", &without), ("beside bombs", &beside)] {
+        let [half, most] = [50, 99].map(|percent| percentile(times, percent));
+        eprintln!(
+            "health {what}: p50 {half:?}, p99 {most:?}, of {}",
+            times.len()
+        );
+    }
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+}
