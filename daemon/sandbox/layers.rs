@@ -190,7 +190,7 @@ impl Isolation {
             }
             Accounting::Watchdog(why) => format!(
                 "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at before they can be \
-                 over the limit; what lies in sockets, pipes and System V segments is not counted. The kernel would count all of it in cgroups of \
+                 over the limit; what lies in sockets, pipes and System V segments is not counted, nor what is shared and not mapped any more. The kernel would count all of it in cgroups of \
                  version 2, which the daemon cannot make ({why}); with systemd, Delegate=yes lets it"
             ),
         };

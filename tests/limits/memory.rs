@@ -42,6 +42,14 @@ async fn what_takes_too_much_memory_is_killed_and_told_so() {
         "python3 -c 'import os\nf = os.memfd_create(\"x\")\nprint(1, flush=True)\nwhile True: os.write(f, bytes(1 << 20))'",
         // Memory that is shared and has no name.
         "python3 -c 'import mmap\nprint(1, flush=True)\nkeep = []\nwhile True:\n  m = mmap.mmap(-1, 1 << 20); m.write(bytes(1 << 20)); keep.append(m)'",
+        // One whose name is no text.
+        "python3 -c 'open(\"/proc/self/comm\", \"wb\").write(b\"\\xff\")\nx = bytearray(10); print(1, flush=True)\nwhile True: x += bytearray(1 << 20)'",
+        // One whose first thread has ended.
+        "python3 -c 'import ctypes, threading\ndef fill():\n  x = bytearray(10); print(1, flush=True)\n  while True: x += bytearray(1 << 20)\nthreading.Thread(target=fill).start()\nctypes.CDLL(None).syscall(60, 0)'",
+        // Page tables: of memory that is only read, nothing else is there.
+        "python3 -c 'import mmap, time\nprint(1, flush=True)\nm = mmap.mmap(-1, 1 << 38, flags=mmap.MAP_PRIVATE | 0x4000, prot=mmap.PROT_READ)\nfor i in range(0, 1 << 38, 1 << 21): m[i]\ntime.sleep(100)'",
+        // Memory that is shared, and as much in a file: each alone is below the limit.
+        "python3 -c 'import mmap, time\nprint(1, flush=True)\nm = mmap.mmap(-1, 150 << 20)\nf = open(\"/dev/shm/x\", \"wb\")\nfor _ in range(150): m.write(bytes(1 << 20)); f.write(bytes(1 << 20))\ntime.sleep(100)'",
         // The run's own file systems, all of them.
         "echo 1; for d in /tmp /dev/shm $HOME; do head -c 100000000 /dev/zero > $d/x; done; sleep 100",
     ] {
@@ -63,6 +71,24 @@ async fn what_is_shared_by_many_counts_once() {
     let daemon = Setup::new().alone().start().await;
     // Ten copies of 100 MB would be a gigabyte, if they were copies.
     let script = "python3 -c 'import os, time\nx = bytearray(100 << 20)\nfor _ in range(10):\n  if os.fork() == 0:\n    time.sleep(2); os._exit(0)\ntime.sleep(2)'";
+    let response = daemon.run(memory(script)).await;
+    assert_eq!(response.exit_code, Some(0), "{response:?}");
+}
+
+#[tokio::test]
+async fn a_child_that_has_its_parents_memory_counts_once() {
+    let daemon = Setup::new().alone().start().await;
+    // Until it executes a program, each child of this has the 120 MB, too (vfork(2)).
+    let script = "python3 -c 'import subprocess, time\nx = bytearray(b\"x\") * (120 << 20)\nend = time.monotonic() + 4\nwhile time.monotonic() < end: subprocess.run([\"/bin/true\"], close_fds=False)'";
+    let response = daemon.run(memory(script)).await;
+    assert_eq!(response.exit_code, Some(0), "{response:?}");
+}
+
+#[tokio::test]
+async fn files_in_memory_that_are_mapped_count_once() {
+    let daemon = Setup::new().alone().start().await;
+    // 150 MB each, in two processes: one file has a name, one has none.
+    let script = "python3 -c 'import mmap, os, time\nfor f in [os.open(\"/dev/shm/x\", os.O_RDWR | os.O_CREAT), os.memfd_create(\"x\")]:\n  os.ftruncate(f, 75 << 20); m = mmap.mmap(f, 75 << 20)\n  for _ in range(75): m.write(bytes(1 << 20))\n  keep = [m, globals().get(\"keep\")]\nif os.fork() == 0:\n  for m in [keep[0], keep[1][0]]: m[::4096]\n  time.sleep(2); os._exit(0)\ntime.sleep(2)'";
     let response = daemon.run(memory(script)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
