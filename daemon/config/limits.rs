@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::{file, time::time};
 use crate::daemon::sandbox::limits::Limits;
 
-/// Least memory with which a program can be executed.
-const LEAST_MEMORY: u64 = 1 << 20;
+/// Least memory with which a program can be executed: its arguments and environment take up to 2 MiB
+/// while its process still has the memory of the slot's keeper, with whom the kernel would kill it.
+const LEAST_MEMORY: u64 = 4 << 20;
 
 /// Checks the table.
 pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
@@ -37,7 +38,7 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
     );
     must(
         limits.memory_bytes >= LEAST_MEMORY,
-        "limits.memory_bytes must be at least 1048576",
+        "limits.memory_bytes must be at least 4194304",
     );
     must(limits.processes > 0, "limits.processes must be at least 1");
     must(

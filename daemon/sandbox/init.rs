@@ -26,7 +26,7 @@ use rustix::{
     fs::{Mode, OFlags, open},
     io::dup,
     mount::{MountFlags, mount, mount_bind},
-    process::{Pid, Resource, Rlimit, chdir, ioctl_tiocsctty, setrlimit, setsid},
+    process::{Pid, Resource, Rlimit, chdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid},
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
     stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
     termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
@@ -426,7 +426,10 @@ fn set_resources(
     [processes, files, files_hard, file_size, cpu]: [u64; RESOURCES],
     other_processes: u64,
 ) -> Result<(), Errno> {
-    let processes = processes.saturating_add(other_processes);
+    // The run's own are no more than may be (see `set_limits` of the slot); with those that count beside
+    // them they may be.
+    let most = getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
+    let processes = processes.saturating_add(other_processes).min(most);
     let limits = [
         (Resource::Nproc, processes, processes),
         (Resource::Nofile, files, files_hard),

@@ -307,8 +307,12 @@ fn set_quotas() -> Result<(), Failure> {
 /// Sets the limits that sandboxes inherit. Their init sets the one on open files, which must not be
 /// the slot keeper's too: what a process may open bounds what it may send while its user has
 /// descriptors in flight (unix(7), ETOOMANYREFS), and commands fill that up to their own limit. The
-/// one on processes is set last of all, by the command's own process.
+/// one on processes is set last of all, by the command's own process: that it can be is seen here.
 pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
+    let processes = getrlimit(Resource::Nproc).maximum;
+    if processes.is_some_and(|most| most < u64::from(limits.processes)) {
+        return Err(Errno::PERM);
+    }
     let same = |value: u64| Rlimit {
         current: Some(value),
         maximum: Some(value),

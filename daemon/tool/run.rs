@@ -132,6 +132,7 @@ impl Tool for Run {
         let limits = lowered(
             scene.settings.limits,
             limits.unwrap_or_default(),
+            scene.isolation.level,
             violations,
         );
         let timeout = timeout_sec.map(|seconds| Duration::from_secs(u64::from(seconds)));

@@ -2,7 +2,7 @@
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest, StartRequest};
 
-use super::limited;
+use super::{LARGEST, limited};
 use crate::support::{Daemon, Refusal, Setup, shell, started};
 
 #[tokio::test]
@@ -141,4 +141,36 @@ async fn the_operators_time_ends_what_was_given_none() {
         .finish()
         .await;
     assert_eq!(exited.outcome(), Outcome::TimedOut);
+}
+
+#[tokio::test]
+async fn limits_that_are_none_can_be_set() {
+    let daemon = Setup::new().workspace_table(LARGEST).start().await;
+    let output = daemon.output(shell("echo fine; stat -f -c %b /tmp")).await;
+    assert!(output.starts_with("fine\n"), "{output}");
+}
+
+#[tokio::test]
+async fn more_processes_than_the_daemon_may_have_are_refused_at_once() {
+    let daemon = Setup::new().under(["prlimit", "--nproc=511"]).start().await;
+    let failure = daemon.info().await.isolation.unwrap().failure.unwrap();
+    assert_eq!(failure.stage, "resource_limits", "{failure:?}");
+    assert!(failure.remedy.contains("ulimit -H"), "{failure:?}");
+    // Those of the sandbox itself need none beside them.
+    let daemon = Setup::new().under(["prlimit", "--nproc=512"]).start().await;
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+}
+
+#[tokio::test]
+async fn what_is_not_held_at_l1_is_refused() {
+    let daemon = Setup::new().at_l1().start().await;
+    let limits = LowerLimits {
+        tmp_bytes: Some(1 << 20),
+        tmp_inodes: Some(10),
+        ..LowerLimits::default()
+    };
+    let refusal = daemon
+        .refuses(limited("true", limits), "INVALID_PARAMS")
+        .await;
+    assert_eq!(refusal.fields(), ["limits.tmp_bytes", "limits.tmp_inodes"]);
 }

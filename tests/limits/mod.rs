@@ -12,6 +12,19 @@ use jig::api::v1::{LowerLimits, RunRequest};
 
 use crate::support::shell;
 
+/// The largest that each limit can be set to, but for processes, which the daemon's own limit bounds.
+const LARGEST: &str = r#"
+[limits]
+cpu_sec = 4294967295
+cpus = 1024.0
+memory_bytes = 9223372036854775807
+output_bytes = 9223372036854775807
+file_size_bytes = 9223372036854775807
+tmp_bytes = 9223372036854775807
+tmp_inodes = 4294967295
+wall_clock = "24h"
+"#;
+
 /// A command line with limits of its own.
 fn limited(command: &str, limits: LowerLimits) -> RunRequest {
     RunRequest {

@@ -4,13 +4,18 @@ use std::fmt::Display;
 
 use crate::{
     api::v1::LowerLimits,
-    daemon::{error::Violation, sandbox::limits::Limits},
+    daemon::{
+        error::Violation,
+        sandbox::{level::Level, limits::Limits},
+    },
 };
 
-/// The operator's limits, lowered by what a request asks for. What it would raise is a violation.
+/// The operator's limits, lowered by what a request asks for. What it would raise is a violation, and
+/// so is what is not held at this level.
 pub(super) fn lowered(
     operators: Limits,
     asked: LowerLimits,
+    level: Level,
     violations: &mut Vec<Violation>,
 ) -> Limits {
     let mut limits = operators;
@@ -28,8 +33,13 @@ pub(super) fn lowered(
         asked.file_size_bytes,
         "file_size_bytes",
     );
-    lower.to(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
-    lower.to(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
+    if level == Level::L1 {
+        lower.none_held(asked.tmp_bytes, "tmp_bytes");
+        lower.none_held(asked.tmp_inodes, "tmp_inodes");
+    } else {
+        lower.to(&mut limits.tmp_bytes, asked.tmp_bytes, "tmp_bytes");
+        lower.to(&mut limits.tmp_inodes, asked.tmp_inodes, "tmp_inodes");
+    }
     lower.or_set(&mut limits.cpu_sec, asked.cpu_sec, "cpu_sec");
     lower.or_set(&mut limits.output_bytes, asked.output_bytes, "output_bytes");
     limits
@@ -49,6 +59,16 @@ impl Lower<'_> {
             }
             Some(asked) => *limit = asked,
             None => {}
+        }
+    }
+
+    /// Refuses a limit on temporary files where those lie in a directory on a disk.
+    fn none_held<T>(&mut self, asked: Option<T>, field: &str) {
+        if asked.is_some() {
+            let text =
+                "cannot be given at isolation L1, where the size of temporary files is not limited";
+            self.violations
+                .push(Violation::new(format!("limits.{field}"), text));
         }
     }
 
@@ -78,7 +98,12 @@ mod tests {
         };
         let mut violations = Vec::new();
         assert_eq!(
-            lowered(operators, LowerLimits::default(), &mut violations),
+            lowered(
+                operators,
+                LowerLimits::default(),
+                Level::L3,
+                &mut violations
+            ),
             operators
         );
         let asked = LowerLimits {
@@ -91,7 +116,7 @@ mod tests {
             tmp_inodes: Some(2),
             output_bytes: Some(7),
         };
-        let limits = lowered(operators, asked, &mut violations);
+        let limits = lowered(operators, asked, Level::L3, &mut violations);
         let expected = Limits {
             cpu_sec: Some(10),
             cpu_millis: None,
@@ -117,7 +142,7 @@ mod tests {
             output_bytes: Some(u64::MAX),
         };
         assert_eq!(
-            lowered(operators, asked, &mut violations).memory_bytes,
+            lowered(operators, asked, Level::L3, &mut violations).memory_bytes,
             2 << 30
         );
         let fields: Vec<&str> = violations
