@@ -12,7 +12,7 @@
 //! to tell how the run ended when the kernel has killed all of it.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{
@@ -31,6 +31,8 @@ const NEEDED: [&str; 2] = ["memory", "pids"];
 const WANTED: [&str; 1] = ["cpu"];
 /// Time in which a share of the CPUs is given out, in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
+/// From here on `pids.max` takes no number (PID_MAX_LIMIT of linux/threads.h): the kernel has no more.
+const PIDS_AT_MOST: u32 = 1 << 22;
 /// Processes that the limit of the kernel's other count, which stands behind this one, allows more.
 pub(super) const PIDS_BEHIND: u32 = 64;
 
@@ -39,6 +41,8 @@ pub(super) const PIDS_BEHIND: u32 = 64;
 pub(crate) struct Cgroups {
     /// The directory of the runs.
     runs: PathBuf,
+    /// What was turned on here, and for its children.
+    turned_on: [TurnedOn; 2],
     /// Whether shares of CPUs are held.
     has_cpu: bool,
     next: AtomicU64,
@@ -51,6 +55,16 @@ pub(crate) struct Cgroups {
 #[error("{0}")]
 pub(crate) struct NoCgroups(pub(crate) String);
 
+/// Controllers that were turned on for the children of a cgroup. Until they are turned off again, no
+/// process can be put into it.
+#[derive(Debug)]
+struct TurnedOn {
+    /// Open: the daemon cannot open it any more once it is confined.
+    control: File,
+    /// What turns off those that were not on before.
+    undo: String,
+}
+
 /// The cgroup of one run. Dropping it kills what is in it and removes it.
 #[derive(Debug)]
 pub(crate) struct RunCgroup {
@@ -59,6 +73,10 @@ pub(crate) struct RunCgroup {
     /// The limits that it has.
     limits: Option<Limits>,
 }
+
+/// Where the kernel tells the CPU time of a run's processes, those that nobody waited for included.
+#[derive(Debug)]
+pub(super) struct Clock(PathBuf);
 
 /// What a run's cgroup has held.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -88,7 +106,6 @@ impl Cgroups {
             .filter(|name| has(name))
             .collect();
         let has_cpu = enabled.contains(&"cpu");
-        let enable: String = enabled.iter().map(|name| format!("+{name} ")).collect();
         sweep(&own);
         let id = std::process::id();
         let (daemon, runs) = (
@@ -98,29 +115,38 @@ impl Cgroups {
         let claim = || {
             make(&daemon)?;
             write(&daemon.join("cgroup.procs"), &id.to_string())?;
-            write(&own.join("cgroup.subtree_control"), &enable).map_err(|error| {
+            let here = TurnedOn::new(&own, &enabled).map_err(|error| {
                 // That other processes are in it is the usual reason.
                 NoCgroups(format!(
                     "{error}: other processes may be in it; the daemon must be alone there"
                 ))
             })?;
-            make(&runs)?;
-            write(&runs.join("cgroup.subtree_control"), &enable)
-        };
-        if let Err(error) = claim() {
-            // Back to where it was.
-            let _best_effort = write(&own.join("cgroup.procs"), &id.to_string());
-            for made in [&runs, &daemon] {
-                let _best_effort = fs::remove_dir(made);
+            let below = make(&runs).and_then(|()| TurnedOn::new(&runs, &enabled));
+            match below {
+                Ok(below) => Ok([below, here]),
+                Err(error) => {
+                    here.undo();
+                    Err(error)
+                }
             }
-            return Err(error);
+        };
+        match claim() {
+            Ok(turned_on) => Ok(Self {
+                runs,
+                turned_on,
+                has_cpu,
+                next: AtomicU64::new(0),
+                ending: Mutex::default(),
+            }),
+            Err(error) => {
+                // Back to where it was.
+                let _best_effort = write(&own.join("cgroup.procs"), &id.to_string());
+                for made in [&runs, &daemon] {
+                    let _best_effort = fs::remove_dir(made);
+                }
+                Err(error)
+            }
         }
-        Ok(Self {
-            runs,
-            has_cpu,
-            next: AtomicU64::new(0),
-            ending: Mutex::default(),
-        })
     }
 
     /// The directory that must stay writable for the daemon.
@@ -170,8 +196,37 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         self.remove_ended();
-        // That of the daemon goes with the next one that starts here: nobody can remove his own.
+        // Whoever starts the next one can put it here. That finds what is left, as the daemon's own,
+        // which nobody can remove himself, and the directory of the runs where it was confined.
+        self.turned_on.iter().for_each(TurnedOn::undo);
         let _best_effort = fs::remove_dir(&self.runs);
+    }
+}
+
+impl TurnedOn {
+    fn new(group: &Path, controllers: &[&str]) -> Result<Self, NoCgroups> {
+        let path = group.join("cgroup.subtree_control");
+        let on_before = read(&path)?;
+        let opened = fs::OpenOptions::new().write(true).open(&path);
+        let control = opened.map_err(|error| failed("writing", &path, &error))?;
+        let all = |sign: char, names: &mut dyn Iterator<Item = &&str>| -> String {
+            names.map(|name| format!("{sign}{name} ")).collect()
+        };
+        let is_new = |name: &&&str| !on_before.split_whitespace().any(|known| known == **name);
+        let turned_on = Self {
+            control,
+            undo: all('-', &mut controllers.iter().filter(is_new)),
+        };
+        let written = (&turned_on.control).write_all(all('+', &mut controllers.iter()).as_bytes());
+        written.map_err(|error| failed("writing", &path, &error))?;
+        Ok(turned_on)
+    }
+
+    fn undo(&self) {
+        if !self.undo.is_empty() {
+            // Others may need them by now.
+            let _best_effort = (&self.control).write_all(self.undo.as_bytes());
+        }
     }
 }
 
@@ -183,7 +238,11 @@ impl RunCgroup {
             return Ok(());
         }
         self.write("memory.max", &limits.memory_bytes.to_string())?;
-        self.write("pids.max", &limits.processes.to_string())?;
+        let processes = match limits.processes {
+            PIDS_AT_MOST.. => "max".to_owned(),
+            processes => processes.to_string(),
+        };
+        self.write("pids.max", &processes)?;
         if let (true, Some(millis)) = (self.all.has_cpu, limits.cpu_millis) {
             let quota = u64::from(millis) * CPU_PERIOD_US / 1000;
             self.write("cpu.max", &format!("{quota} {CPU_PERIOD_US}"))?;
@@ -192,14 +251,14 @@ impl RunCgroup {
         Ok(())
     }
 
+    /// Tells of the CPU time of the run, as long as that goes on.
+    pub(super) fn clock(&self) -> Clock {
+        Clock(self.path.join("cpu.stat"))
+    }
+
     /// What it has held until now.
     pub(super) fn held(&self) -> Held {
-        let count = |file: &str, name: &str| {
-            let text = fs::read_to_string(self.path.join(file)).unwrap_or_default();
-            let line = text.lines().find_map(|line| line.strip_prefix(name));
-            line.and_then(|value| value.trim().parse::<u64>().ok())
-                .unwrap_or(0)
-        };
+        let count = |file: &str, name: &str| number(&self.path.join(file), name).unwrap_or(0);
         Held {
             memory: count("memory.events", "oom_kill ") > 0,
             pids: count("pids.events", "max ") > 0,
@@ -226,6 +285,20 @@ impl Drop for RunCgroup {
                 .push(self.path.clone());
         }
     }
+}
+
+impl Clock {
+    /// Microseconds until now.
+    pub(super) fn micros(&self) -> u64 {
+        number(&self.0, "usage_usec ").unwrap_or(0)
+    }
+}
+
+/// The number behind `name` in a file of lines `name number`.
+fn number(path: &Path, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.trim().parse().ok()
 }
 
 /// Removes a cgroup, unless something is in it.
@@ -267,6 +340,7 @@ fn own_directory() -> Result<PathBuf, NoCgroups> {
 
 /// Removes what daemons before this one have left, as far as nothing is in it.
 fn sweep(own: &Path) {
+    let own_id = std::process::id().to_string();
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -274,8 +348,9 @@ fn sweep(own: &Path) {
             .strip_prefix("jig-daemon-")
             .or_else(|| name.strip_prefix("jig-runs-"));
         let Some(id) = id else { continue };
-        if Path::new("/proc").join(id).exists() {
-            continue; // it may be one that starts
+        // It may be one that starts; one with the number of this process is not there any more.
+        if id != own_id && Path::new("/proc").join(id).exists() {
+            continue;
         }
         let runs = fs::read_dir(entry.path()).into_iter().flatten().flatten();
         for path in runs.map(|run| run.path()).filter(|path| path.is_dir()) {

@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf};
 use jig::api::v1::{IsolationLayer, LowerLimits, Outcome, RunRequest, RunResponse};
 use rustix::process::Signal;
 
-use super::limited;
+use super::{LARGEST, limited};
 use crate::support::{Daemon, Kernel, Mark, Setup, USER, argv, compile, eventually, guest, shell};
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -204,6 +204,87 @@ async fn shares_of_cpus_are_held() {
         (100..2500).contains(&(usage.user_ms + usage.system_ms)),
         "{usage:?}"
     );
+}
+
+#[tokio::test]
+async fn time_of_children_that_nobody_waits_for_is_counted() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new().start().await;
+    let program = compile(&daemon, "unwaited_children");
+    let mark = Mark::new();
+    let request = RunRequest {
+        timeout_sec: Some(10),
+        limits: lowered("", |limits| limits.cpu_sec = Some(1)).limits,
+        ..argv(&[&program])
+    };
+    let response = daemon.run(mark.on(request)).await;
+    assert_eq!(
+        (told(&response), response.signal.as_str()),
+        ((Outcome::Signaled, "cpu"), "SIGKILL"),
+        "{response:?}"
+    );
+    mark.assert_gone();
+}
+
+#[tokio::test]
+async fn limits_that_are_none_can_be_set() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let table = format!("{LARGEST}processes = 4294967295\n");
+    let daemon = Setup::new()
+        .workspace_table(&table)
+        .under(["prlimit", "--nproc=unlimited"])
+        .start()
+        .await;
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+}
+
+#[tokio::test]
+async fn a_command_that_hardly_fits_does_not_take_its_sandbox_along() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new().start().await;
+    // While it is executed, it still has the memory of the slot's keeper.
+    let argument = "x".repeat(100_000);
+    let arguments = [vec!["true"], vec![&argument; 20]].concat();
+    let least = lowered("", |limits| limits.memory_bytes = Some(4 << 20)).limits;
+    for _ in 0..3 {
+        let request = RunRequest {
+            limits: least,
+            ..argv(&arguments)
+        };
+        let response = daemon.run(request).await;
+        assert!(
+            [(Outcome::Exited, ""), (Outcome::OomKilled, "memory")].contains(&told(&response)),
+            "{response:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_was_delegated_is_given_back() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let delegated = DELEGATED.replace("USER", &USER.to_string());
+    let mut daemon = Setup::new()
+        .user(USER)
+        .becoming_its_user_itself()
+        .under(["sh", "-c", &delegated])
+        .start()
+        .await;
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+    daemon.signal(Signal::TERM);
+    daemon.exit().await;
+    // Otherwise nothing could be started there any more.
+    let daemon = daemon.restart().await;
+    assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
+    let layer = layer(&daemon, "memory_limit").await;
+    assert!(layer.detail.contains("memory.max"), "{layer:?}");
 }
 
 #[tokio::test]
