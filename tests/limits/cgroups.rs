@@ -1,6 +1,6 @@
 //! Limits that the kernel holds in cgroups of version 2, in machines that have such.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, process::Command};
 
 use jig::api::v1::{IsolationLayer, LowerLimits, Outcome, RunRequest, RunResponse};
 use rustix::process::Signal;
@@ -280,7 +280,17 @@ async fn what_was_delegated_is_given_back() {
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
     daemon.signal(Signal::TERM);
     daemon.exit().await;
-    // Otherwise nothing could be started there any more.
+    // Otherwise nothing could be started there any more; neither after this.
+    let check = Command::new("sh")
+        .args(["-c", &delegated])
+        .arg(daemon.beside("jigd"))
+        .args(["--check", "--workspace"])
+        .arg(daemon.workspace())
+        .output()
+        .unwrap();
+    assert!(check.status.success(), "{check:?}");
+    let report = String::from_utf8_lossy(&check.stdout);
+    assert!(report.contains("memory.max"), "{report}");
     let daemon = daemon.restart().await;
     assert_eq!(daemon.output(shell("echo fine")).await, "fine\n");
     let layer = layer(&daemon, "memory_limit").await;
