@@ -6,6 +6,8 @@ mod host;
 mod http;
 /// What is left of a run's connections, and what is recorded of them.
 mod life;
+/// npm, Cargo, Go.
+mod package_managers;
 /// What people use: pip, curl, git.
 mod programs;
 

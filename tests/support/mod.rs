@@ -32,4 +32,4 @@ pub(crate) use proxy::Proxy;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};
-pub(crate) use world::{World, in_network_of, name_server, serve};
+pub(crate) use world::{Requests, World, in_network_of, name_server, serve};
