@@ -20,7 +20,7 @@ use hyper::{
     service::service_fn, upgrade::OnUpgrade,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::{io::copy_bidirectional_with_sizes, net::TcpStream};
+use tokio::{io::copy_bidirectional_with_sizes, net::TcpStream, sync::Semaphore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
@@ -53,6 +53,8 @@ const TUNNEL_BYTES: usize = 16 << 10;
 pub(super) struct Guest {
     pub(super) outside: Arc<Outside>,
     pub(super) journal: Arc<Journal>,
+    /// As many permits as names may be looked up at a time.
+    pub(super) lookups: Arc<Semaphore>,
     pub(super) tasks: TaskTracker,
     pub(super) end: CancellationToken,
 }
@@ -105,7 +107,11 @@ impl Guest {
             Err(Malformed(status, text)) => return answer::text(status, text),
         };
         let mut attempt = self.journal.begin(request.method(), &target);
-        let server = match self.outside.dial(&target, &mut attempt).await {
+        let server = match self
+            .outside
+            .dial(&target, &self.lookups, &mut attempt)
+            .await
+        {
             Ok(server) => server,
             Err(none) => return none.answer(&target),
         };

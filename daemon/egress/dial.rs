@@ -33,6 +33,8 @@ const ADDRESSES: usize = 4;
 
 /// Names that are looked up at a time: each keeps a thread, for as long as name servers take.
 const LOOKUPS: usize = 64;
+/// Those of one run: names whose servers do not answer must not keep other runs waiting.
+pub(super) const LOOKUPS_OF_RUN: usize = 8;
 
 /// What lies outside of sandboxes, as far as it is allowed.
 #[derive(Debug)]
@@ -70,7 +72,8 @@ impl Outside {
         &self.policy
     }
 
-    /// Connects to `target`, if it is allowed.
+    /// Connects to `target`, if it is allowed, for a run that looks up no more names at a time than
+    /// `lookups` has permits.
     ///
     /// # Errors
     ///
@@ -78,9 +81,10 @@ impl Outside {
     pub(super) async fn dial(
         &self,
         target: &Target,
+        lookups: &Arc<Semaphore>,
         attempt: &mut Attempt,
     ) -> Result<Metered<TcpStream>, NoConnection> {
-        let result = self.connect(target, attempt).await;
+        let result = self.connect(target, lookups, attempt).await;
         match &result {
             Ok(stream) => attempt.connected(Arc::clone(stream.meter())),
             Err(NoConnection::Denied(denial)) => attempt.denied(denial.name()),
@@ -94,6 +98,7 @@ impl Outside {
     async fn connect(
         &self,
         target: &Target,
+        lookups: &Arc<Semaphore>,
         attempt: &mut Attempt,
     ) -> Result<Metered<TcpStream>, NoConnection> {
         self.policy
@@ -101,7 +106,7 @@ impl Outside {
             .map_err(NoConnection::Denied)?;
         let addresses = match &target.host {
             Host::Address(address) => vec![*address],
-            Host::Name(name) => self.look_up(name.clone()).await?,
+            Host::Name(name) => self.look_up(name.clone(), lookups).await?,
         };
         let mut refused = None;
         let mut allowed = Vec::new();
@@ -133,16 +138,22 @@ impl Outside {
         Err(last)
     }
 
-    /// Looks a name up, as the daemon's host does. Its permit is kept as long as the thread that does
-    /// it, which may be longer than anybody waits.
-    async fn look_up(&self, name: String) -> Result<Vec<IpAddr>, NoConnection> {
+    /// Looks a name up, as the daemon's host does. Its permits are kept as long as the thread that does
+    /// it, which may be longer than anybody waits. The run's own comes first: what waits for one does
+    /// not stand in the others' way.
+    async fn look_up(
+        &self,
+        name: String,
+        of_run: &Arc<Semaphore>,
+    ) -> Result<Vec<IpAddr>, NoConnection> {
         let lookup = async {
-            let permit = Arc::clone(&self.lookups)
-                .acquire_owned()
-                .await
-                .map_err(io::Error::other)?;
+            let permit = async |of: &Arc<Semaphore>| {
+                let permit = Arc::clone(of).acquire_owned().await;
+                permit.map_err(io::Error::other)
+            };
+            let permits = (permit(of_run).await?, permit(&self.lookups).await?);
             let found = task::blocking(move || {
-                let _permit = permit;
+                let _permits = permits;
                 let found = (name.as_str(), 0).to_socket_addrs()?;
                 Ok::<_, io::Error>(found.map(|address| address.ip()).collect())
             });

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     connection::Guest,
-    dial::Outside,
+    dial::{LOOKUPS_OF_RUN, Outside},
     journal::{Journal, Totals},
     policy::Policy,
 };
@@ -67,6 +67,7 @@ impl Proxy {
         let guest = Guest {
             outside: Arc::clone(&self.outside),
             journal: Arc::clone(&journal),
+            lookups: Arc::new(Semaphore::new(LOOKUPS_OF_RUN)),
             tasks: tasks.clone(),
             end: visit.end().clone(),
         };

@@ -1,12 +1,15 @@
 //! HTTP as the proxy reads and writes it: what is unclear is refused, what is for one connection
 //! stays there, and nothing that a command does to it disturbs anybody else.
 
+use std::net::UdpSocket;
+
 use jig::api::v1::RunRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use super::{ALLOWED, OTHER, ask};
 use crate::support::{
-    Daemon, World, argv, eventually, full_size, promptly, serve, shell, while_waiting,
+    Daemon, World, argv, eventually, full_size, in_network_of, patience, promptly, serve, shell,
+    while_waiting,
 };
 
 async fn daemon() -> (World, Daemon) {
@@ -61,6 +64,43 @@ async fn what_is_unclear_is_refused_and_goes_nowhere() {
         ("nonsense\r\n\r\n".to_owned(), "400"),
         (
             format!("GET / HTTP/1.1\r\n{host}\r\n"),
+            "400",
+        ),
+        ("GET http://packages.jig.test/\r\n\r\n".to_owned(), "400"),
+        (
+            format!("GET http://packages.jig.test\\@other.jig.test/ HTTP/1.1\r\n{host}\r\n"),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}X: a\r\n Host: other.jig.test\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}X: a\rHost: other.jig.test\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("GET http://packages.jig.test/ HTTP/1.1\r\n{host}Transfer-Encoding : chunked\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("POST http://packages.jig.test/ HTTP/1.1\r\n{host}Transfer-Encoding: chunked, identity\r\n\r\n0\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("POST http://packages.jig.test/ HTTP/1.0\r\n{host}Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+            "400",
+        ),
+        (
+            format!("POST http://packages.jig.test/ HTTP/1.1\r\n{host}Content-Length: 1, 1\r\n\r\na"),
+            "400",
+        ),
+        (
+            format!("POST http://packages.jig.test/ HTTP/1.1\r\n{host}Content-Length: +1\r\n\r\na"),
+            "400",
+        ),
+        (
+            format!("CONNECT packages.jig.test:65616 HTTP/1.1\r\n{host}\r\n"),
             "400",
         ),
         (
@@ -225,4 +265,38 @@ async fn who_takes_all_connections_takes_only_its_own() {
         daemon.info().await.egress.unwrap().connections_active == 0
     })
     .await;
+}
+
+/// Asks for more names than are looked up at a time, and says so once all have been asked for.
+const MANY_NAMES: &str = "
+import socket, time
+ends = []
+for number in range(200):
+    end = socket.create_connection(('127.0.0.1', 3128))
+    end.sendall(b'CONNECT n%d.slow.jig.test:443 HTTP/1.1\\r\\n\\r\\n' % number)
+    ends.append(end)
+open('asked', 'w').close()
+time.sleep(1000)
+";
+
+#[tokio::test]
+async fn who_looks_up_names_that_nobody_answers_keeps_only_itself_waiting() {
+    let world = World::with(&[ALLOWED]).waiting_for_names();
+    let hosts = [ALLOWED.0, "*.slow.jig.test"];
+    let daemon = world.proxy(&hosts, &[ALLOWED.1]).start().await;
+    serve(&daemon, ALLOWED.1, 80, None);
+    let silent = in_network_of(&daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
+    let slow = daemon.begin(argv(&["python3", "-c", MANY_NAMES]));
+    eventually("it has asked", async || daemon.file("asked").exists()).await;
+    silent.set_read_timeout(Some(patience())).unwrap();
+    silent
+        .recv(&mut [0; 512])
+        .expect("a name is being looked up");
+    let output = promptly(
+        "another run's name is looked up",
+        daemon.output(shell("curl -sS -m 15 http://packages.jig.test/x")),
+    )
+    .await;
+    assert_eq!(output, "0 bytes at /x\n");
+    slow.abort();
 }

@@ -57,6 +57,13 @@ impl World {
         Self { folder, addresses }
     }
 
+    /// The same with name servers that are waited for, however long they take.
+    pub(crate) fn waiting_for_names(self) -> Self {
+        let resolver = "nameserver 127.0.0.1\noptions timeout:30 attempts:1\n";
+        fs::write(self.folder.path().join("resolv.conf"), resolver).unwrap();
+        self
+    }
+
     /// A daemon in it.
     pub(crate) fn setup(&self) -> Setup {
         let mut script = "set -e; ip link set lo up".to_owned();
