@@ -6,11 +6,12 @@
 //! outlives the run, and the listener with it; what must not is a connection:
 //!
 //! ```text
-//!          open: what still waits to be accepted is dropped
+//!          open
 //! closed ─────────────────────────────────────────────────────▶ open, for one visit
 //!    ▲                                                              │
 //!    └──────────────────────────────────────────────────────────────┘
-//!          close: the visit accepts no more, and is told to cut what it has
+//!          close: the visit accepts no more, and is told to cut what it has;
+//!          what still waits to be accepted is dropped
 //! ```
 //!
 //! It is opened before a sandbox gets its command and closed before its slot is free again. Both,
@@ -77,18 +78,27 @@ impl Entrance {
     }
 
     /// Opens it for the run whose command is sent next. Nothing of that run can be waiting yet:
-    /// what is, was left by the one before.
+    /// what is, was left by one that was killed meanwhile.
     pub(super) fn open(self: &Arc<Self>) -> Visit {
         let mut open = self.lock();
         if let Some(end) = open.take() {
             end.cancel();
         }
-        while self.accept_one().is_ok() {}
+        self.drop_waiting();
         let end = CancellationToken::new();
         *open = Some(end.clone());
         Visit {
             entrance: Arc::clone(self),
             end,
+        }
+    }
+
+    /// Drops what waits to be accepted: as many as can wait at one time, however fast more come.
+    fn drop_waiting(&self) {
+        for _ in 0..=BACKLOG {
+            if self.accept_one().is_err() {
+                return;
+            }
         }
     }
 
@@ -143,10 +153,14 @@ impl Visit {
         &self.end
     }
 
-    /// Ends the visit.
+    /// Ends the visit. What waits to be accepted would keep the slot from the next run
+    /// ([`super::vacancy`]).
     pub(super) fn close(&self) {
         let _open = self.entrance.lock();
-        self.end.cancel();
+        if !self.end.is_cancelled() {
+            self.end.cancel();
+            self.entrance.drop_waiting();
+        }
     }
 }
 
@@ -155,7 +169,10 @@ mod tests {
     use std::{net::TcpStream, thread};
 
     use super::*;
-    use crate::daemon::sys::{network::bring_up_loopback, process::unshare};
+    use crate::daemon::{
+        sys::{network::bring_up_loopback, process::unshare},
+        task,
+    };
 
     /// A listener, and what makes connections to it, in a network namespace of their own.
     fn entrance(connections: usize) -> (OwnedFd, Vec<TcpStream>) {
@@ -185,5 +202,21 @@ mod tests {
         assert!(!second.end().is_cancelled());
         second.close();
         assert!(second.accept().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn who_connects_without_end_does_not_keep_others_from_the_runtime() {
+        let (listener, _waiting) = entrance(BACKLOG as usize + 1);
+        let entrance = Arc::new(Entrance::new(listener).unwrap());
+        let end = CancellationToken::new();
+        *entrance.lock() = Some(end.clone());
+        let visit = Visit { entrance, end };
+        let others = task::spawn("others", async {});
+        let mut accepted = 0;
+        while !others.is_finished() {
+            visit.accept().await.unwrap().unwrap();
+            accepted += 1;
+        }
+        assert!(accepted <= BACKLOG, "{accepted}");
     }
 }

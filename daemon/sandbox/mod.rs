@@ -29,7 +29,7 @@
 //! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`cgroup`], [`measure`] | what a run occupies: counted by the kernel, or looked at |
 //! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
-//! | [`entrance`] | the listener of a slot whose runs have the network `proxy` |
+//! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
 //! | [`launch`], [`pool`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
@@ -64,4 +64,5 @@ mod seccomp;
 mod slot;
 pub(crate) mod stage;
 mod template;
+mod vacancy;
 pub(crate) mod wire;

@@ -313,7 +313,15 @@ impl Pool {
             cgroups: self.cgroups.clone(),
         };
         loop {
-            let (warm, mut told) = refill(&slot, &lending, &self.limits).await?;
+            let (warm, mut told) = match refill(&slot, &lending, &self.limits).await {
+                // What is left in its network ends with who holds it; the network with that.
+                Err(failure) if failure.is_occupation() => {
+                    tracing::debug!(%failure, "a slot's network is given up");
+                    (slot, lending.entrance) = self.new_slot().await?;
+                    refill(&slot, &lending, &self.limits).await?
+                }
+                refilled => refilled?,
+            };
             if !self.offer(warm) {
                 return Ok(());
             }

@@ -1,8 +1,14 @@
 //! What the daemon asks of a slot's keeper: a sandbox, and what the one that it made last occupies.
 
-use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt as _, sync::Arc, time::Duration};
+use std::{
+    ffi::OsStr,
+    io,
+    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
+    sync::Arc,
+    time::Duration,
+};
 
-use rustix::process::Pid;
+use rustix::{net::sockopt::set_socket_passcred, process::Pid};
 use tokio::{
     sync::{mpsc, oneshot},
     time::timeout,
@@ -17,7 +23,7 @@ use super::{
     running::{Ask, SlotFate, Warm},
     slot::{TOKEN, TOKEN_BYTES},
     stage::{Failure, Stage},
-    wire::{Measure, REPORT_BYTES, Report, SlotOrder},
+    wire::{Measure, REPORT_BYTES, Report, SlotOrder, pair},
 };
 use crate::daemon::sys::Errno;
 
@@ -77,14 +83,19 @@ async fn build(
         tmp_bytes: limits.tmp_bytes,
         tmp_inodes: limits.tmp_inodes.into(),
     };
-    slot.send(&order.encode(), &[]).map_err(failed)?;
+    let (control, sandbox) = pair().map_err(failed)?;
+    // Messages on this end then say by which process, as the daemon numbers it, they were sent.
+    set_socket_passcred(&control, true).map_err(failed)?;
+    slot.send(&order.encode(), &[sandbox.as_fd()])
+        .map_err(failed)?;
+    drop(sandbox);
     let mut bytes = [0; TOKEN_BYTES];
     let (received, fds) = slot.receive(&mut bytes).await.map_err(failed)?;
     let message = bytes.get(..received.length).unwrap_or_default();
-    let mut fds = fds.into_iter();
     let token = message.strip_prefix(TOKEN);
-    let (Some(control), Some(pidfd), Some(scratch)) = (fds.next(), fds.next(), token) else {
+    let (Some(pidfd), Some(scratch)) = (fds.into_iter().next(), token) else {
         return Err(match Report::decode(message) {
+            Some(Report::Occupied) => Failure::occupied(),
             Some(Report::Failed { stage, errno }) => {
                 Failure::kernel(stage, errno, detail(stage, errno, "making a sandbox"))
             }

@@ -258,7 +258,13 @@ impl Warm {
             Some(Report::NotStarted { stage, errno } | Report::Failed { stage, errno }) => {
                 Err(Failure::kernel(stage, errno, "probe"))
             }
-            Some(Report::Ready | Report::Ended { .. } | Report::Terminal | Report::Measured(_))
+            Some(
+                Report::Ready
+                | Report::Ended { .. }
+                | Report::Terminal
+                | Report::Measured(_)
+                | Report::Occupied,
+            )
             | None => Err(Failure::other(Stage::Canary, "the sandbox died")),
         };
         while matches!(running.word().await, Word::Terminal(_)) {}
@@ -318,7 +324,11 @@ impl Running {
                 )) => End::NotStarted { stage, errno },
                 Some((Report::Terminal, Some(terminal))) => return Word::Terminal(terminal),
                 Some((
-                    Report::Ready | Report::Probed { .. } | Report::Terminal | Report::Measured(_),
+                    Report::Ready
+                    | Report::Probed { .. }
+                    | Report::Terminal
+                    | Report::Measured(_)
+                    | Report::Occupied,
                     _,
                 )) => continue,
                 // The socket may close while processes still live: only the pidfd tells.

@@ -12,13 +12,9 @@ use std::{
     path::Path,
 };
 
-use rustix::{
-    net::sockopt::set_socket_passcred,
-    process::{
-        DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getpid,
-        getrlimit, pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit,
-        wait,
-    },
+use rustix::process::{
+    DumpableBehavior, Pid, PidfdFlags, Resource, Rlimit, Signal, WaitOptions, getpid, getrlimit,
+    pidfd_open, set_dumpable_behavior, set_parent_process_death_signal, setrlimit, wait,
 };
 
 use super::{
@@ -32,8 +28,9 @@ use super::{
     plan::{HOME, Network, Plan, WorkspacePlan},
     proc_masks,
     stage::{Failure, Stage, at},
+    vacancy::Vacancy,
     wire::{
-        Answer, Identity, ORDER_BYTES, Report, SlotOrder, pair, receive_bytes, send, send_answer,
+        Answer, Identity, ORDER_BYTES, Report, SlotOrder, receive_bytes, send, send_answer,
         send_bytes,
     },
 };
@@ -65,7 +62,7 @@ const QUOTAS: &[(&str, Quota)] = &[
         Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
     ),
 ];
-/// What comes with a sandbox's control socket and pidfd; at L1, the path of its directory follows.
+/// What comes with a sandbox's pidfd; at L1, the path of its directory follows.
 pub(super) const TOKEN: &[u8] = b"t";
 /// Most bytes of it.
 pub(super) const TOKEN_BYTES: usize = 256;
@@ -99,9 +96,10 @@ pub(super) fn run(
         &["/tmp", "/dev/shm", HOME]
     };
     let prepared = prepare(plan, workspace, level, identity, filter)
-        .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)));
-    let (blueprint, listener) = match prepared {
-        Ok((blueprint, listener)) => (Box::leak(Box::new(blueprint)), listener),
+        .and_then(|blueprint| Ok((blueprint, listener(plan.network)?)))
+        .and_then(|made| Ok((made, Vacancy::of(plan.network, level)?)));
+    let (blueprint, listener, vacancy) = match prepared {
+        Ok(((blueprint, listener), vacancy)) => (Box::leak(Box::new(blueprint)), listener, vacancy),
         Err(failure) => {
             let _gone = send(socket, &Answer::Failed(failure), &[]);
             exit_now(1);
@@ -118,30 +116,37 @@ pub(super) fn run(
     // From here on it is the daemon's alone.
     drop(listener);
     loop {
-        let mut order = [0; ORDER_BYTES];
-        let received = match receive_bytes(socket, &mut order, drop) {
+        let (mut order, mut control) = ([0; ORDER_BYTES], None);
+        let received = match receive_bytes(socket, &mut order, |fd| control = Some(fd)) {
             Ok(received) if received.length > 0 => received.length,
             _ => exit_now(0),
         };
-        let sent = match SlotOrder::decode(order.get(..received).unwrap_or_default()) {
-            Some(SlotOrder::Make {
-                tmp_bytes,
-                tmp_inodes,
-            }) => {
+        let order = SlotOrder::decode(order.get(..received).unwrap_or_default());
+        let sent = match (order, control) {
+            (Some(SlotOrder::Make { .. }), Some(_)) if !vacancy.awaits() => {
+                send_bytes(socket, &Report::Occupied.encode(), &[])
+            }
+            (
+                Some(SlotOrder::Make {
+                    tmp_bytes,
+                    tmp_inodes,
+                }),
+                Some(control),
+            ) => {
                 let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
-                    .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch));
-                let made = made.map(|(control, pidfd, init)| {
+                    .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch, control));
+                let made = made.map(|(pidfd, init)| {
                     latest = Some(init);
-                    (control, pidfd)
+                    pidfd
                 });
                 hand_over(socket, made)
             }
-            Some(SlotOrder::Measure { enough }) => {
+            (Some(SlotOrder::Measure { enough }), None) => {
                 let measure = latest.map(|init| measure::run(init, enough, own_file_systems));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
-            None => exit_now(1),
+            _ => exit_now(1),
         };
         if sent.is_err() {
             exit_now(0);
@@ -150,20 +155,15 @@ pub(super) fn run(
 }
 
 /// Sends a sandbox to the daemon, or why there is none.
-fn hand_over(
-    socket: BorrowedFd<'_>,
-    made: Result<(OwnedFd, OwnedFd), Failure>,
-) -> Result<(), Errno> {
+fn hand_over(socket: BorrowedFd<'_>, made: Result<OwnedFd, Failure>) -> Result<(), Errno> {
     let failed = |stage, errno| {
         let report = Report::Failed { stage, errno };
         send_bytes(socket, &report.encode(), &[])
     };
     match made {
-        Ok((control, pidfd)) => {
-            let fds = [control.as_fd(), pidfd.as_fd()];
-            // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
-            send_bytes(socket, TOKEN, &fds).or_else(|errno| failed(Stage::RunNamespaces, errno))
-        }
+        // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
+        Ok(pidfd) => send_bytes(socket, TOKEN, &[pidfd.as_fd()])
+            .or_else(|errno| failed(Stage::RunNamespaces, errno)),
         Err(failure) => failed(failure.stage, failure.told_as()),
     }
 }
@@ -329,7 +329,8 @@ fn make_sandbox(
     berths: &mut Vec<Berth<State>>,
     blueprint: &'static Blueprint,
     scratch: Scratch,
-) -> Result<(OwnedFd, OwnedFd, Pid), Failure> {
+    control: OwnedFd,
+) -> Result<(OwnedFd, Pid), Failure> {
     let in_stage = |errno| at(Stage::RunNamespaces, "slot")(errno);
     while let Ok(Some((ended, _))) = wait(WaitOptions::NOHANG) {
         berths.iter_mut().for_each(|berth| berth.child_ended(ended));
@@ -348,18 +349,13 @@ fn make_sandbox(
     let berth = berths
         .get_mut(free)
         .ok_or_else(|| Failure::other(Stage::RunNamespaces, "no berth"))?;
-    let (daemon, sandbox) = pair().map_err(in_stage)?;
-    // Messages on the daemon's end then say by which process, as the daemon numbers it, they were
-    // sent.
-    set_socket_passcred(&daemon, true).map_err(in_stage)?;
     let namespaces = libc::CLONE_NEWPID | libc::CLONE_NEWNS | libc::CLONE_NEWIPC;
-    let (pidfd, init) = berth
+    berth
         .start(
-            State::new(blueprint, scratch, sandbox.as_raw_fd()),
+            State::new(blueprint, scratch, control.as_raw_fd()),
             run_init,
             run_command,
             namespaces,
         )
-        .map_err(in_stage)?;
-    Ok((daemon, pidfd, init))
+        .map_err(in_stage)
 }

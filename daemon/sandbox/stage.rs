@@ -312,6 +312,20 @@ impl Failure {
             .any(|errno| errno.raw_os_error() == self.errno)
     }
 
+    /// That something of an earlier run is left in a slot's network namespace.
+    pub(super) fn occupied() -> Self {
+        Self::kernel(
+            Stage::NetworkNamespace,
+            Errno::ADDRINUSE,
+            "a socket of an earlier run is left",
+        )
+    }
+
+    /// Whether that is what is the matter.
+    pub(super) fn is_occupation(&self) -> bool {
+        self.stage == Stage::NetworkNamespace && self.errno == Errno::ADDRINUSE.raw_os_error()
+    }
+
     /// Name of the kernel's error (`EPERM`); empty when there is none.
     pub(crate) fn errno_name(&self) -> String {
         match self.errno {

@@ -101,7 +101,8 @@ pub(super) struct MakeSlot;
 /// What the daemon tells a slot's keeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SlotOrder {
-    /// Make a sandbox.
+    /// Make a sandbox. Its end of the socket to the daemon comes with the order: one that was made in
+    /// the slot's network namespace would count as left there ([`super::vacancy`]).
     Make {
         /// Bytes in each of its own file systems.
         tmp_bytes: u64,
@@ -146,6 +147,8 @@ pub(crate) enum Report {
     },
     /// What the sandbox occupies.
     Measured(Measure),
+    /// No sandbox was made: something of an earlier run is left in the slot's network namespace.
+    Occupied,
     /// The command's terminal was made; the descriptor of its other end comes with the report.
     Terminal,
     /// The probe was run: bits of the checks that failed.
@@ -388,6 +391,7 @@ impl Report {
             Self::Probed { failed } => (5, [failed, 0, 0, 0]),
             Self::Terminal => (6, [0; 4]),
             Self::Measured(measure) => (7, [measure.memory_bytes, measure.cpu_us, 0, 0]),
+            Self::Occupied => (8, [0; 4]),
         };
         let mut chunks = bytes.chunks_exact_mut(8);
         let values = [u64::from(kind), words[0], words[1], words[2], words[3]];
@@ -433,6 +437,7 @@ impl Report {
                 memory_bytes: first,
                 cpu_us: second,
             }),
+            8 => Self::Occupied,
             _ => return None,
         })
     }

@@ -33,5 +33,7 @@ mod output;
 mod protected;
 /// Paths whose meaning changes while a tool is on its way along them: 39, 46.
 mod race;
+/// Network namespaces that one run has after the other: 63, 76.
+mod recycled;
 /// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
 mod surroundings;

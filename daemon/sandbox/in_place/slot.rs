@@ -11,7 +11,6 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    net::sockopt::set_socket_passcred,
     process::{
         Pid, Signal, WaitOptions, getpid, set_child_subreaper, set_parent_process_death_signal,
         waitpid,
@@ -24,7 +23,7 @@ use super::{
         slot::{TOKEN, set_limits},
         stage::{Failure, Stage, at},
         template::give_up,
-        wire::{Answer, ORDER_BYTES, Report, SlotOrder, pair, receive_bytes, send, send_bytes},
+        wire::{Answer, ORDER_BYTES, Report, SlotOrder, receive_bytes, send, send_bytes},
     },
     ground::Ground,
     rules, scratch, supervisor,
@@ -58,21 +57,22 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
     let mut supervised = Vec::new();
     let mut latest = None;
     loop {
-        let Some(order) = wait_for_order(socket, &mut supervised) else {
+        let Some((order, control)) = wait_for_order(socket, &mut supervised) else {
             exit_now(0);
         };
-        let sent = match order {
+        let sent = match (order, control) {
             // Its directories have no limited size.
-            SlotOrder::Make { .. } => {
-                let made = make_sandbox(ground, proof);
-                latest = made.as_ref().ok().map(|(_, run)| run.process);
+            (SlotOrder::Make { .. }, Some(control)) => {
+                let made = make_sandbox(ground, proof, &control);
+                latest = made.as_ref().ok().map(|run| run.process);
                 hand_over(socket, made, &mut supervised)
             }
-            SlotOrder::Measure { enough } => {
+            (SlotOrder::Measure { enough }, None) => {
                 let measure = latest.map(|run| measure::run(run, enough, &[]));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }
+            _ => exit_now(1),
         };
         if sent.is_err() {
             exit_now(0);
@@ -83,7 +83,7 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
 /// Sends a sandbox to the daemon, or why there is none.
 fn hand_over(
     socket: BorrowedFd<'_>,
-    made: Result<(OwnedFd, Supervised), Failure>,
+    made: Result<Supervised, Failure>,
     supervised: &mut Vec<Supervised>,
 ) -> Result<(), Errno> {
     let failed = |stage, errno| {
@@ -91,11 +91,10 @@ fn hand_over(
         send_bytes(socket, &report.encode(), &[])
     };
     match made {
-        Ok((control, run)) => {
+        Ok(run) => {
             let token = [TOKEN, run.scratch.as_os_str().as_bytes()].concat();
-            let fds = [control.as_fd(), run.pidfd.as_fd()];
             // Commands can make this fail, see `send_answer`. Without descriptors it cannot.
-            let sent = send_bytes(socket, &token, &fds)
+            let sent = send_bytes(socket, &token, &[run.pidfd.as_fd()])
                 .or_else(|errno| failed(Stage::RunNamespaces, errno));
             supervised.push(run);
             sent
@@ -115,9 +114,12 @@ fn prepare(ground: &Ground<'_>) -> Result<(), Failure> {
         .map_err(at(Stage::Landlock, "scopes"))
 }
 
-/// Waits until the daemon asks for something, seeing to supervisors that end meanwhile. Answers
-/// nothing when it has closed the socket.
-fn wait_for_order(socket: BorrowedFd<'_>, supervised: &mut Vec<Supervised>) -> Option<SlotOrder> {
+/// Waits until the daemon asks for something, seeing to supervisors that end meanwhile; with the
+/// socket that comes with it. Answers nothing when it has closed its own.
+fn wait_for_order(
+    socket: BorrowedFd<'_>,
+    supervised: &mut Vec<Supervised>,
+) -> Option<(SlotOrder, Option<OwnedFd>)> {
     loop {
         let ends = supervised.iter().map(|run| run.pidfd.as_fd());
         let mut watched: Vec<PollFd<'_>> = std::iter::once(socket)
@@ -134,9 +136,10 @@ fn wait_for_order(socket: BorrowedFd<'_>, supervised: &mut Vec<Supervised>) -> O
         drop(watched);
         bury(supervised);
         if ordered {
-            let mut order = [0; ORDER_BYTES];
-            let received = receive_bytes(socket, &mut order, drop).ok()?;
-            return SlotOrder::decode(order.get(..received.length)?);
+            let (mut order, mut control) = ([0; ORDER_BYTES], None);
+            let received = receive_bytes(socket, &mut order, |fd| control = Some(fd)).ok()?;
+            let order = SlotOrder::decode(order.get(..received.length)?)?;
+            return Some((order, control));
         }
     }
 }
@@ -164,29 +167,24 @@ fn bury(supervised: &mut Vec<Supervised>) {
     }
 }
 
-/// Makes a supervisor. Answers the daemon's end of its socket.
+/// Makes a supervisor, with its end of the socket to the daemon.
 fn make_sandbox(
     ground: &Ground<'_>,
     proof: &SingleThreaded,
-) -> Result<(OwnedFd, Supervised), Failure> {
+    control: &OwnedFd,
+) -> Result<Supervised, Failure> {
     let failed = |what: &'static str| at(Stage::RunNamespaces, what);
-    let (daemon, sandbox) = pair().map_err(failed("socket"))?;
-    // Messages on the daemon's end then say by which process they were sent.
-    set_socket_passcred(&daemon, true).map_err(failed("socket"))?;
     let scratch = scratch::new_path(&ground.plan.temporary).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
         failed("a name for temporary files")(errno)
     })?;
     let slot = getpid();
     match fork(proof, 0).map_err(failed("clone"))? {
-        Fork::Parent { child, pidfd } => Ok((
-            daemon,
-            Supervised {
-                process: child,
-                pidfd,
-                scratch,
-            },
-        )),
-        Fork::Child => supervisor::run(sandbox.as_raw_fd(), slot, ground, &scratch),
+        Fork::Parent { child, pidfd } => Ok(Supervised {
+            process: child,
+            pidfd,
+            scratch,
+        }),
+        Fork::Child => supervisor::run(control.as_raw_fd(), slot, ground, &scratch),
     }
 }
