@@ -13,12 +13,13 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
+    time::Duration,
 };
 
 use tokio::{
     io::unix::AsyncFd,
     sync::{Mutex as AsyncMutex, mpsc, oneshot},
-    time::timeout,
+    time::{sleep, timeout},
 };
 
 use super::{
@@ -41,6 +42,8 @@ const WARM_AT_START: usize = 2;
 /// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of
 /// kernel memory.
 const WARM_AT_MOST: usize = 8;
+/// Pause until a slot in whose network something is left is looked at again.
+const OCCUPIED_PAUSE: Duration = Duration::from_secs(1);
 /// Slots that may die in a row before a caller is told: as many as die with one launcher.
 const DEATHS_UNTOLD: u32 = 64;
 
@@ -144,18 +147,17 @@ impl Sandboxes {
 
     /// Sandboxes that wait for a request.
     pub(crate) fn warm(&self) -> u32 {
-        self.pools
-            .iter()
-            .map(|pool| u32::try_from(pool.state().warm.len()).unwrap_or(u32::MAX))
-            .sum()
+        self.sum(|pool| pool.state().warm.len())
     }
 
     /// Sandboxes with a command in them.
     pub(crate) fn lent(&self) -> u32 {
-        self.pools
-            .iter()
-            .map(|pool| u32::try_from(pool.state().lent).unwrap_or(u32::MAX))
-            .sum()
+        self.sum(|pool| pool.state().lent)
+    }
+
+    fn sum(&self, of_pool: impl Fn(&Pool) -> usize) -> u32 {
+        let sum: usize = self.pools.iter().map(|pool| of_pool(pool)).sum();
+        u32::try_from(sum).unwrap_or(u32::MAX)
     }
 
     /// Sandboxes that are set aside.
@@ -230,10 +232,7 @@ impl Pool {
             if state.closed {
                 return Err(shutting_down());
             }
-            if state.wants_slot(self.slots_at_most) {
-                state.slots += 1;
-                self.start_slot();
-            }
+            self.start_wanted(&mut state);
             receiver
         };
         receiver.await.unwrap_or_else(|_| Err(shutting_down()))
@@ -283,11 +282,28 @@ impl Pool {
         let mut state = self.state();
         state.slots -= 1;
         state.waiting.retain(|waiting| !waiting.is_closed());
-        if state.wants_slot(self.slots_at_most) {
+        self.start_wanted(&mut state);
+    }
+
+    /// Starts a slot if a call waits that no slot is coming for, and another slot may be made.
+    fn start_wanted(self: &Arc<Self>, state: &mut State) {
+        let coming = state.slots.saturating_sub(state.lent);
+        if !state.closed && coming < state.waiting.len() && state.slots < self.slots_at_most {
             state.slots += 1;
-            drop(state);
             self.start_slot();
         }
+    }
+
+    /// Waits while another run holds a socket in a slot's network. The slot counts as lent: others
+    /// take its place, but no more than there may be, so that nobody can have networks without end.
+    async fn wait_for_vacancy(self: &Arc<Self>) {
+        {
+            let mut state = self.state();
+            state.lent += 1;
+            self.start_wanted(&mut state);
+        }
+        sleep(OCCUPIED_PAUSE).await;
+        self.returned();
     }
 
     /// Has a slot made, in a task of its own, which is polled to its end: were it cancelled between a
@@ -314,11 +330,9 @@ impl Pool {
         };
         loop {
             let (warm, mut told) = match refill(&slot, &lending, &self.limits).await {
-                // What is left in its network ends with who holds it; the network with that.
                 Err(failure) if failure.is_occupation() => {
-                    tracing::debug!(%failure, "a slot's network is given up");
-                    (slot, lending.entrance) = self.new_slot().await?;
-                    refill(&slot, &lending, &self.limits).await?
+                    self.wait_for_vacancy().await;
+                    continue;
                 }
                 refilled => refilled?,
             };
@@ -478,14 +492,6 @@ impl Pool {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl State {
-    /// Whether a call waits that no slot is coming for, and another slot may be made.
-    fn wants_slot(&self, slots_at_most: usize) -> bool {
-        let coming = self.slots.saturating_sub(self.lent);
-        !self.closed && coming < self.waiting.len() && self.slots < slots_at_most
     }
 }
 
