@@ -58,9 +58,10 @@ pub(super) fn sleep() -> io::Result<Child> {
     command(program).arg(argument).spawn()
 }
 
-/// Starts a process that writes a file to a pipe.
-pub(super) fn cat(file: &Path) -> io::Result<Child> {
-    command("cat").arg(file).stdout(Stdio::piped()).spawn()
+/// Starts a process that writes a file to a pipe, so many times.
+pub(super) fn cat(file: &Path, times: usize) -> io::Result<Child> {
+    let files = std::iter::repeat_n(file, times);
+    command("cat").args(files).stdout(Stdio::piped()).spawn()
 }
 
 /// Whether bubblewrap is installed and works, or why it cannot be compared with.

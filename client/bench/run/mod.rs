@@ -33,7 +33,7 @@ pub(crate) struct RunArgs {
     #[arg(long, default_value = "8", value_name = "N")]
     clients: NonZeroUsize,
     /// Output to stream, in MiB; 0 leaves this out.
-    #[arg(long, default_value = "1024", value_name = "MIB")]
+    #[arg(long, default_value = "2048", value_name = "MIB")]
     stream: usize,
     /// Daemons to start; 0 leaves this out.
     #[arg(long, default_value = "10", value_name = "N")]

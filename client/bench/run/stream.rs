@@ -19,6 +19,9 @@ use crate::failure::Failure;
 /// The file that is written out, and its size.
 const FILE: &str = "stream";
 const FILE_MIB: usize = 64;
+/// How many times one command writes it out: a stream is long, and what is kept of its beginning as
+/// an artifact is little of it.
+const TIMES: usize = 16;
 /// Bytes after which is looked at the daemon's memory.
 const LOOK_EVERY: usize = 16 << 20;
 
@@ -41,18 +44,20 @@ pub(super) fn measure(
     daemon: &Daemon,
     mib: usize,
 ) -> Result<Streamed, Failure> {
-    let size = FILE_MIB.min(mib) << 20;
     let file = daemon.workspace().join(FILE);
-    plant(&file, size).map_err(Failure::system)?;
+    let file_mib = FILE_MIB.min(mib);
+    plant(&file, file_mib << 20).map_err(Failure::system)?;
+    let times = TIMES.min(mib / file_mib);
+    let size = (file_mib * times) << 20;
     let rounds = (mib << 20).div_ceil(size);
     let (mut by_pipe, mut by_jig) = (Duration::ZERO, Duration::ZERO);
     let mut most_bytes = 0;
     // Once before: the file is in memory then.
-    through_pipe(&file, size)?;
+    through_pipe(&file, times, size)?;
     for _ in 0..rounds {
-        by_pipe += through_pipe(&file, size)?;
+        by_pipe += through_pipe(&file, times, size)?;
         let start = Instant::now();
-        let most = runtime.block_on(through_daemon(client, daemon.process(), size))?;
+        let most = runtime.block_on(through_daemon(client, daemon.process(), times, size))?;
         by_jig += start.elapsed();
         most_bytes = most.max(most_bytes);
     }
@@ -79,9 +84,9 @@ fn plant(path: &Path, size: usize) -> io::Result<()> {
     file.flush()
 }
 
-fn through_pipe(file: &Path, size: usize) -> Result<Duration, Failure> {
+fn through_pipe(file: &Path, times: usize, size: usize) -> Result<Duration, Failure> {
     let start = Instant::now();
-    let mut child = bare::cat(file).map_err(Failure::system)?;
+    let mut child = bare::cat(file, times).map_err(Failure::system)?;
     let mut buffer = vec![0; 64 << 10];
     let mut came = 0;
     if let Some(output) = &mut child.stdout {
@@ -103,9 +108,16 @@ fn through_pipe(file: &Path, size: usize) -> Result<Duration, Failure> {
 }
 
 /// Answers the most memory that the daemon had.
-async fn through_daemon(client: &Client, daemon: i32, size: usize) -> Result<u64, Failure> {
+async fn through_daemon(
+    client: &Client,
+    daemon: i32,
+    times: usize,
+    size: usize,
+) -> Result<u64, Failure> {
+    let mut argv = vec!["cat".to_owned()];
+    argv.resize(1 + times, FILE.to_owned());
     let request = StartRequest {
-        argv: vec!["cat".to_owned(), FILE.to_owned()],
+        argv,
         ..StartRequest::default()
     };
     let mut events = client.start(request).await?;
@@ -146,7 +158,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         plant(&file, 100_001).unwrap();
-        assert!(through_pipe(&file, 100_001).is_ok());
-        assert!(through_pipe(&file, 100_000).is_err());
+        assert!(through_pipe(&file, 2, 200_002).is_ok());
+        assert!(through_pipe(&file, 2, 100_001).is_err());
     }
 }
