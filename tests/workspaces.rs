@@ -1,6 +1,9 @@
 //! Several workspaces of one daemon: whatever happens meanwhile, none is taken for another.
 
-use std::fs;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use jig::api::v1::RunRequest;
 use rustix::process::{Pid, Signal, kill_process};
@@ -8,7 +11,8 @@ use tempfile::TempDir;
 use tonic::Request;
 
 use crate::support::{
-    Daemon, Refusal, Setup, descendants, eventually, host_status, is_alive, promptly, shell, with,
+    Daemon, Mark, Refusal, Setup, check_answers, compile, descendants, eventually, host_status,
+    is_alive, promptly, shell, with,
 };
 
 /// How many seconds the daemon waits for a slot at most (`BUILD_PATIENCE` of
@@ -79,5 +83,78 @@ async fn an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another_works
         for _ in 0..4 {
             assert_eq!(daemon.output(in_workspace(name, 20, "cat who")).await, who);
         }
+    }
+}
+
+/// What a run may write to: device and directory in it, of each mount that is writable, not a device
+/// and not covered by another.
+fn writable(mountinfo: &str) -> BTreeSet<String> {
+    let mut found = BTreeMap::new();
+    for line in mountinfo.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [_, _, device, root, place, options, ..] = words.as_slice() else {
+            panic!("{line}");
+        };
+        let is_writable = options.split(',').any(|option| option == "rw");
+        let is_device = place.starts_with("/dev/") && options.contains("noexec");
+        // Masks are devices, too.
+        let is_mask = place.starts_with("/proc/");
+        if is_writable && !(is_device && *place != "/dev/pts") && !is_mask {
+            found.insert(*place, format!("{device} {root}"));
+        }
+    }
+    found.into_values().collect()
+}
+
+#[tokio::test]
+async fn what_runs_at_the_same_time_shares_its_workspace_and_nothing_else() {
+    for (setup, level) in [(Setup::new(), "L3"), (Setup::new().at_l2(), "L2")] {
+        let other = TempDir::with_prefix("jig-test-other-").unwrap();
+        let named = format!("other={}", other.path().display());
+        let daemon = setup.arguments(&["--workspace", &named]).start().await;
+        compile(&daemon, "carry_over");
+        fs::copy(daemon.file("carry_over"), other.path().join("carry_over")).unwrap();
+
+        // It has all that a run can have, and keeps it.
+        let mark = Mark::new();
+        let first = daemon.begin(mark.on(shell(
+            "cat /proc/self/mountinfo > mounts; ./carry_over leave; touch ready; sleep 1000",
+        )));
+        eventually("it has left everything", async || {
+            daemon.file("ready").exists()
+        })
+        .await;
+        let mounts = writable(&fs::read_to_string(daemon.file("mounts")).unwrap());
+        assert!(mounts.len() >= 4, "{mounts:?}");
+        for (workspace, shared) in [("workspace", 1), ("other", 0)] {
+            let tried = daemon.try_run(in_workspace(workspace, 60, "exec ./carry_over find"));
+            let response = tried.await.unwrap();
+            assert_eq!(response.isolation, level);
+            check_answers(
+                &response,
+                &[
+                    ("/tmp/left", "ENOENT"),
+                    ("/dev/shm/left", "ENOENT"),
+                    ("/home/agent/left", "ENOENT"),
+                    ("shared memory", "ENOENT"),
+                    ("semaphore", "ENOENT"),
+                    ("message queue", "ENOENT"),
+                    ("POSIX message queue", "ENOENT"),
+                    ("keyring", "EPERM"),
+                    ("abstract socket", "ECONNREFUSED"),
+                    ("listener", "ECONNREFUSED"),
+                    ("port is free", "ok"),
+                    ("third process", "ESRCH"),
+                ],
+            );
+            let look = in_workspace(workspace, 60, "cat /proc/self/mountinfo");
+            let own = writable(&daemon.try_run(look).await.unwrap().stdout);
+            assert_eq!(own.len(), mounts.len(), "{own:?}");
+            let common: Vec<_> = own.intersection(&mounts).collect();
+            assert_eq!(common.len(), shared, "{workspace} at {level}: {common:?}");
+        }
+        assert!(!first.is_finished(), "it was there all the time");
+        first.abort();
+        mark.vanishes().await;
     }
 }
