@@ -37,11 +37,11 @@ cat > Makefile <<'END'
 CFLAGS = -O1 -g -Wall -Werror -Iinclude -MMD
 PARTS = $(patsubst src/%.c,build/%.o,$(wildcard src/part_*.c)) build/sum.o
 build/program: build/main.o build/libsum.a
-	$(CC) -pthread -o $@ build/main.o -Lbuild -lsum -lm
+	$(CC) -pthread -o $@ $^ -lm
 build/libsum.a: $(PARTS)
 	$(AR) rcs $@ $^
-build/libsum.so: $(wildcard src/part_*.c) src/sum.c
-	$(CC) -shared -fPIC -Iinclude -o $@ $^
+build/libsum.so: $(wildcard src/part_*.c) src/sum.c | build
+	$(CC) -shared -fPIC -Iinclude -o $@ $(filter %.c,$^)
 build/%.o: src/%.c | build
 	$(CC) $(CFLAGS) -c -o $@ $<
 build:
