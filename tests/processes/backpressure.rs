@@ -19,15 +19,15 @@ fn kept(command: &str) -> StartRequest {
 
 #[tokio::test]
 async fn a_reader_that_stops_does_not_slow_another() {
-    // Alone: whoever is kept from reading by other tests is slow himself, and is told of a gap.
-    let daemon = crate::support::Setup::new().alone().start().await;
+    let daemon = Daemon::start().await;
     let mut fast = daemon
         .watch(kept("read go; head -c 50000000 /dev/zero"))
         .await;
-    // Each on a connection of its own, and none of them ever takes anything.
+    // Each on a connection of its own, and none of them ever takes anything: were there room for
+    // megabytes on the way to them, they would be the fastest for a moment.
     let mut stopped = Vec::new();
     for _ in 0..3 {
-        let channel = daemon.new_connection();
+        let channel = daemon.new_narrow_connection();
         let processes = jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
         let watch = crate::support::Watch::attach(processes, fast.position()).await;
         stopped.push(watch.unwrap());
@@ -40,7 +40,7 @@ async fn a_reader_that_stops_does_not_slow_another() {
     // Those that stopped learn that they missed something, and how it ended.
     for mut watch in stopped {
         assert_eq!(watch.finish().await, exited);
-        assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gaps);
+        assert!(!watch.gaps.is_empty());
         assert!(watch.stdout.len() < 50_000_000);
     }
 }

@@ -89,6 +89,16 @@ impl Daemon {
         lazy_channel(&format!("unix:{}", self.place.socket().display()))
     }
 
+    /// A channel to it of its own, on which no more than 64 KiB are under way to who does not read.
+    pub(crate) fn new_narrow_connection(&self) -> Channel {
+        let window = Some(64 << 10);
+        Endpoint::from_shared(format!("unix:{}", self.place.socket().display()))
+            .unwrap()
+            .initial_stream_window_size(window)
+            .initial_connection_window_size(window)
+            .connect_lazy()
+    }
+
     /// A client of its tools on a connection of its own.
     pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
         tools(self.new_connection())
