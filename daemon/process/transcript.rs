@@ -2,9 +2,11 @@
 //! each reader has got to.
 //!
 //! A reader that is slower than the command is waited for, as far as it is the fastest of all: the
-//! command is read no faster than somebody takes it, and a reader that falls behind the others
-//! learns what it has missed. Where the command is to go on without readers, one that takes nothing
-//! for [`PATIENCE`] is not waited for any more.
+//! command is read no faster than somebody takes it. A reader that falls behind the others is waited
+//! for a moment, as those may be about to stop, and then learns what it has missed. Where the command
+//! is to go on without readers, one that takes nothing for [`PATIENCE`] is not waited for any more.
+
+mod chunk;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,11 +17,21 @@ use std::{
 use bytes::Bytes;
 use tokio::{sync::Notify, time::timeout_at};
 
+pub(crate) use self::chunk::Chunk;
+use self::chunk::PerStream;
 use crate::daemon::store::session::StreamName;
 
 /// How long a reader may take nothing while there is something for it, before the command goes on
 /// without it.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// How long readers that fall behind others are waited for: those others may be about to stop, having
+/// taken at once what there is room for on the way to them.
+const ALLOWANCE: Duration = Duration::from_secs(1);
+/// From when on that begins, how long until it can begin again: whatever readers do, the others and the
+/// command are held up for no more than a tenth of the time.
+const ALLOWED_EVERY: Duration = Duration::from_secs(10);
+/// How long one that is waited for so may take nothing.
+const MOVES_WITHIN: Duration = Duration::from_millis(100);
 /// Most chunks that are kept, so that many small ones cost no more than few large ones.
 const CHUNKS_AT_MOST: usize = 16 * 1024;
 
@@ -34,20 +46,6 @@ pub(crate) struct Transcript<E> {
     keep_bytes: usize,
     /// How long a reader that takes nothing is waited for; for ever if none.
     patience: Option<Duration>,
-}
-
-/// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
-/// of either stream; the first is 1.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Chunk {
-    /// Its number.
-    pub(crate) sequence: u64,
-    /// What it was written to.
-    pub(crate) stream: StreamName,
-    /// Position of its first byte in that stream.
-    pub(crate) offset: u64,
-    /// Its bytes; never empty.
-    pub(crate) data: Bytes,
 }
 
 /// What a reader gets.
@@ -98,6 +96,8 @@ struct State<E> {
     end: Option<E>,
     readers: HashMap<u64, Progress>,
     next_reader: u64,
+    /// When [`ALLOWANCE`] began last.
+    allowed: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -116,13 +116,8 @@ struct Progress {
     position: u64,
     /// When it last had all there was, or took something.
     moved: Instant,
-}
-
-/// Bytes of each stream.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct PerStream {
-    stdout: u64,
-    stderr: u64,
+    /// Whether it has had all there was at some time.
+    has_kept_up: bool,
 }
 
 /// A reader's place. Given back with [`Transcript::leave`].
@@ -152,7 +147,7 @@ pub(crate) enum Refused {
 enum Room {
     /// There is room.
     Free,
-    /// All readers are behind; the last of them is given up at this time, if ever.
+    /// Readers are behind; the last of them is given up at this time, if ever.
     Until(Option<Instant>),
 }
 
@@ -169,6 +164,7 @@ impl<E: Clone> Transcript<E> {
                 end: None,
                 readers: HashMap::new(),
                 next_reader: 0,
+                allowed: None,
             }),
             added: Notify::new(),
             taken: Notify::new(),
@@ -192,7 +188,9 @@ impl<E: Clone> Transcript<E> {
         let (now, before) = (Instant::now(), state.written.sum());
         for reader in state.readers.values_mut() {
             if reader.position == before {
-                reader.moved = now; // it had all there was
+                // It had all there was.
+                reader.moved = now;
+                reader.has_kept_up = true;
             }
         }
         let chunk = Chunk {
@@ -243,8 +241,8 @@ impl<E: Clone> Transcript<E> {
         self.state().kept_bytes()
     }
 
-    /// Waits until what comes next may be read from the command: until a reader that moves is close
-    /// enough behind, or nobody is to be waited for. May be cancelled.
+    /// Waits until what comes next may be read from the command: until all readers that are waited for
+    /// are close enough behind. May be cancelled.
     pub(crate) async fn room(&self) {
         loop {
             let taken = self.taken.notified();
@@ -269,8 +267,8 @@ impl<E: Clone> Transcript<E> {
             == Room::Free
     }
 
-    /// How far the fastest reader may be behind: not so far that it could miss something before it
-    /// is its turn.
+    /// How far readers that are waited for may be behind: not so far that one could miss something before
+    /// it is its turn.
     fn window(&self) -> u64 {
         self.keep_bytes as u64 / 2
     }
@@ -312,6 +310,7 @@ impl<E: Clone> Transcript<E> {
             next,
             position: state.end_of(position.after_sequence),
             moved: Instant::now(),
+            has_kept_up: false,
         };
         state.readers.insert(id, progress);
         Ok(Place {
@@ -431,50 +430,40 @@ impl<E: Clone> State<E> {
         event
     }
 
-    /// Whether somebody is less than `window` bytes behind, and not too many chunks, or nobody is
-    /// waited for.
-    fn room(&self, window: u64, patience: Option<Duration>, now: Instant) -> Room {
-        let (written, next) = (self.written.sum(), self.next);
+    /// Whether all readers that are waited for are less than `window` bytes behind, and not too many
+    /// chunks.
+    fn room(&mut self, window: u64, patience: Option<Duration>, now: Instant) -> Room {
+        if self.end.is_some() || self.readers.is_empty() {
+            return Room::Free;
+        }
+        let (written, dropped, next) = (self.written.sum(), self.dropped.sum(), self.next);
         let is_close = |reader: &Progress| {
             let chunks = next.saturating_sub(reader.next);
             written - reader.position < window && chunks < CHUNKS_AT_MOST as u64 / 2
         };
-        if self.end.is_some() || self.readers.is_empty() || self.readers.values().any(is_close) {
-            return Room::Free;
-        }
-        let Some(patience) = patience else {
+        let given_up = if self.readers.values().any(is_close) {
+            let behind = self.readers.values().filter(|reader| {
+                // One that has missed something has lost already what it could be waited for.
+                reader.has_kept_up && !is_close(reader) && reader.position >= dropped
+            });
+            let moves_until = behind.map(|reader| reader.moved + MOVES_WITHIN).max();
+            moves_until.map(|until| until.min(self.allowed_until(now)))
+        } else if let Some(patience) = patience {
+            let until = self.readers.values().map(|reader| reader.moved + patience);
+            until.max()
+        } else {
             return Room::Until(None);
         };
-        let given_up = self.readers.values().map(|reader| reader.moved + patience);
-        match given_up.max() {
+        match given_up {
             Some(until) if until > now => Room::Until(Some(until)),
             Some(_) | None => Room::Free,
         }
     }
-}
 
-impl Chunk {
-    /// The part of it that lies behind `offset` of its stream, if any.
-    fn behind(&self, offset: u64) -> Option<Self> {
-        let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
-        (skip < self.data.len()).then(|| Self {
-            offset: self.offset + skip as u64,
-            data: self.data.slice(skip..),
-            ..*self
-        })
-    }
-}
-
-impl PerStream {
-    fn of(&mut self, stream: StreamName) -> &mut u64 {
-        match stream {
-            StreamName::Stdout => &mut self.stdout,
-            StreamName::Stderr => &mut self.stderr,
-        }
-    }
-
-    fn sum(self) -> u64 {
-        self.stdout + self.stderr
+    /// Until when readers that have fallen behind others are waited for.
+    fn allowed_until(&mut self, now: Instant) -> Instant {
+        let begun = self.allowed.filter(|begun| now < *begun + ALLOWED_EVERY);
+        *self.allowed.insert(begun.unwrap_or(now)) + ALLOWANCE
     }
 }
 

@@ -23,11 +23,11 @@ async fn a_reader_that_stops_does_not_slow_another() {
     let mut fast = daemon
         .watch(kept("read go; head -c 50000000 /dev/zero"))
         .await;
-    // Each on a connection of its own, and none of them ever takes anything: were there room for
-    // megabytes on the way to them, they would be the fastest for a moment.
+    // Each on a connection of its own, and none of them ever takes anything; but there is room for
+    // megabytes on the way to them, and so they are the fastest for a moment.
     let mut stopped = Vec::new();
     for _ in 0..3 {
-        let channel = daemon.new_narrow_connection();
+        let channel = daemon.new_connection();
         let processes = jig::api::v1::process_service_client::ProcessServiceClient::new(channel);
         let watch = crate::support::Watch::attach(processes, fast.position()).await;
         stopped.push(watch.unwrap());
@@ -40,7 +40,7 @@ async fn a_reader_that_stops_does_not_slow_another() {
     // Those that stopped learn that they missed something, and how it ended.
     for mut watch in stopped {
         assert_eq!(watch.finish().await, exited);
-        assert!(!watch.gaps.is_empty());
+        assert_eq!(watch.gaps.len(), 1, "{:?}", watch.gaps);
         assert!(watch.stdout.len() < 50_000_000);
     }
 }

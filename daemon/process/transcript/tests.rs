@@ -129,13 +129,15 @@ async fn what_is_dropped_is_told_once() {
 }
 
 #[tokio::test]
-async fn only_the_fastest_reader_is_waited_for_and_not_for_ever() {
+async fn the_fastest_reader_is_waited_for() {
     let out = StreamName::Stdout;
     let text = Text::new(8, Some(PATIENCE));
     assert!(text.has_room(), "nobody is waited for");
     let mut slow = text.enter(Position::default(), 9).unwrap();
     let mut fast = text.enter(Position::default(), 9).unwrap();
     text.push(out, b"1234");
+    // That is used up, and nobody waits for it because it was faster once.
+    text.state().allowed = Some(Instant::now() - ALLOWANCE);
     assert!(!text.has_room());
     assert_eq!(text.next(&mut fast).await, Some(Event::Started));
     assert!(text.next(&mut fast).await.is_some());
@@ -166,12 +168,57 @@ async fn only_the_fastest_reader_is_waited_for_and_not_for_ever() {
 }
 
 #[tokio::test]
+async fn a_reader_that_falls_behind_the_others_is_waited_for_a_moment() {
+    let out = StreamName::Stdout;
+    let text = Text::new(16, Some(PATIENCE));
+    let mut slow = text.enter(Position::default(), 9).unwrap();
+    let mut fast = text.enter(Position::default(), 9).unwrap();
+    let room = |now| text.state().room(8, Some(PATIENCE), now);
+    let takes = async |place: &mut Place| text.next(place).await.is_some();
+    text.start();
+    assert!(takes(&mut slow).await && takes(&mut fast).await);
+    for data in [b"1234", b"5678"] {
+        text.push(out, data);
+        assert!(takes(&mut fast).await);
+    }
+    let begun = Instant::now();
+    // One that takes nothing, soon not any more; ...
+    let Room::Until(Some(until)) = room(begun) else {
+        panic!("it is waited for");
+    };
+    assert!(until <= begun + MOVES_WITHIN);
+    assert_eq!(room(until), Room::Free);
+    // ... one that goes on, until it is close enough, ...
+    assert!(takes(&mut slow).await);
+    assert_eq!(room(Instant::now()), Room::Free);
+    // ... again and again, but not longer than it is allowed in all, ...
+    let now = begun + ALLOWANCE;
+    text.push(out, b"9abc");
+    assert!(takes(&mut fast).await);
+    text.state().readers.get_mut(&slow.id).unwrap().moved = now;
+    assert_eq!(room(now - Duration::from_millis(1)), Room::Until(Some(now)));
+    assert_eq!(room(now), Room::Free);
+    assert_eq!(room(now + ALLOWANCE), Room::Free);
+    // ... until some time has passed.
+    let later = begun + ALLOWED_EVERY;
+    text.state().readers.get_mut(&slow.id).unwrap().moved = later;
+    assert!(matches!(room(later), Room::Until(_)));
+    // One that came late, or has missed something, is not waited for at all.
+    text.state().allowed = None;
+    text.leave(&slow);
+    let _late = text.enter(Position::default(), 9).unwrap();
+    assert_eq!(room(Instant::now()), Room::Free);
+    text.forget();
+    assert_eq!(room(Instant::now()), Room::Free);
+}
+
+#[tokio::test]
 async fn a_reader_that_does_nothing_is_given_up_in_time() {
     let text = Text::new(8, Some(PATIENCE));
     let _idle = text.enter(Position::default(), 9).unwrap();
     text.push(StreamName::Stdout, b"1234");
     let now = Instant::now();
-    let state = text.state();
+    let mut state = text.state();
     let Room::Until(Some(until)) = state.room(4, Some(PATIENCE), now) else {
         panic!("it is waited for");
     };

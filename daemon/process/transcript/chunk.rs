@@ -1,0 +1,51 @@
+//! What a transcript is made of.
+
+use bytes::Bytes;
+
+use crate::daemon::store::session::StreamName;
+
+/// A part of what a command wrote. Its sequence number is one more than that of the chunk before it,
+/// of either stream; the first is 1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Its number.
+    pub(crate) sequence: u64,
+    /// What it was written to.
+    pub(crate) stream: StreamName,
+    /// Position of its first byte in that stream.
+    pub(crate) offset: u64,
+    /// Its bytes; never empty.
+    pub(crate) data: Bytes,
+}
+
+/// Bytes of each stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct PerStream {
+    pub(super) stdout: u64,
+    pub(super) stderr: u64,
+}
+
+impl Chunk {
+    /// The part of it that lies behind `offset` of its stream, if any.
+    pub(super) fn behind(&self, offset: u64) -> Option<Self> {
+        let skip = usize::try_from(offset.saturating_sub(self.offset)).unwrap_or(usize::MAX);
+        (skip < self.data.len()).then(|| Self {
+            offset: self.offset + skip as u64,
+            data: self.data.slice(skip..),
+            ..*self
+        })
+    }
+}
+
+impl PerStream {
+    pub(super) fn of(&mut self, stream: StreamName) -> &mut u64 {
+        match stream {
+            StreamName::Stdout => &mut self.stdout,
+            StreamName::Stderr => &mut self.stderr,
+        }
+    }
+
+    pub(super) fn sum(self) -> u64 {
+        self.stdout + self.stderr
+    }
+}
