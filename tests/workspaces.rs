@@ -11,8 +11,8 @@ use tempfile::TempDir;
 use tonic::Request;
 
 use crate::support::{
-    Daemon, Mark, Refusal, Setup, check_answers, compile, descendants, eventually, host_status,
-    is_alive, promptly, shell, with,
+    Daemon, Mark, Refusal, Setup, check_nothing_is_left, compile, descendants, eventually,
+    host_status, is_alive, promptly, shell, with,
 };
 
 /// How many seconds the daemon waits for a slot at most (`BUILD_PATIENCE` of
@@ -130,23 +130,7 @@ async fn what_runs_at_the_same_time_shares_its_workspace_and_nothing_else() {
             let tried = daemon.try_run(in_workspace(workspace, 60, "exec ./carry_over find"));
             let response = tried.await.unwrap();
             assert_eq!(response.isolation, level);
-            check_answers(
-                &response,
-                &[
-                    ("/tmp/left", "ENOENT"),
-                    ("/dev/shm/left", "ENOENT"),
-                    ("/home/agent/left", "ENOENT"),
-                    ("shared memory", "ENOENT"),
-                    ("semaphore", "ENOENT"),
-                    ("message queue", "ENOENT"),
-                    ("POSIX message queue", "ENOENT"),
-                    ("keyring", "EPERM"),
-                    ("abstract socket", "ECONNREFUSED"),
-                    ("listener", "ECONNREFUSED"),
-                    ("port is free", "ok"),
-                    ("third process", "ESRCH"),
-                ],
-            );
+            check_nothing_is_left(&response);
             let look = in_workspace(workspace, 60, "cat /proc/self/mountinfo");
             let own = writable(&daemon.try_run(look).await.unwrap().stdout);
             assert_eq!(own.len(), mounts.len(), "{own:?}");

@@ -58,7 +58,7 @@ for name in (b'\0left', b'\0left datagrams'):
         pass
 for kind, protocol in ((socket.SOCK_STREAM, 0), (socket.SOCK_STREAM, 262), (socket.SOCK_DGRAM, 0), (socket.SOCK_DGRAM, 136)):
     for family, address in ((socket.AF_INET, '127.0.0.1'), (socket.AF_INET6, '::1')):
-        for port in [*range(47100, 47130)]:
+        for port in [*range(27100, 27130)]:
             try:
                 socket.socket(family, kind, protocol).bind((address, port))
             except OSError as error:
@@ -73,7 +73,8 @@ import array, os, signal, socket, struct, subprocess, sys, time
 print(os.readlink('/proc/self/ns/net'))
 V4, V6 = ('127.0.0.1', socket.AF_INET), ('::1', socket.AF_INET6)
 kept = []
-port = iter(range(47100, 47130))
+# None that the kernel chooses by itself (ip_local_port_range).
+port = iter(range(27100, 27130))
 def keep(end):
     kept.append(end)
     return end
@@ -227,7 +228,11 @@ async fn case_63_nothing_of_one_run_is_in_the_next_ones_network() {
         for line in ["ip address", "/proc/sys/net/ipv4/tcp_fastopen"] {
             assert!(before.contains(line), "{before}");
         }
-        for _ in 0..3 {
+        // On a loaded machine it may take longer than is waited for until all is gone that one has left.
+        for round in 0..30 {
+            if round >= 3 && again > 0 {
+                break;
+            }
             let left = daemon.output(argv(&["python3", "-c", LEAVE])).await;
             let (network, complaints) = left.split_once('\n').unwrap();
             assert_eq!(complaints, "", "what is left must be all that can be");

@@ -203,7 +203,7 @@ async fn what_goes_through_is_not_kept() {
     }
     let uploaded = daemon
         .output(shell(&format!(
-            "head -c {bytes} /dev/zero > /tmp/zeros; curl -sS -H Expect: -T /tmp/zeros http://packages.jig.test/up"
+            "head -c {bytes} /dev/zero > zeros; curl -sS -H Expect: -T zeros http://packages.jig.test/up"
         )))
         .await;
     assert_eq!(uploaded, format!("{bytes} bytes at /up\n"));

@@ -7,7 +7,6 @@ use std::{
 };
 
 use jig::api::v1::SandboxFailure;
-use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{Daemon, HostProgram, Setup, USER, shell};
 
@@ -25,14 +24,7 @@ const WITHOUT_MOUNTS: [&str; 5] = [
 
 /// What a daemon says that runs nothing because of a home that cannot be kept.
 async fn refused(daemon: &Daemon, level: &str) -> SandboxFailure {
-    assert_eq!(daemon.health().await, ServingStatus::NotServing);
-    daemon
-        .refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
-        .await;
-    assert!(!daemon.file("ran").exists());
-    let isolation = daemon.info().await.isolation.unwrap();
-    assert_eq!(isolation.level, "L0");
-    let mut refused = isolation.refused.into_iter();
+    let mut refused = daemon.runs_nothing().await.into_iter();
     let refused = refused.find(|refused| refused.level == level).unwrap();
     assert_eq!(refused.stage, "kept_home", "{refused:?}");
     assert!(refused.remedy.contains("home = \"fresh\""), "{refused:?}");

@@ -3,6 +3,20 @@
 use super::person::{Person, set_size};
 use crate::support::{Daemon, Mark, eventually};
 
+/// A shell at a terminal, which bears the mark.
+async fn begun(daemon: &Daemon, mark: &Mark) -> Person {
+    let marked = mark.on_process(Default::default());
+    let (name, value) = marked.env.iter().next().unwrap();
+    let variable = format!("{name}={value}");
+    let mut person = Person::runs(
+        daemon,
+        &["exec", "-it", "--env", &variable, "--", "bash", "--norc"],
+    );
+    person.types("echo be''gun\r");
+    person.sees("begun\r\n").await;
+    person
+}
+
 #[tokio::test]
 async fn a_shell_is_used_as_over_ssh() {
     let daemon = Daemon::start().await;
@@ -60,15 +74,7 @@ async fn a_terminal_can_be_left_and_come_back_to() {
 async fn leaving_ends_what_is_not_kept() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let marked = mark.on_process(Default::default());
-    let (name, value) = marked.env.iter().next().unwrap();
-    let variable = format!("{name}={value}");
-    let mut person = Person::runs(
-        &daemon,
-        &["exec", "-it", "--env", &variable, "--", "bash", "--norc"],
-    );
-    person.types("echo be''gun\r");
-    person.sees("begun\r\n").await;
+    let mut person = begun(&daemon, &mark).await;
     person.types("~.");
     assert_eq!(person.ends().await, Some(130));
     mark.vanishes().await;
@@ -135,15 +141,7 @@ async fn jig_is_suspended_and_continued_as_other_programs_are() {
 async fn a_terminal_that_goes_away_ends_the_command() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();
-    let marked = mark.on_process(Default::default());
-    let (name, value) = marked.env.iter().next().unwrap();
-    let variable = format!("{name}={value}");
-    let mut person = Person::runs(
-        &daemon,
-        &["exec", "-it", "--env", &variable, "--", "bash", "--norc"],
-    );
-    person.types("echo be''gun\r");
-    person.sees("begun\r\n").await;
+    let mut person = begun(&daemon, &mark).await;
     person.goes_away();
     mark.vanishes().await;
 }

@@ -11,7 +11,7 @@ use std::{
 
 use jig::api::v1::{
     GetInfoRequest, GetInfoResponse, ListFilesRequest, ReadArtifactRequest, ReadFileRequest,
-    RunRequest, RunResponse, artifact_service_client::ArtifactServiceClient,
+    RunRequest, RunResponse, SandboxFailure, artifact_service_client::ArtifactServiceClient,
     daemon_service_client::DaemonServiceClient, tool_service_client::ToolServiceClient,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -25,7 +25,7 @@ use tonic_health::pb::{
 };
 
 use super::{
-    call::{LARGEST_MESSAGE, Refusal, describe, with},
+    call::{LARGEST_MESSAGE, Refusal, describe, shell, with},
     setup::{Place, Setup, kill},
     wait::{eventually, promptly},
 };
@@ -89,16 +89,6 @@ impl Daemon {
         lazy_channel(&format!("unix:{}", self.place.socket().display()))
     }
 
-    /// A channel to it of its own, on which no more than 64 KiB are under way to who does not read.
-    pub(crate) fn new_narrow_connection(&self) -> Channel {
-        let window = Some(64 << 10);
-        Endpoint::from_shared(format!("unix:{}", self.place.socket().display()))
-            .unwrap()
-            .initial_stream_window_size(window)
-            .initial_connection_window_size(window)
-            .connect_lazy()
-    }
-
     /// A client of its tools on a connection of its own.
     pub(crate) fn tools_on_a_new_connection(&self) -> ToolServiceClient<Channel> {
         tools(self.new_connection())
@@ -136,6 +126,17 @@ impl Daemon {
         let mut tools = self.tools();
         let request = request.into_request();
         tokio::spawn(async move { tools.run(request).await.map(tonic::Response::into_inner) })
+    }
+
+    /// Checks that it serves nothing and runs no command. Answers which levels were refused, and why.
+    pub(crate) async fn runs_nothing(&self) -> Vec<SandboxFailure> {
+        assert_eq!(self.health().await, ServingStatus::NotServing);
+        self.refuses(shell("touch ran"), "SANDBOX_UNAVAILABLE")
+            .await;
+        assert!(!self.file("ran").exists());
+        let isolation = self.info().await.isolation.unwrap();
+        assert_eq!(isolation.level, "L0");
+        isolation.refused
     }
 
     /// Runs a command that must be refused, for this reason.

@@ -27,7 +27,7 @@ pub(crate) use process::{Watch, started, wait_for_end};
 pub(crate) use processes::{
     Mark, Process, descendants, host_status, is_alive, marked_count, of_session,
 };
-pub(crate) use program::{HostProgram, check_answers, compile};
+pub(crate) use program::{HostProgram, check_answers, check_nothing_is_left, compile};
 pub(crate) use proxy::Proxy;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};

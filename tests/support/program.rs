@@ -71,6 +71,27 @@ pub(crate) fn check_answers(response: &RunResponse, expected: &[(&str, &str)]) {
     assert_eq!(response.exit_code, Some(0), "{response:?}");
 }
 
+/// Checks that the program `carry_over` has found nothing of what it leaves behind.
+pub(crate) fn check_nothing_is_left(response: &RunResponse) {
+    check_answers(
+        response,
+        &[
+            ("/tmp/left", "ENOENT"),
+            ("/dev/shm/left", "ENOENT"),
+            ("/home/agent/left", "ENOENT"),
+            ("shared memory", "ENOENT"),
+            ("semaphore", "ENOENT"),
+            ("message queue", "ENOENT"),
+            ("POSIX message queue", "ENOENT"),
+            ("keyring", "EPERM"),
+            ("abstract socket", "ECONNREFUSED"),
+            ("listener", "ECONNREFUSED"),
+            ("port is free", "ok"),
+            ("third process", "ESRCH"),
+        ],
+    );
+}
+
 /// Compiles all programs into a folder.
 pub(super) fn compile_all(folder: &Path) {
     for entry in fs::read_dir(sources()).unwrap() {

@@ -58,27 +58,28 @@ pub(super) fn bench_run(global: &Global, args: &RunArgs) -> Result<(), Failure> 
         output::note(&format!("without bubblewrap: {reason}"));
     }
     let runtime = connection::runtime()?;
-    let own = match global.address() {
-        Some(_) => None,
-        None => Some(Daemon::start()?),
-    };
-    let address = match (&own, global.address()) {
-        (Some(daemon), _) => daemon.address(),
-        (None, address) => address.unwrap_or_default(),
+    let started;
+    let (address, own) = match global.address() {
+        Some(address) => (address, None),
+        None => {
+            started = Daemon::start()?;
+            (started.address(), Some(&started))
+        }
     };
     let connect = || runtime.block_on(Client::connect(address, global.options()));
     let clients: Vec<Client> = (0..scale.clients)
         .map(|_| connect())
         .collect::<Result<_, _>>()?;
-    let calls = calls::measure(&runtime, &connect()?, &clients, scale, bubblewrap.is_ok())?;
-    let of_our_daemon = match &own {
+    let client = connect()?;
+    let calls = calls::measure(&runtime, &client, &clients, scale, bubblewrap.is_ok())?;
+    let of_our_daemon = match own {
         None => OfOurDaemon::default(),
         Some(daemon) => OfOurDaemon {
             stream: part(args.stream, |mib| {
-                stream::measure(&runtime, &connect()?, daemon, mib)
+                stream::measure(&runtime, &client, daemon, mib)
             })?,
             sequence: part(args.sequence, |runs| {
-                sequence::measure(&runtime, &connect()?, daemon, runs)
+                sequence::measure(&runtime, &client, daemon, runs)
             })?,
             sleeping: part(args.sleeping, |runs| {
                 sleeping::measure(&runtime, &clients, runs)

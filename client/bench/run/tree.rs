@@ -76,7 +76,7 @@ impl Held {
             let directory = PathBuf::from(format!("/proc/{process}"));
             match unless_gone(fs::read_to_string(directory.join("stat")))? {
                 None => continue,
-                Some(stat) if state(&stat) == Some("Z") => {
+                Some(stat) if matches!(state_and_parent(&stat), Some(("Z", _))) => {
                     held.zombies += 1;
                     continue;
                 }
@@ -118,7 +118,7 @@ fn tree(root: i32) -> io::Result<Vec<i32>> {
             continue;
         };
         if let Some(stat) = unless_gone(fs::read_to_string(format!("/proc/{process}/stat")))? {
-            parents.extend(parent(&stat).map(|parent| (process, parent)));
+            parents.extend(state_and_parent(&stat).map(|(_, parent)| (process, parent)));
         }
     }
     let mut found = vec![root];
@@ -131,16 +131,12 @@ fn tree(root: i32) -> io::Result<Vec<i32>> {
     Ok(found)
 }
 
-/// The state in a stat file, its third field; the second, a name, may hold anything.
-fn state(stat: &str) -> Option<&str> {
+/// The state in a stat file, and the parent: its third and fourth field. The second, a name, may hold
+/// anything.
+fn state_and_parent(stat: &str) -> Option<(&str, i32)> {
     let (_, behind_name) = stat.rsplit_once(')')?;
-    behind_name.split_whitespace().next()
-}
-
-/// The parent in a stat file, its fourth field.
-fn parent(stat: &str) -> Option<i32> {
-    let (_, behind_name) = stat.rsplit_once(')')?;
-    behind_name.split_whitespace().nth(1)?.parse().ok()
+    let mut fields = behind_name.split_whitespace();
+    Some((fields.next()?, fields.next()?.parse().ok()?))
 }
 
 /// A number of a file of lines such as `Pss:  12 kB`; 0 where it is not there.
@@ -174,9 +170,8 @@ mod tests {
 
     #[test]
     fn what_proc_shows_is_read() {
-        assert_eq!(parent("12 (a) b) S 7 12 12"), Some(7));
-        assert_eq!(state("12 (a) b) S 7 12 12"), Some("S"));
-        assert_eq!(parent("12"), None);
+        assert_eq!(state_and_parent("12 (a) b) S 7 12 12"), Some(("S", 7)));
+        assert_eq!(state_and_parent("12"), None);
         assert_eq!(kibibytes("Rss:  9 kB\nPss:     12 kB\n", "Pss:"), 12);
         assert_eq!(kibibytes("", "Pss:"), 0);
     }

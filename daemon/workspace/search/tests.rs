@@ -254,14 +254,17 @@ fn a_search_that_is_stopped_answers_at_once_with_what_it_has() {
                 let complete = workspace.search(&base, selection(), &wish, &progress, &stop);
                 (complete.unwrap(), Instant::now())
             });
-            thread::sleep(Duration::from_millis(20));
+            let begun = Instant::now();
+            while !progress.take().hits.iter().any(|(path, _)| &**path == "a") {
+                let patience = Duration::from_secs(60);
+                assert!(begun.elapsed() < patience, "{query}: it finds nothing");
+                thread::yield_now();
+            }
             stop.stop();
             let stopped = Instant::now();
             let (complete, end) = search.join().unwrap();
             eprintln!("{query} {:?}", end.saturating_duration_since(stopped));
             assert!(!complete);
-            let finds = progress.take();
-            assert!(finds.hits.iter().any(|(path, _)| &**path == "a"), "{query}");
             let patience = Duration::from_millis(if cfg!(debug_assertions) { 5000 } else { 50 });
             assert!(end.saturating_duration_since(stopped) < patience, "{query}");
         });

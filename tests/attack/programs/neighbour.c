@@ -60,7 +60,7 @@ int main(int count, char **arguments)
     answer("set its i/o priority", CALL(ioprio_set, 1, process, 3 << 13));
     answer("set its user's i/o priority", CALL(ioprio_set, 3, 0, 3 << 13));
     answer("own limits", CALL(prlimit64, 0, RLIMIT_NOFILE, NULL, &limit));
-    answer("own priority", CALL(setpriority, 0, 0, 1));
+    answer("own priority", CALL(setpriority, 0, 0, 19));
     answer("own affinity", CALL(sched_setaffinity, 0, sizeof mask, &mask));
 
     struct sockaddr_in tcp = {
