@@ -72,7 +72,8 @@
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's
 //!   pidfd does; who else holds the pipe does not matter.
 //! * **Nothing polls on a call's path.** What is waited for is an event; the only timers are limits,
-//!   and the watchdog of memory where no cgroup counts it, which looks beside the call.
+//!   the watchdog of memory where no cgroup counts it, and what lowers the CPU share of a run that
+//!   lasts, both beside the call.
 //! * **Everything is bounded**, by a constant or a setting with a name; what is dropped is counted.
 //! * **A tool is described once**, in its proto. Names, limits and defaults are read from there.
 //! * **`unsafe` lives in `daemon/sys`**, nowhere else.

@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     os::fd::AsFd,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -135,7 +135,7 @@ pub(crate) async fn run(
         observer.visited(visit);
     }
 
-    let watch = Watchdog::new(&spec.limits, running.is_counted());
+    let watch = Watchdog::new(&spec.limits, running.is_counted(), cpus());
     let watch = watch.map(|dog| Watch::new(dog, running.measurer()));
     let mut watched = Watched {
         running,
@@ -146,6 +146,7 @@ pub(crate) async fn run(
         ladder: Ladder::Running { until: deadline },
         output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
         watch,
+        share: Share::new(dispatched),
     };
     let ended = watched.wait(stop).await;
     // Kept until now, so that the daemon is not woken by the pipes' end just before it is by the
@@ -198,6 +199,17 @@ fn not_connected(error: std::io::Error) -> RunError {
     RunError::NotStarted(Failure::kernel(Stage::StandardStreams, errno, ""))
 }
 
+/// CPUs of the machine: commands can run on others than the daemon does (sched_setaffinity(2)).
+fn cpus() -> u64 {
+    static CPUS: OnceLock<u64> = OnceLock::new();
+    *CPUS.get_or_init(|| {
+        let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        // One line for all of them, one for each.
+        let lines = text.lines().filter(|line| line.starts_with("cpu")).count();
+        (lines as u64).saturating_sub(1)
+    })
+}
+
 /// A command that runs, and what is watched meanwhile.
 struct Watched<'a> {
     running: Running,
@@ -210,6 +222,32 @@ struct Watched<'a> {
     /// Bytes that it may write.
     output_bytes: u64,
     watch: Option<Watch>,
+    share: Share,
+}
+
+/// Lowering the share of the CPUs that a run has. Those that are over soon need not be bothered with.
+struct Share {
+    /// When to try next, as long as it is worth it.
+    next: Option<Instant>,
+    pause: Duration,
+}
+
+impl Share {
+    const FIRST: Duration = Duration::from_millis(25);
+    /// No pause between two attempts is longer: the kernel may refuse some.
+    const LAST: Duration = Duration::from_secs(5);
+
+    fn new(now: Instant) -> Self {
+        Self {
+            next: Some(now + Self::FIRST),
+            pause: Self::FIRST,
+        }
+    }
+
+    fn tried(&mut self, now: Instant) {
+        self.pause *= 3;
+        self.next = (self.pause <= Self::LAST).then(|| now + self.pause);
+    }
 }
 
 /// Looking at what a run occupies.
@@ -291,6 +329,11 @@ impl Watched<'_> {
                     Event::Over(Limit::Output)
                 }
                 limit = over(&mut self.watch) => Event::Over(limit),
+                () = task::until(self.share.next) => {
+                    self.running.lower_share();
+                    self.share.tried(Instant::now());
+                    continue;
+                }
                 (order, done) = next_order(&mut self.orders, &mut self.held_back), if self.connections.know_the_start() => {
                     self.obey(order);
                     // Whoever said so may have gone.

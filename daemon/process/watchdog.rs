@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use super::outcome::Limit;
 use crate::daemon::sandbox::{limits::Limits, wire::Measure};
 
-/// Bytes that a run can come to occupy in a second: more than two CPUs can fill.
-const GROWTH: u64 = 4 << 30;
-/// CPU time that it can use in a second, in microseconds: that of this many CPUs.
-const CPUS: u64 = 8;
+/// Bytes that a run can come to occupy in a second, with each CPU that there is: more than one fills.
+const GROWTH: u64 = 2 << 30;
+/// CPUs that can fill memory at one time: more have to wait for it, and a run that sleeps is not to be
+/// looked at all the time.
+const FILLING_AT_MOST: u64 = 8;
 /// Shortest and longest time between two looks. One costs some 50 us of CPU for each process.
 const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
@@ -18,12 +19,16 @@ const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from
 pub(super) struct Watchdog {
     memory_bytes: Option<u64>,
     cpu_us: Option<u64>,
+    /// CPUs that it can use at one time.
+    cpus: u64,
 }
 
 impl Watchdog {
-    /// Watches what `limits` name; nothing where there is nothing to watch.
-    pub(super) fn new(limits: &Limits, is_memory_counted: bool) -> Option<Self> {
+    /// Watches what `limits` name, on a machine of so many CPUs; nothing where there is nothing to
+    /// watch.
+    pub(super) fn new(limits: &Limits, is_memory_counted: bool, cpus: u64) -> Option<Self> {
         let watchdog = Self {
+            cpus: cpus.max(1),
             memory_bytes: (!is_memory_counted).then_some(limits.memory_bytes),
             cpu_us: limits.cpu_sec.map(|seconds| u64::from(seconds) * 1_000_000),
         };
@@ -58,8 +63,16 @@ impl Watchdog {
                 u64::try_from(micros).unwrap_or(u64::MAX),
             ))
         };
-        let memory = until(self.memory_bytes, measure.memory_bytes, GROWTH);
-        let cpu = until(self.cpu_us, measure.cpu_us, CPUS * 1_000_000);
+        let memory = until(
+            self.memory_bytes,
+            measure.memory_bytes,
+            GROWTH * self.cpus.min(FILLING_AT_MOST),
+        );
+        let cpu = until(
+            self.cpu_us,
+            measure.cpu_us,
+            self.cpus.saturating_mul(1_000_000),
+        );
         let soonest = memory.into_iter().chain(cpu).min().unwrap_or(BETWEEN.1);
         now + soonest.clamp(BETWEEN.0, BETWEEN.1)
     }
@@ -84,14 +97,14 @@ mod tests {
             cpu_sec: Some(10),
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&limits, false).unwrap();
+        let watchdog = Watchdog::new(&limits, false, 2).unwrap();
         let now = Instant::now();
         for (memory, cpu, milliseconds) in [
             (0, 0, 500),
             (GIB, 0, 250),
             (2 * GIB - 1, 0, 20),
             (3 * GIB, 0, 20),
-            (0, 9_000_000, 125),
+            (0, 9_800_000, 100),
             (0, 11_000_000, 20),
         ] {
             let next = watchdog.next(&measure(memory, cpu), now) - now;
@@ -101,8 +114,12 @@ mod tests {
             memory_bytes: 1 << 50,
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&generous, false).unwrap();
+        let watchdog = Watchdog::new(&generous, false, 2).unwrap();
         assert_eq!(watchdog.next(&measure(0, 0), now) - now, BETWEEN.1);
+        // And the more CPUs there are.
+        let watchdog = Watchdog::new(&limits, false, 16).unwrap();
+        let next = watchdog.next(&measure(0, 0), now) - now;
+        assert_eq!(next, Duration::from_millis(125));
     }
 
     #[test]
@@ -112,7 +129,7 @@ mod tests {
             memory_bytes: 100,
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&limits, false).unwrap();
+        let watchdog = Watchdog::new(&limits, false, 2).unwrap();
         for (memory, cpu, limit) in [
             (100, 2_000_000, None),
             (101, 0, Some(Limit::Memory)),
@@ -120,8 +137,8 @@ mod tests {
         ] {
             assert_eq!(watchdog.judge(&measure(memory, cpu)), limit);
         }
-        let counted = Watchdog::new(&limits, true).unwrap();
+        let counted = Watchdog::new(&limits, true, 2).unwrap();
         assert_eq!(counted.judge(&measure(101, 0)), None);
-        assert_eq!(Watchdog::new(&Limits::default(), true), None);
+        assert_eq!(Watchdog::new(&Limits::default(), true, 2), None);
     }
 }

@@ -29,6 +29,9 @@ use super::limits::Limits;
 const NEEDED: [&str; 2] = ["memory", "pids"];
 /// What is used where it is there.
 const WANTED: [&str; 1] = ["cpu"];
+/// Share of the CPUs that all runs together have beside the daemon, which has 100: its own processes
+/// are answered whatever commands do. As much as `priority` leaves each of them.
+const RUNS_WEIGHT: &str = "10";
 /// Time in which a share of the CPUs is given out, in microseconds: the kernel's default.
 const CPU_PERIOD_US: u64 = 100_000;
 /// From here on `pids.max` takes no number (PID_MAX_LIMIT of linux/threads.h): the kernel has no more.
@@ -41,8 +44,8 @@ pub(super) const PIDS_BEHIND: u32 = 64;
 pub(crate) struct Cgroups {
     /// The directory of the runs.
     runs: PathBuf,
-    /// What was turned on here, and for its children.
-    turned_on: [TurnedOn; 2],
+    /// What was turned on below, and here.
+    _turned_on: [TurnedOn; 2],
     /// Whether shares of CPUs are held.
     has_cpu: bool,
     next: AtomicU64,
@@ -55,8 +58,8 @@ pub(crate) struct Cgroups {
 #[error("{0}")]
 pub(crate) struct NoCgroups(pub(crate) String);
 
-/// Controllers that were turned on for the children of a cgroup. Until they are turned off again, no
-/// process can be put into it.
+/// Controllers that were turned on for the children of a cgroup, until this is dropped: as long as they
+/// are on, no process can be put into it.
 #[derive(Debug)]
 struct TurnedOn {
     /// Open: the daemon cannot open it any more once it is confined.
@@ -121,19 +124,18 @@ impl Cgroups {
                     "{error}: other processes may be in it; the daemon must be alone there"
                 ))
             })?;
-            let below = make(&runs).and_then(|()| TurnedOn::new(&runs, &enabled));
-            match below {
-                Ok(below) => Ok([below, here]),
-                Err(error) => {
-                    here.undo();
-                    Err(error)
-                }
+            make(&runs)?;
+            if has_cpu {
+                // Without it they have what the daemon has.
+                let _best_effort = write(&runs.join("cpu.weight"), RUNS_WEIGHT);
             }
+            // Those below must be turned off before those here can be.
+            Ok([TurnedOn::new(&runs, &enabled)?, here])
         };
         match claim() {
             Ok(turned_on) => Ok(Self {
                 runs,
-                turned_on,
+                _turned_on: turned_on,
                 has_cpu,
                 next: AtomicU64::new(0),
                 ending: Mutex::default(),
@@ -196,9 +198,8 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         self.remove_ended();
-        // Whoever starts the next one can put it here. That finds what is left, as the daemon's own,
-        // which nobody can remove himself, and the directory of the runs where it was confined.
-        self.turned_on.iter().for_each(TurnedOn::undo);
+        // The next one here finds what is left, as the daemon's own, which nobody can remove himself,
+        // and the directory of the runs where it was confined.
         let _best_effort = fs::remove_dir(&self.runs);
     }
 }
@@ -213,16 +214,17 @@ impl TurnedOn {
             names.map(|name| format!("{sign}{name} ")).collect()
         };
         let is_new = |name: &&&str| !on_before.split_whitespace().any(|known| known == **name);
-        let turned_on = Self {
+        let written = (&control).write_all(all('+', &mut controllers.iter()).as_bytes());
+        written.map_err(|error| failed("writing", &path, &error))?;
+        Ok(Self {
             control,
             undo: all('-', &mut controllers.iter().filter(is_new)),
-        };
-        let written = (&turned_on.control).write_all(all('+', &mut controllers.iter()).as_bytes());
-        written.map_err(|error| failed("writing", &path, &error))?;
-        Ok(turned_on)
+        })
     }
+}
 
-    fn undo(&self) {
+impl Drop for TurnedOn {
+    fn drop(&mut self) {
         if !self.undo.is_empty() {
             // Others may need them by now.
             let _best_effort = (&self.control).write_all(self.undo.as_bytes());

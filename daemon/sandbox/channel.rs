@@ -66,8 +66,11 @@ impl Channel {
                 // One that has failed says why before it ends: that is still to be read when it
                 // cannot be asked any more.
                 let failure = Failure::kernel(stage, errno, "asking");
+                if !failure.is_disconnection() {
+                    return Err(failure); // it was not asked, and will not answer
+                }
                 return Err(match self.answer(workspace, stage).await {
-                    Err(why) if failure.is_disconnection() && !why.is_disconnection() => why,
+                    Err(why) if !why.is_disconnection() => why,
                     _ => failure,
                 });
             }

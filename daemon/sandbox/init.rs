@@ -1,11 +1,11 @@
-//! The first two processes of a sandbox: its init, and the one that becomes the command.
+//! The init of a sandbox, which builds it and ends it.
 //!
 //! ```text
 //! init (process 1)                      command's process (process 2)
 //!   builds the sandbox
-//!   starts process 2 ───────────────▶   says Ready
+//!   starts process 2 ───────────────▶   leads a session, says Ready
 //!   waits                               receives the request
-//!                                       setsid → stdio → cwd → limits → execve
+//!                                       stdio → cwd → limits → execve
 //!   process 2 ended ◀────────────────   … runs …
 //!   kills and reaps all others
 //!   says Ended, and is gone
@@ -16,39 +16,31 @@
 //! on the request is done before it comes.
 
 use std::{
-    convert::Infallible,
     ffi::CStr,
     os::fd::{AsFd as _, OwnedFd},
     sync::atomic::{AtomicI32, AtomicU32, Ordering},
 };
 
 use rustix::{
-    fs::{Mode, OFlags, open},
-    io::dup,
     mount::{MountFlags, mount, mount_bind},
-    process::{Pid, Resource, Rlimit, chdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid},
-    pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
-    stdio::{dup2_stderr, dup2_stdin, dup2_stdout},
-    termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
+    process::{Pid, Resource, Rlimit, setrlimit},
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
 use super::{
-    canary::{self, Guarded},
+    canary::Guarded,
     capabilities,
-    image::{HEADER_BYTES, Header, TerminalSize, Wiring},
     landlock::Rules,
     level::Level,
-    limits::{Limits, RESOURCES},
+    limits::Limits,
     plan::{HOME, Network},
     root::EMPTY,
     stage::Stage,
-    wire::{Received, Report, receive_bytes, send_bytes},
+    wire::{Report, send_bytes},
 };
 use crate::daemon::sys::{
     Errno,
     bpf::{Instruction, load_filter},
-    exec::ExecImage,
     fd::{keep_only, kept},
     memory::Cabin,
     name_process,
@@ -125,9 +117,9 @@ pub(super) struct State {
     /// Number of the socket to the daemon, as the init inherits it.
     pub(super) control: i32,
     /// The step that the command's process is at; 0 until it has a request.
-    stage: AtomicU32,
+    pub(super) stage: AtomicU32,
     /// Why that step failed; 0 while it has not.
-    errno: AtomicI32,
+    pub(super) errno: AtomicI32,
 }
 
 /// Processes that count in the slot's user namespace beside the command's: the slot's keeper and the
@@ -149,8 +141,6 @@ impl State {
         }
     }
 }
-
-// === The init ===
 
 /// Runs as process 1.
 pub(super) fn run_init(cabin: &'static Cabin<State>) -> ! {
@@ -279,7 +269,7 @@ const _: () = assert!(
     "the two spellings of the home directory are one path"
 );
 
-/// Reads back what must be in force in every sandbox; the probe of [`canary`] looks further, once.
+/// Reads back what must be in force in every sandbox; the probe of [`super::canary`] looks further, once.
 pub(super) fn check() -> Result<(), Errno> {
     capabilities::check_given_up()?;
     if secure_computing_mode()? != SecureComputingMode::Filter {
@@ -294,205 +284,4 @@ pub(super) fn check() -> Result<(), Errno> {
 pub(super) fn tell(report: Report) {
     // A daemon that is gone needs no answer: this process dies with it.
     let _sent = send_bytes(kept(), &report.encode(), &[]);
-}
-
-// === The command's process ===
-
-/// Runs as process 2.
-pub(super) fn run_command(cabin: &'static Cabin<State>) -> ! {
-    let state = &cabin.state;
-    tell(Report::Ready);
-    let errno = become_command(cabin);
-    state.errno.store(errno.raw_os_error(), Ordering::Release);
-    exit_now(127)
-}
-
-/// Receives the request and executes it. Returns only when a step fails.
-fn become_command(cabin: &'static Cabin<State>) -> Errno {
-    match try_become_command(cabin) {
-        Ok(never) => match never {},
-        Err(errno) => errno,
-    }
-}
-
-fn try_become_command(cabin: &'static Cabin<State>) -> Result<Infallible, Errno> {
-    let state = &cabin.state;
-    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
-
-    let buffer = cabin.take_image().ok_or(Errno::BUSY)?;
-    let mut fds: [Option<OwnedFd>; 5] = [const { None }; 5];
-    let mut received = fds.iter_mut();
-    let Received { length, .. } = receive_bytes(kept(), buffer, |fd| {
-        if let Some(place) = received.next() {
-            *place = Some(fd);
-        }
-    })?;
-    if length == 0 {
-        exit_now(0); // the daemon dropped the sandbox
-    }
-    at(Stage::ReceiveRequest);
-    let header = Header::parse(buffer.get(..length).ok_or(Errno::BADMSG)?).ok_or(Errno::BADMSG)?;
-    if header.probe {
-        at(Stage::Canary);
-        tell(Report::Probed {
-            failed: canary::run(
-                state.blueprint.level,
-                &state.blueprint.guarded,
-                state.blueprint.network,
-            ),
-        });
-        exit_now(0);
-    }
-    let mut fds = fds.into_iter().flatten();
-    // Closed by the execution: whoever waits for it learns by that, or by what is written before,
-    // what has become of it.
-    let start = match header.has_start {
-        true => Some(fds.next().ok_or(Errno::BADF)?),
-        false => None,
-    };
-    let result = connect_and_execute(cabin, buffer, length, &header, fds);
-    if let (Some(start), Err(errno)) = (start, &result) {
-        let _nobody_waits = rustix::io::write(start, &errno.raw_os_error().to_ne_bytes());
-    }
-    result
-}
-
-/// Connects the command to what it reads and writes, and executes it.
-fn connect_and_execute(
-    cabin: &'static Cabin<State>,
-    buffer: &'static mut [u8],
-    length: usize,
-    header: &Header,
-    mut fds: impl Iterator<Item = OwnedFd>,
-) -> Result<Infallible, Errno> {
-    let state = &cabin.state;
-    let at = |stage: Stage| state.stage.store(stage as u32, Ordering::Release);
-    let descriptors = match header.wiring {
-        Wiring::Terminal(_) => None,
-        Wiring::Descriptors { stdin } => {
-            let stdin = match stdin {
-                true => Some(fds.next().ok_or(Errno::BADF)?),
-                false => None,
-            };
-            let stdout = fds.next().ok_or(Errno::BADF)?;
-            Some((stdin, stdout, fds.next().ok_or(Errno::BADF)?))
-        }
-    };
-    // What does not fit in one message comes as a memory file, its header in the message.
-    let image: &'static mut [u8] = if length == HEADER_BYTES && header.length > length {
-        cabin.map_image(fds.next().ok_or(Errno::BADF)?, header.length)?
-    } else {
-        buffer.get_mut(..length).ok_or(Errno::BADMSG)?
-    };
-    let image = ExecImage::relocate(image, header.argv, header.argc, header.envp, header.envc)
-        .ok_or(Errno::BADMSG)?;
-
-    at(Stage::Session);
-    setsid()?;
-    let (stdin, stdout, stderr) = match (header.wiring, descriptors) {
-        (Wiring::Terminal(size), _) => {
-            at(Stage::Terminal);
-            let terminal = make_terminal(size)?;
-            let stdout = dup(&terminal)?;
-            (Some(terminal), stdout, None)
-        }
-        (Wiring::Descriptors { .. }, Some((stdin, stdout, stderr))) => {
-            (stdin, stdout, Some(stderr))
-        }
-        (Wiring::Descriptors { .. }, None) => return Err(Errno::BADF),
-    };
-    at(Stage::StandardStreams);
-    match stdin {
-        Some(stdin) => dup2_stdin(stdin)?,
-        None => dup2_stdin(open(
-            c"/dev/null",
-            OFlags::RDONLY | OFlags::CLOEXEC,
-            Mode::empty(),
-        )?)?,
-    }
-    dup2_stdout(&stdout)?;
-    dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
-    at(Stage::ChangeDirectory);
-    chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
-    at(Stage::ResourceLimits);
-    set_resources(header.resources, state.blueprint.other_processes)?;
-    at(Stage::Execute);
-    Err(execute(&image, header))
-}
-
-/// Sets the limits that come with the request. None can be above those that the sandbox was built
-/// with: nobody here may raise a limit.
-fn set_resources(
-    [processes, files, files_hard, file_size, cpu]: [u64; RESOURCES],
-    other_processes: u64,
-) -> Result<(), Errno> {
-    // The run's own are no more than may be (see `set_limits` of the slot); with those that count beside
-    // them they may be.
-    let most = getrlimit(Resource::Nproc).maximum.unwrap_or(u64::MAX);
-    let processes = processes.saturating_add(other_processes).min(most);
-    let limits = [
-        (Resource::Nproc, processes, processes),
-        (Resource::Nofile, files, files_hard),
-        (Resource::Fsize, file_size, file_size),
-        // A process is told when its time is up (SIGXCPU), and killed when it goes on.
-        (Resource::Cpu, cpu, cpu.saturating_add(1)),
-    ];
-    for (resource, current, maximum) in limits {
-        if resource == Resource::Cpu && current == 0 {
-            continue; // no limit
-        }
-        let limit = Rlimit {
-            current: Some(current),
-            maximum: Some(maximum),
-        };
-        setrlimit(resource, limit)?;
-    }
-    Ok(())
-}
-
-/// Makes a terminal, sends its other end to the daemon, and makes it the controlling terminal of
-/// this process, which leads a session.
-fn make_terminal(size: TerminalSize) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let daemons_end = open(c"/dev/pts/ptmx", flags, Mode::empty())?;
-    unlockpt(&daemons_end)?;
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-    let terminal = ioctl_tiocgptpeer(&daemons_end, flags)?;
-    tcsetwinsize(
-        &terminal,
-        Winsize {
-            ws_row: size.rows,
-            ws_col: size.columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        },
-    )?;
-    let mut modes = tcgetattr(&terminal)?;
-    // So that erasing a character erases all bytes of it.
-    modes.input_modes |= InputModes::IUTF8;
-    tcsetattr(&terminal, OptionalActions::Now, &modes)?;
-    let report = Report::Terminal.encode();
-    send_bytes(kept(), &report, &[daemons_end.as_fd()])?;
-    ioctl_tiocsctty(&terminal)?;
-    Ok(terminal)
-}
-
-/// Tries the programs in order, as execvp(3) does. Returns only when none could be executed.
-fn execute(image: &ExecImage<'_>, header: &Header) -> Errno {
-    let mut offset = header.programs;
-    let mut refused = None;
-    let mut last = Errno::NOENT;
-    for _ in 0..header.program_count {
-        let Some(program) = image.string(offset) else {
-            return Errno::BADMSG;
-        };
-        last = image.execute(program);
-        match last {
-            Errno::ACCESS => refused = Some(last),
-            Errno::NOENT | Errno::NOTDIR => {}
-            _ => return last,
-        }
-        offset += program.to_bytes_with_nul().len();
-    }
-    refused.unwrap_or(last)
 }

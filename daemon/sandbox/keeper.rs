@@ -2,8 +2,8 @@
 //!
 //! A process of its own, executed before the daemon has threads, because the daemon must never
 //! fork. It stays outside every namespace made here, keeps the rights that the daemon gives up, and
-//! does the two things that need them: becoming another user, and mapping the owner of a workspace
-//! to that user. It dies with the daemon.
+//! does what needs them: becoming another user, mapping the owner of a workspace to that user, and
+//! lowering shares of the CPUs. It dies with the daemon.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ use super::{
     identity::{self, Rights},
     in_place, launcher, masked_proc,
     plan::{Plan, WorkspacePlan},
-    root,
+    priority, root,
     stage::{Failure, Stage, at},
     wire::{Answer, Identity, Order, StartTemplate, ToKeeper, pair, receive, send, send_answer},
 };
@@ -123,8 +123,16 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
 impl Keeper {
     fn serve(&mut self, daemon: BorrowedFd<'_>) -> ! {
         loop {
-            let Ok(Some((ToKeeper::Template(order), _))) = receive(daemon) else {
-                exit_now(0); // the launcher's death signal ends it with this process
+            let order = match receive(daemon) {
+                Ok(Some((ToKeeper::Template(order), _))) => order,
+                Ok(Some((ToKeeper::Lower(command), _))) => {
+                    if let Some(command) = Pid::from_raw(command) {
+                        priority::lower_session(command);
+                    }
+                    continue;
+                }
+                // The launcher's death signal ends it with this process.
+                _ => exit_now(0),
             };
             let sent = match self.start_template(order) {
                 Ok((identity, socket)) => {

@@ -148,6 +148,7 @@ impl Isolation {
         };
         layers.push(self.layer(&Row("seccomp", [On(seccomp); 3])));
         layers.push(self.memory_limit());
+        layers.push(self.cpu_share());
         self.tell_network(&mut layers);
         self.tell_pids(&mut layers);
         self.tell_home(&mut layers);
@@ -182,7 +183,6 @@ impl Isolation {
     }
 
     fn memory_limit(&self) -> Layer {
-        let is_held = self.level > Level::L0;
         let detail = match &self.accounting {
             Accounting::Cgroups(_) => {
                 "cgroup v2: memory.max with memory.oom.group, of all that the run occupies"
@@ -194,12 +194,20 @@ impl Isolation {
                  version 2, which the daemon cannot make ({why}); with systemd, Delegate=yes lets it"
             ),
         };
-        Layer {
-            name: "memory_limit",
-            applied: is_held,
-            detail,
-            remedy: if is_held { "" } else { self.remedy() },
-        }
+        self.told("memory_limit", self.level > Level::L0, detail)
+    }
+
+    fn cpu_share(&self) -> Layer {
+        let detail = match &self.accounting {
+            Accounting::Cgroups(cgroups) if cgroups.has_cpu() => {
+                "cgroup v2: cpu.weight, all runs together a tenth of the daemon's; cpu.max holds limits.cpus"
+            }
+            Accounting::Cgroups(_) | Accounting::Watchdog(_) => {
+                "commands are 10 nicer than the daemon, and so are their sessions where those have shares (autogroup), of which a command can make \
+                 more or raise its own again; limits.cpus is held in cgroups of version 2 with the controller cpu alone, which are not there"
+            }
+        };
+        self.told("cpu_share", self.level > Level::L0, detail.to_owned())
     }
 
     /// Says of the layer that limits processes what is true where the kernel counts them.
@@ -220,26 +228,27 @@ impl Isolation {
             Level::L0 => {
                 let why = self.refused.first();
                 let why = why.map(|refused| refused.failure.to_string());
-                return Layer {
-                    name,
-                    applied: false,
-                    detail: format!(
-                        "no sandbox could be built for workspace {}: {}",
-                        self.workspace,
-                        why.unwrap_or_default()
-                    ),
-                    remedy: self.remedy(),
-                };
+                let detail = format!(
+                    "no sandbox could be built for workspace {}: {}",
+                    self.workspace,
+                    why.unwrap_or_default()
+                );
+                return self.told(name, false, detail);
             }
         };
         let (applied, detail) = match is {
             On(detail) => (true, detail),
             Off(detail) => (false, detail),
         };
+        self.told(name, applied, detail.to_owned())
+    }
+
+    /// A layer that is in force, or would be at a higher level.
+    fn told(&self, name: &'static str, applied: bool, detail: String) -> Layer {
         Layer {
             name,
             applied,
-            detail: detail.to_owned(),
+            detail,
             remedy: if applied { "" } else { self.remedy() },
         }
     }

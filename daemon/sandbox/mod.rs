@@ -23,11 +23,11 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`] | what each process does, in this order |
+//! | [`keeper`], [`launcher`], [`template`], [`slot`], [`init`], [`command`] | what each process does, in this order |
 //! | [`in_place`] | what they do where no namespaces can be made (L1) |
 //! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
 //! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
-//! | [`cgroup`], [`measure`] | what a run occupies: counted by the kernel, or looked at |
+//! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
 //! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
 //! | [`launch`], [`pool`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
@@ -36,6 +36,7 @@ mod canary;
 mod capabilities;
 pub(crate) mod cgroup;
 mod channel;
+mod command;
 pub(crate) mod entrance;
 mod etc;
 mod id_map;
@@ -54,6 +55,7 @@ mod masked_proc;
 mod measure;
 pub(crate) mod plan;
 pub(crate) mod pool;
+mod priority;
 mod proc_masks;
 pub(crate) mod proof;
 mod protect;

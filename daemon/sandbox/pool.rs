@@ -39,8 +39,7 @@ use crate::daemon::{sys::readiness::watch, task};
 /// Sandboxes kept warm for each workspace from the start: one to take while the other is being
 /// made.
 const WARM_AT_START: usize = 2;
-/// Most sandboxes kept warm for each workspace when calls become fewer; each costs about 0.4 MB of
-/// kernel memory.
+/// Most sandboxes kept warm for each workspace when calls become fewer; each costs the kernel 0.4 MB.
 const WARM_AT_MOST: usize = 8;
 /// Pause until a slot in whose network something is left is looked at again.
 const OCCUPIED_PAUSE: Duration = Duration::from_secs(1);
@@ -327,6 +326,7 @@ impl Pool {
             entrance,
             level,
             cgroups: self.cgroups.clone(),
+            keeper: Arc::clone(&self.keeper),
         };
         loop {
             let (warm, mut told) = match refill(&slot, &lending, &self.limits).await {

@@ -10,7 +10,7 @@ use std::{
 
 use rustix::{net::sockopt::set_socket_passcred, process::Pid};
 use tokio::{
-    sync::{mpsc, oneshot},
+    sync::{Mutex, mpsc, oneshot},
     time::timeout,
 };
 
@@ -38,6 +38,8 @@ pub(super) struct Lending {
     pub(super) level: Level,
     /// Where each gets a cgroup.
     pub(super) cgroups: Option<Arc<Cgroups>>,
+    /// Who can lower shares of CPUs.
+    pub(super) keeper: Arc<Mutex<Channel>>,
 }
 
 /// How long building a sandbox may take. It takes a millisecond; a machine that needs longer than
@@ -116,6 +118,7 @@ async fn build(
             asks: lending.asks.clone(),
             entrance: lending.entrance.clone(),
             level: lending.level,
+            keeper: Arc::clone(&lending.keeper),
             scratch,
         }),
         Some(Report::Failed { stage, errno }) => Err(Failure::kernel(

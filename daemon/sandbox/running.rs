@@ -15,7 +15,7 @@ use rustix::{
 };
 use tokio::{
     io::unix::AsyncFd,
-    sync::{mpsc, oneshot},
+    sync::{Mutex, mpsc, oneshot},
     time::timeout,
 };
 
@@ -28,8 +28,9 @@ use super::{
     in_place::scratch::settle,
     level::Level,
     limits::Limits,
+    priority,
     stage::{Failure, Stage},
-    wire::{Measure, REPORT_BYTES, Report},
+    wire::{Measure, REPORT_BYTES, Report, ToKeeper},
 };
 use crate::daemon::{
     sys::{Errno, memory::IMAGE_BYTES, process::Usage, readiness::watch, signal},
@@ -86,6 +87,8 @@ pub(crate) struct Warm {
     pub(super) entrance: Option<Arc<Entrance>>,
     /// The isolation that it gives.
     pub(super) level: Level,
+    /// Who can lower its share of the CPUs.
+    pub(super) keeper: Arc<Mutex<Channel>>,
     /// The directory that it has in place of file systems of its own, at L1.
     pub(super) scratch: Option<OsString>,
 }
@@ -101,6 +104,7 @@ pub(crate) struct Running {
     cgroup: Option<RunCgroup>,
     visit: Option<Visit>,
     level: Level,
+    keeper: Arc<Mutex<Channel>>,
 }
 
 /// Has what runs in a sandbox measured.
@@ -293,6 +297,7 @@ impl Warm {
             cgroup: self.cgroup,
             visit: self.entrance.as_ref().map(Entrance::open),
             level: self.level,
+            keeper: self.keeper,
         }
     }
 }
@@ -358,6 +363,20 @@ impl Running {
             Some(cgroup) => MeasuredBy::Kernel(cgroup.clock()),
             None => MeasuredBy::Slot(self.asks.clone()),
         })
+    }
+
+    /// Has the share of the CPUs lowered that the command's session has, where sessions have shares. May
+    /// come to nothing.
+    pub(crate) fn lower_share(&self) {
+        if !priority::sessions_have_shares() {
+            return;
+        }
+        let order = self.pid().map(ToKeeper::Lower);
+        let order = order.and_then(|order| serde_json::to_vec(&order).ok());
+        // One who makes something has no time for this.
+        if let (Some(order), Ok(keeper)) = (order, self.keeper.try_lock()) {
+            let _best_effort = keeper.send(&order, &[]);
+        }
     }
 
     /// Asks the init to send `signal` to the command's process group.

@@ -19,8 +19,8 @@ use rustix::process::{
 
 use super::{
     canary::Guarded,
-    capabilities, entrance,
-    init::{Blueprint, MountOptions, PROCESSES_OF_OURS, Scratch, State, run_command, run_init},
+    capabilities, command, entrance,
+    init::{Blueprint, MountOptions, PROCESSES_OF_OURS, Scratch, State, run_init},
     landlock::{Access, Reach, Rules},
     level::Level,
     limits::Limits,
@@ -320,6 +320,10 @@ pub(super) fn set_limits(limits: Limits) -> Result<(), Errno> {
     // A core pattern that pipes to a program is run whatever the limit, but for 1 (fs/coredump.c).
     setrlimit(Resource::Core, same(1))?;
     setrlimit(Resource::Fsize, same(limits.file_size_bytes))?;
+    // What the daemon may do about its turns, commands may not.
+    for turns in [Resource::Nice, Resource::Rtprio] {
+        setrlimit(turns, same(0))?;
+    }
     // Counted by user over all runs, like the quotas above.
     let signals = getrlimit(Resource::Sigpending).current.unwrap_or(u64::MAX);
     setrlimit(Resource::Sigpending, same(signals.min(QUEUED_SIGNALS)))
@@ -354,7 +358,7 @@ fn make_sandbox(
         .start(
             State::new(blueprint, scratch, control.as_raw_fd()),
             run_init,
-            run_command,
+            command::run,
             namespaces,
         )
         .map_err(in_stage)

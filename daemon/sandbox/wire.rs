@@ -42,6 +42,9 @@ pub(super) enum ToKeeper {
     Plan(Plan),
     /// Start a template.
     Template(Order),
+    /// Lower the share of the CPUs that the session of a command has, which has this number. Not
+    /// answered.
+    Lower(i32),
 }
 
 /// What to start a template for.

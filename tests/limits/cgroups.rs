@@ -2,10 +2,10 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use jig::api::v1::{IsolationLayer, LowerLimits, Outcome, RunRequest, RunResponse};
+use jig::api::v1::{LowerLimits, Outcome, RunRequest, RunResponse};
 use rustix::process::Signal;
 
-use super::{LARGEST, limited};
+use super::{LARGEST, layer, limited};
 use crate::support::{Daemon, Kernel, Mark, Setup, USER, argv, compile, eventually, guest, shell};
 
 const ROOT: &str = "/sys/fs/cgroup";
@@ -28,11 +28,6 @@ fn told(response: &RunResponse) -> (Outcome, &str) {
     (response.outcome(), response.limit.as_str())
 }
 
-async fn layer(daemon: &Daemon, name: &str) -> IsolationLayer {
-    let layers = daemon.info().await.isolation.unwrap().layers;
-    layers.into_iter().find(|layer| layer.name == name).unwrap()
-}
-
 /// The cgroups of a daemon's runs that are there now.
 fn runs(daemon: &Daemon, below: &str) -> Vec<PathBuf> {
     let runs = PathBuf::from(ROOT).join(below);
@@ -47,6 +42,7 @@ async fn limits_are_held(daemon: &Daemon) {
     for (name, word) in [
         ("memory_limit", "memory.max"),
         ("process_limit", "pids.max"),
+        ("cpu_share", "cpu.weight"),
     ] {
         let layer = layer(daemon, name).await;
         assert!(layer.applied && layer.detail.contains(word), "{layer:?}");
@@ -195,6 +191,8 @@ async fn shares_of_cpus_are_held() {
         .start()
         .await;
     assert_eq!(daemon.info().await.run_limits.unwrap().cpus, Some(0.2));
+    let of_all_runs = format!("{ROOT}/jig-runs-{}/cpu.weight", daemon.pid());
+    assert_eq!(fs::read_to_string(of_all_runs).unwrap(), "10\n");
     let mut request = shell("while :; do :; done & while :; do :; done");
     request.timeout_sec = Some(5);
     let response = daemon.run(request).await;

@@ -2,7 +2,7 @@
 
 use jig::api::v1::{LowerLimits, Outcome, RunResponse};
 
-use super::limited;
+use super::{layer, limited};
 use crate::support::{Daemon, Mark, Setup, argv, eventually, shell};
 
 /// Less than the attacks below take, more than an interpreter needs.
@@ -113,20 +113,11 @@ async fn a_run_beside_a_bomb_is_not_touched() {
 #[tokio::test]
 async fn how_memory_is_held_is_told() {
     let daemon = Daemon::start().await;
-    let isolation = daemon.info().await.isolation.unwrap();
-    let layer = isolation
-        .layers
-        .iter()
-        .find(|layer| layer.name == "memory_limit")
-        .unwrap();
-    assert!(layer.applied);
-    assert!(layer.detail.contains("watchdog"), "{layer:?}");
-    let layer = isolation
-        .layers
-        .iter()
-        .find(|layer| layer.name == "process_limit")
-        .unwrap();
-    assert!(layer.detail.contains("not reported"), "{layer:?}");
+    let memory = layer(&daemon, "memory_limit").await;
+    assert!(memory.applied);
+    assert!(memory.detail.contains("watchdog"), "{memory:?}");
+    let processes = layer(&daemon, "process_limit").await;
+    assert!(processes.detail.contains("not reported"), "{processes:?}");
 }
 
 #[tokio::test]

@@ -7,10 +7,11 @@ mod cpu;
 mod lowered;
 mod memory;
 mod output;
+mod share;
 
-use jig::api::v1::{LowerLimits, RunRequest};
+use jig::api::v1::{IsolationLayer, LowerLimits, RunRequest};
 
-use crate::support::shell;
+use crate::support::{Daemon, shell};
 
 /// The largest that each limit can be set to, but for processes, which the daemon's own limit bounds.
 const LARGEST: &str = r#"
@@ -24,6 +25,13 @@ tmp_bytes = 9223372036854775807
 tmp_inodes = 4294967295
 wall_clock = "24h"
 "#;
+
+/// What is told about a layer of the sandbox.
+async fn layer(daemon: &Daemon, name: &str) -> IsolationLayer {
+    let layers = daemon.info().await.isolation.unwrap().layers;
+    let layer = layers.into_iter().find(|layer| layer.name == name);
+    layer.unwrap_or_else(|| panic!("GetInfo tells of {name}"))
+}
 
 /// A command line with limits of its own.
 fn limited(command: &str, limits: LowerLimits) -> RunRequest {

@@ -11,11 +11,8 @@ use rustix::process::{
 use super::{
     super::{
         canary::Guarded,
-        capabilities,
-        init::{
-            Blueprint, Broken, PROCESSES_OF_OURS, Scratch, State, check, run_command, see_through,
-            tell,
-        },
+        capabilities, command,
+        init::{Blueprint, Broken, PROCESSES_OF_OURS, Scratch, State, check, see_through, tell},
         level::Level,
         stage::{Failure, Stage, at},
         wire::Report,
@@ -120,7 +117,7 @@ fn processes_of(uid: u32) -> io::Result<u32> {
 /// here allocates, locks, panics or touches thread-local storage.
 fn run_confined(cabin: &'static Cabin<State>) -> ! {
     match confine(cabin.state.blueprint) {
-        Ok(()) => run_command(cabin),
+        Ok(()) => command::run(cabin),
         Err(Broken(stage, errno)) => {
             tell(Report::Failed { stage, errno });
             exit_now(1)
