@@ -47,15 +47,12 @@ fn of_outcome(outcome: i32, exit_code: Option<i32>, signal: &str) -> u8 {
         Ok(Outcome::Exited) => exit_code
             .and_then(|code| u8::try_from(code).ok())
             .unwrap_or(RUN_FAILED),
-        Ok(Outcome::Signaled) => signal_number(signal)
+        Ok(Outcome::Signaled | Outcome::OomKilled | Outcome::OutputLimit) => signal_number(signal)
             .and_then(|number| number.checked_add(128))
             .unwrap_or(RUN_FAILED),
         Ok(Outcome::TimedOut) => TIMED_OUT,
         Ok(Outcome::Cancelled) => CANCELLED,
-        Ok(
-            Outcome::Unspecified | Outcome::OomKilled | Outcome::OutputLimit | Outcome::DaemonLost,
-        )
-        | Err(_) => RUN_FAILED,
+        Ok(Outcome::Unspecified | Outcome::DaemonLost) | Err(_) => RUN_FAILED,
     }
 }
 
@@ -112,8 +109,8 @@ mod tests {
             (Outcome::Signaled, None, "", 125),
             (Outcome::TimedOut, None, "SIGTERM", 124),
             (Outcome::Cancelled, None, "SIGKILL", 130),
-            (Outcome::OomKilled, None, "SIGKILL", 125),
-            (Outcome::OutputLimit, None, "SIGKILL", 125),
+            (Outcome::OomKilled, None, "SIGKILL", 137),
+            (Outcome::OutputLimit, None, "SIGKILL", 137),
             (Outcome::DaemonLost, None, "", 125),
             (Outcome::Unspecified, Some(0), "", 125),
         ] {

@@ -16,9 +16,11 @@ const ROOT: &[&str] = &[
     "libx32",
     "opt",
     "proc",
+    "run",
     "sbin",
     "tmp",
     "usr",
+    "var",
     "workspace",
 ];
 
@@ -175,8 +177,17 @@ async fn the_root_holds_what_programs_need_and_is_read_only() {
         let response = daemon.run(argv(&["touch", path])).await;
         assert_eq!(response.exit_code, Some(1), "{path}: {response:?}");
     }
-    for path in ["/workspace", "/tmp", "/home/agent", "/dev/shm"] {
-        let line = format!("echo text > {path}/file && mkdir {path}/folder && cat {path}/file");
+    for path in [
+        "/workspace",
+        "/tmp",
+        "/home/agent",
+        "/dev/shm",
+        "/run/lock",
+        "/var/tmp/cache",
+    ] {
+        let line = format!(
+            "mkdir -p {path} && echo text > {path}/file && mkdir {path}/folder && cat {path}/file"
+        );
         assert_eq!(daemon.output(shell(&line)).await, "text\n", "{path}");
     }
     assert_eq!(fs::read_to_string(daemon.file("file")).unwrap(), "text\n");
@@ -186,12 +197,21 @@ async fn the_root_holds_what_programs_need_and_is_read_only() {
 async fn what_is_the_hosts_or_the_daemons_is_not_there() {
     let daemon = Setup::new().tcp().start().await;
     assert_eq!(daemon.output(shell("ls /home")).await, "agent\n");
+    assert_eq!(daemon.output(shell("ls -A /var")).await, "run\ntmp\n");
+    assert_eq!(
+        daemon
+            .output(shell("ls -A /run/ /var/run/ /var/tmp/"))
+            .await
+            .lines()
+            .count(),
+        5
+    );
     let (state, socket, workspace) = (daemon.state(), daemon.socket(), daemon.workspace());
     let own = [&state, &socket, &workspace].map(|path| path.to_str().unwrap());
     for path in own.into_iter().chain([
         "/root",
-        "/run",
-        "/var",
+        "/var/log",
+        "/var/cache",
         "/var/run/secrets/kubernetes.io/serviceaccount",
         "/run/secrets/kubernetes.io/serviceaccount",
         "/var/run/docker.sock",

@@ -15,7 +15,12 @@ pub(super) fn how(outcome: i32, signal: &str, limit: &str) -> Option<String> {
         Ok(Outcome::Signaled) => is_limited.then(|| format!("ended by {signal}{limit}")),
         Ok(Outcome::TimedOut) => Some(format!("ended: its time was up{limit}")),
         Ok(Outcome::Cancelled) => Some(format!("ended: cancelled{limit}")),
-        Ok(outcome) => Some(format!("ended: {}{limit}", outcome.as_str_name())),
+        Ok(Outcome::OomKilled) => Some(format!("ended: it took too much memory{limit}")),
+        Ok(Outcome::OutputLimit) => Some(format!("ended: it wrote too much{limit}")),
+        Ok(Outcome::DaemonLost) => Some("ended: its daemon died".to_owned()),
+        Ok(outcome @ Outcome::Unspecified) => {
+            Some(format!("ended: {}{limit}", outcome.as_str_name()))
+        }
         Err(_) => Some(format!("ended: outcome {outcome}{limit}")),
     }
 }
@@ -39,7 +44,7 @@ mod tests {
             (
                 Outcome::OutputLimit,
                 "output",
-                Some("ended: OUTCOME_OUTPUT_LIMIT (limit: output)"),
+                Some("ended: it wrote too much (limit: output)"),
             ),
         ] {
             assert_eq!(how(outcome.into(), "SIGKILL", limit).as_deref(), expected);

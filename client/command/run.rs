@@ -243,7 +243,7 @@ mod tests {
             notes(&response, true, Some("s")),
             [
                 "5000000 bytes of standard output are in: jig artifact --session s logs/x.txt",
-                "ended: OUTCOME_OOM_KILLED (limit: memory)",
+                "ended: it took too much memory (limit: memory)",
             ]
         );
         assert!(notes(&response, false, None)[0].contains("--max-output"));

@@ -45,10 +45,10 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         limits.open_files >= 16 && limits.open_files <= limits.open_files_hard,
         "limits.open_files must be at least 16, and at most limits.open_files_hard",
     );
-    // 0 would mean no limit to tmpfs(5).
+    // A page, and an inode besides that of the root: the least with which there can be a file.
     must(
-        limits.tmp_bytes > 0 && limits.tmp_inodes > 0,
-        "limits.tmp_bytes and limits.tmp_inodes must be at least 1",
+        limits.tmp_bytes >= 4096 && limits.tmp_inodes >= 2,
+        "limits.tmp_bytes must be at least 4096, and limits.tmp_inodes at least 2",
     );
     must(
         limits.output_bytes != Some(0),

@@ -28,7 +28,7 @@ use crate::daemon::{
         wire::Measure,
     },
     store::artifact::Sink,
-    sys::Errno,
+    sys::{Errno, process::Usage},
     task,
 };
 
@@ -145,6 +145,7 @@ pub(crate) async fn run(
         held_back,
         ladder: Ladder::Running { until: deadline },
         output_bytes: spec.limits.output_bytes.unwrap_or(u64::MAX),
+        cpu_sec: spec.limits.cpu_sec,
         watch,
         share: Share::new(dispatched),
     };
@@ -199,6 +200,9 @@ fn not_connected(error: std::io::Error) -> RunError {
     RunError::NotStarted(Failure::kernel(Stage::StandardStreams, errno, ""))
 }
 
+/// What a process's time is off by, at most, where the kernel compares it with its limit.
+const TICK: Duration = Duration::from_millis(10);
+
 /// CPUs of the machine: commands can run on others than the daemon does (sched_setaffinity(2)).
 fn cpus() -> u64 {
     static CPUS: OnceLock<u64> = OnceLock::new();
@@ -221,6 +225,8 @@ struct Watched<'a> {
     ladder: Ladder,
     /// Bytes that it may write.
     output_bytes: u64,
+    /// Seconds of CPU time that it may take; without limit if none.
+    cpu_sec: Option<u32>,
     watch: Option<Watch>,
     share: Share,
 }
@@ -362,6 +368,15 @@ impl Watched<'_> {
         }
     }
 
+    /// Whether it took the CPU time that it may take.
+    fn came_to_cpu(&self, usage: &Usage) -> bool {
+        let taken = Duration::from_micros(usage.user_us.saturating_add(usage.system_us));
+        let limit = self
+            .cpu_sec
+            .map(|seconds| Duration::from_secs(u64::from(seconds)));
+        limit.is_some_and(|limit| taken + TICK >= limit)
+    }
+
     fn ended(&self, end: End) -> Waited {
         let cause = self.ladder.cause();
         match (end, cause) {
@@ -373,10 +388,13 @@ impl Watched<'_> {
                 }
                 // One that went on all the same, and ended well, was not ended by it.
                 let came_to_pids = held.pids && outcome != Outcome::Exited(0);
+                let limit = outcome.limit();
+                // Anybody can send that signal.
+                let limit = limit.filter(|limit| *limit != Limit::Cpu || self.came_to_cpu(&usage));
                 Waited::Ended(Ok(Ended {
                     outcome,
                     usage: Some(usage),
-                    limit: outcome.limit().or(came_to_pids.then_some(Limit::Pids)),
+                    limit: limit.or(came_to_pids.then_some(Limit::Pids)),
                     kill_pending: false,
                 }))
             }

@@ -37,7 +37,7 @@ pub(super) const ETC_FILES: &[&str] = &[
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
-    // What time it is here.
+    // What time it is here; where the first is a link, it is made anew, as its target has the name.
     "localtime",
     "timezone",
     // Which system this is: scripts choose by it what to do.
@@ -55,8 +55,9 @@ pub(super) const ETC_FILES: &[&str] = &[
     "ssl/openssl.cnf",
     "pki/tls/openssl.cnf",
     "ssl/cert.pem",
-    // Where man(1) looks.
+    // Where man(1) looks, and what it formats with.
     "manpath.config",
+    "groff",
     // Debian's Maven does not start without; its settings.xml, beside them, may hold passwords.
     "maven/m2.conf",
     "maven/logging/simplelogger.properties",
@@ -85,6 +86,16 @@ pub(super) struct EtcFiles {
     links: Vec<(&'static str, PathBuf)>,
 }
 
+/// The link to the time zone, where there is one: programs read its name off it.
+fn zone() -> Option<(&'static str, PathBuf)> {
+    let target = fs::read_link("/etc/localtime").ok()?;
+    let path = Path::new("/etc").join(&target);
+    // Commands see /usr as it is.
+    let found = fs::canonicalize(path).ok()?;
+    let is_seen = found.starts_with("/usr/share/zoneinfo");
+    is_seen.then_some(("etc/localtime", found))
+}
+
 impl EtcFiles {
     /// Reads what there is.
     pub(super) fn read(network: Network) -> Self {
@@ -107,18 +118,27 @@ impl EtcFiles {
             let target = fs::read_link(name).ok()?;
             Some((name.trim_start_matches('/'), target))
         };
+        let links = SYSTEM.iter().filter_map(link).chain(zone());
+        let links: Vec<_> = links
+            .chain([("etc/mtab", PathBuf::from("../proc/self/mounts"))])
+            .collect();
+        let is_linked = |name: &str| {
+            let linked = |(link, _): &(&str, PathBuf)| link.strip_prefix("etc/") == Some(name);
+            links.iter().any(linked)
+        };
         Self {
             files: ETC_FILES
                 .iter()
+                .filter(|name| !is_linked(name))
                 .chain((network == Network::Host).then_some(&RESOLVER))
                 .flat_map(each)
                 .filter_map(read)
                 .collect(),
-            links: SYSTEM.iter().filter_map(link).collect(),
+            links,
         }
     }
 
-    /// Writes the files below the scaffold, which is the working directory.
+    /// Writes the files and links below the scaffold, which is the working directory.
     pub(super) fn write(self, identity: Identity) -> io::Result<()> {
         for (name, target) in self.links {
             symlink(target, name)?;

@@ -44,6 +44,9 @@ pub(crate) enum Access {
     Sockets,
     /// Everything.
     Write,
+    /// Nothing but to move and link files from one directory to another, as far as other rules allow it:
+    /// that is refused by all that do not grant it, whatever they handle.
+    Moves,
 }
 
 /// Which processes may be signalled, and met at abstract Unix sockets.
@@ -53,7 +56,7 @@ pub(crate) enum Reach {
     Own,
     /// Those under the same rules, and nobody by TCP.
     OwnWithoutTcp,
-    /// Those under the same rules, and files are not handled at all.
+    /// Those under the same rules, and of files nothing is handled but that they are moved.
     OwnAndAllFiles,
     /// Any, as far as other walls allow it.
     Any,
@@ -93,12 +96,13 @@ impl Rules {
             Access::Devices => EXECUTE | READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
             Access::Sockets => MAKE_SOCK | REMOVE_FILE,
             Access::Write => u64::MAX,
+            Access::Moves => REFER,
         };
         Self {
             abi,
             attributes: landlock::RulesetAttributes {
                 handled_access_fs: match reach {
-                    Reach::OwnAndAllFiles => 0,
+                    Reach::OwnAndAllFiles => handled & REFER,
                     Reach::Own | Reach::OwnWithoutTcp | Reach::Any => handled,
                 },
                 handled_access_net: match reach {

@@ -131,6 +131,7 @@ pub(super) fn build(
     }
     etc.write(identity)
         .map_err(|error| io_failure(&error, "etc"))?;
+    link_writable(&pieces)?;
     let device_flags = MountFlags::NOSUID | MountFlags::NOEXEC;
     mount(c"tmpfs", c"dev", c"tmpfs", device_flags, DEVICE_OPTIONS)
         .map_err(build("mounting /dev"))?;
@@ -172,6 +173,30 @@ pub(super) fn build(
         .map_err(build("making /dev read-only"))?;
     mount_remount("/", read_only | MountFlags::NODEV, c"")
         .map_err(build("making the root read-only"))
+}
+
+/// Makes the usual places for files that need not last, besides `/tmp`: links to what each run has of its
+/// own. Not where something is bound to.
+fn link_writable(pieces: &[Piece]) -> Result<(), Failure> {
+    let failed = |error: io::Error| io_failure(&error, "making links");
+    for (link, target) in [
+        ("run", "dev/shm"),
+        ("var/run", "../run"),
+        ("var/tmp", "../tmp"),
+    ] {
+        let place = Path::new("/").join(link);
+        let is_bound = |piece: &Piece| {
+            piece.destination.starts_with(&place) || place.starts_with(&piece.destination)
+        };
+        if pieces.iter().any(is_bound) {
+            continue;
+        }
+        if let Some(parent) = Path::new(link).parent() {
+            fs::create_dir_all(parent).map_err(failed)?;
+        }
+        symlink(target, link).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Makes the working directory, which is the root of a mount, the root of this process and of all

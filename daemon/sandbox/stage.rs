@@ -160,7 +160,7 @@ impl Stage {
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::UserNamespace | Self::SlotNamespace => {
-                "allow user namespaces: raise sysctl user.max_user_namespaces; on Ubuntu, give the binary an AppArmor profile with `userns`; in a \
+                "allow user namespaces: raise the sysctls user.max_user_namespaces, user.max_pid_namespaces and user.max_mnt_namespaces; on Ubuntu, give the binary an AppArmor profile with `userns`; in a \
                  container, use a seccomp profile that allows clone and unshare with namespace flags"
             }
             Self::IdMap => {
@@ -213,7 +213,8 @@ impl Stage {
                 "leave the daemon's cgroup to it: nothing else may remove or limit what it makes there (systemd: Delegate=yes)"
             }
             Self::ResourceLimits => {
-                "raise the daemon's own hard limits (ulimit -H) to at least those of the runs"
+                "runs cannot have more than the daemon's own hard limits: lower limits.processes, limits.open_files_hard or limits.file_size_bytes, or raise \
+                 the daemon's (ulimit -Hu, -Hn, -Hf)"
             }
             Self::Launcher
             | Self::HostName

@@ -151,6 +151,26 @@ async fn each_run_has_directories_of_its_own_and_none_stays() {
 }
 
 #[tokio::test]
+async fn files_are_moved_and_linked_between_directories() {
+    let daemon = start().await;
+    let lines = [
+        "mkdir a b; echo text > a/file; python3 -c 'import os; os.rename(\"a/file\", \"b/file\")'; cat b/file",
+        "ln b/file a/link; cat a/link",
+        "mv b \"$TMPDIR/\"; mv \"$TMPDIR/b\" c; cat c/file",
+        "printenv GIT_CONFIG_NOSYSTEM",
+        "git init -q r; cd r; mkdir d; echo text > d/f; git add .; git -c user.name=a -c user.email=a@b commit -qm one; \
+            mkdir e; git mv d/f e/f; git status --porcelain",
+    ];
+    for (line, expected) in
+        lines
+            .iter()
+            .zip(["text\n", "text\n", "text\n", "1\n", "R  d/f -> e/f\n"])
+    {
+        assert_eq!(daemon.output(shell(line)).await, expected, "{line}");
+    }
+}
+
+#[tokio::test]
 async fn whatever_a_command_leaves_behind_is_ended() {
     let daemon = start().await;
     for (name, expected) in [("daemonize", "started\n"), ("dodge", "running\n")] {

@@ -26,6 +26,21 @@ async fn a_process_that_computes_too_long_is_ended() {
 }
 
 #[tokio::test]
+async fn a_signal_is_no_limit() {
+    let daemon = Daemon::start().await;
+    for request in [
+        crate::support::shell("kill -XCPU $$"),
+        one_second("kill -XCPU $$"),
+    ] {
+        let response = daemon.run(request).await;
+        assert_eq!(
+            (response.signal.as_str(), response.limit.as_str()),
+            ("SIGXCPU", "")
+        );
+    }
+}
+
+#[tokio::test]
 async fn many_processes_have_one_limit() {
     let daemon = Daemon::start().await;
     let mark = Mark::new();

@@ -3,12 +3,13 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     process::Stdio,
+    time::Duration,
 };
 
 use rustix::process::Signal;
 
 use super::command_line::jig;
-use crate::support::{Daemon, Proxy, Setup, eventually};
+use crate::support::{Daemon, Proxy, Setup, eventually, promptly};
 
 #[tokio::test]
 async fn a_lost_connection_is_made_again() {
@@ -35,6 +36,24 @@ async fn a_lost_connection_is_made_again() {
     let (rest, status) = rest.await.unwrap();
     assert_eq!((first.as_str(), rest.as_str()), ("one\n", "1\n2\n3\n"));
     assert_eq!(status.code(), Some(6));
+}
+
+#[tokio::test]
+async fn a_command_that_ended_with_its_daemon_is_told_to_be_lost() {
+    let daemon = Daemon::start().await;
+    let script = "echo one; exec sleep 1000";
+    let mut child = jig(&daemon.socket(), &["exec", "--keep", script])
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    stdout.read_line(&mut first).unwrap();
+    let _daemon = daemon.restart().await;
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let ended = promptly("it ends", ended).await.unwrap();
+    assert_eq!(ended.status.code(), Some(125));
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert!(told.contains("the daemon was restarted"), "{told}");
 }
 
 #[tokio::test]
@@ -72,6 +91,36 @@ async fn input_goes_on_where_the_connection_was_lost() {
     let told = String::from_utf8(ended.stderr).unwrap();
     assert_eq!(ended.status.code(), Some(0), "{told}");
     assert!(echoed == input, "{} of {} bytes", echoed.len(), input.len());
+}
+
+#[tokio::test]
+async fn input_that_waited_long_goes_on_where_the_connection_was_lost() {
+    let daemon = Daemon::start().await;
+    let proxy = Proxy::to(&daemon);
+    let script = "until test -e go; do sleep 0.05; done; wc -c";
+    let mut child = jig(&proxy.socket(), &["exec", "-i", "--keep", script])
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let writing = std::thread::spawn(move || stdin.write_all(&vec![b'x'; 4 << 20]).unwrap());
+    eventually("it runs", async || {
+        !daemon.list_processes().await.is_empty()
+    })
+    .await;
+    // Longer than a write is offered to a daemon that refuses it.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    proxy.cut();
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let ended = tokio::task::spawn_blocking(move || child.wait_with_output().unwrap());
+    let ended = promptly("it ends", ended).await.unwrap();
+    writing.join().unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    assert_eq!(
+        String::from_utf8(ended.stdout).unwrap(),
+        "4194304\n",
+        "{told}"
+    );
 }
 
 #[tokio::test]

@@ -76,7 +76,8 @@ pub(super) async fn feed(
 
 /// Gives it one part, again while the connection is lost. Answers whether it takes more.
 async fn give(known: &mut Known, request: WriteStdinRequest) -> Result<bool, Failure> {
-    let mut tries = Tries::begin();
+    // From the first one that was refused: one may wait for as long as the process reads nothing.
+    let mut refused: Option<Tries> = None;
     loop {
         let client = known.running().await.client;
         let Err(error) = client.write_stdin(request.clone()).await else {
@@ -86,7 +87,9 @@ async fn give(known: &mut Known, request: WriteStdinRequest) -> Result<bool, Fai
             return Ok(false);
         }
         let is_lost = is_loss(&error);
-        if error.name() == "DRAINING" || is_lost && tries.last(REFUSALS) {
+        let is_read = known.now().is_none_or(|running| running.is_read);
+        let tries = refused.get_or_insert_with(Tries::begin);
+        if error.name() == "DRAINING" || is_lost && is_read && tries.last(REFUSALS) {
             aside(&format!(
                 "input cannot be given any more, what is written still comes: {}",
                 error.message
@@ -101,7 +104,7 @@ async fn give(known: &mut Known, request: WriteStdinRequest) -> Result<bool, Fai
         if known.now().is_some_and(|running| !running.is_read) {
             // How long that is tried is not decided here.
             known.read().await;
-            tries = Tries::begin();
+            refused = None;
         }
     }
 }

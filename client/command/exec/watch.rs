@@ -7,6 +7,7 @@ use jig::{
 use tokio::{sync::watch, time::timeout_at};
 
 use super::{
+    aside::aside,
     ending::{End, Exit},
     loss::{PATIENCE, Tries, is_loss},
     printer::Printer,
@@ -133,7 +134,14 @@ async fn come_back(
         last = match attached {
             Ok(Ok(events)) => return Ok(events),
             Ok(Err(again)) if is_loss(&again) && !tries.last(PATIENCE) => again,
-            Ok(Err(again)) => return Err(again.into()),
+            Ok(Err(again)) => {
+                if again.name() == "PROCESS_NOT_FOUND" {
+                    aside(
+                        "the daemon was restarted, and the command ended with it, or it ended too long ago: how is not known any more",
+                    );
+                }
+                return Err(again.into());
+            }
             Err(_elapsed) => return Err(last.into()),
         };
     }

@@ -28,7 +28,11 @@ const NAMES: &[&str] = &[
 
 /// Makes scopes alone: signals and abstract sockets stay within what is made from this process.
 pub(super) fn scopes(abi: u32) -> Rules {
-    Rules::new(abi, Reach::OwnAndAllFiles, [])
+    Rules::new(
+        abi,
+        Reach::OwnAndAllFiles,
+        [(c"/".to_owned(), Access::Moves)],
+    )
 }
 
 /// Makes the rules of a command.

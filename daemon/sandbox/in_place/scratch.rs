@@ -79,7 +79,8 @@ pub(super) fn sweep(folder: &Path) -> io::Result<()> {
 }
 
 /// Has a command use the directory at `path`: `HOME` and `TMPDIR` name it, unless the request has
-/// given them other values than the ones that every command gets.
+/// given them other values than the ones that every command gets. Git does nothing where it is refused
+/// its settings in `/etc`, so it is told to do without.
 pub(in super::super) fn settle(command: &Command, path: &OsStr) -> Command {
     let mut settled = command.clone();
     for variable in &mut settled.envp {
@@ -93,6 +94,12 @@ pub(in super::super) fn settle(command: &Command, path: &OsStr) -> Command {
         if let Ok(value) = CString::new(value) {
             *variable = value;
         }
+    }
+    let variable = c"GIT_CONFIG_NOSYSTEM=1";
+    let name = b"GIT_CONFIG_NOSYSTEM=";
+    let is_given = |given: &CString| given.to_bytes().starts_with(name);
+    if !settled.envp.iter().any(is_given) {
+        settled.envp.push(variable.to_owned());
     }
     settled
 }

@@ -355,7 +355,7 @@ pub(super) const ALLOWED: &[Group] = &[
         ],
     },
     Group {
-        reason: "System V and POSIX message passing, in the IPC namespace of the run.",
+        reason: "System V and POSIX message passing, in the IPC namespace of the run; where the kernel has Landlock, that refuses POSIX queues, whose file system no path leads to.",
         calls: &[
             libc::SYS_shmget,
             libc::SYS_shmat,
