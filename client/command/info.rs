@@ -136,14 +136,22 @@ fn egress(egress: &Egress) -> [(String, String); 2] {
     ]
 }
 
+/// Bytes, for people.
+fn size(bytes: u64) -> String {
+    match bytes >> 20 {
+        0 => format!("{bytes} bytes"),
+        mebibytes => format!("{mebibytes} MiB"),
+    }
+}
+
 fn limits(limits: &RunLimits) -> (String, String) {
     let mut parts = vec![
         format!("{} s", limits.default_timeout_sec),
-        format!("memory of {} MiB", limits.memory_bytes >> 20),
+        format!("memory of {}", size(limits.memory_bytes)),
         format!("{} processes", limits.processes),
         format!("{} open files", limits.open_files),
-        format!("files of {} MiB", limits.file_size_bytes >> 20),
-        format!("temporary files of {} MiB", limits.tmp_bytes >> 20),
+        format!("files of {}", size(limits.file_size_bytes)),
+        format!("temporary files of {}", size(limits.tmp_bytes)),
     ];
     parts.extend(
         limits

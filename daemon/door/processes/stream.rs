@@ -15,7 +15,6 @@ use crate::{
         StartResponse, attach_response, start_response,
     },
     daemon::{
-        call,
         door::status,
         error::{Error, Reason},
         process::{
@@ -157,14 +156,20 @@ impl Sending {
         match self.at_deadline {
             AtDeadline::End => {
                 self.reader.process().abandon();
-                status::to_status(&call::timed_out("Start"))
+                deadline_passed(
+                    "the command was ended with it: give it more time, or have it go on (ON_DISCONNECT_KEEP)",
+                )
             }
             AtDeadline::Leave => {
-                let text = "the deadline of this stream has passed; the process goes on: Attach reads what comes next";
-                status::to_status(&Error::new(Reason::Timeout, text))
+                deadline_passed("the process goes on: Attach reads what comes next")
             }
         }
     }
+}
+
+fn deadline_passed(what: &str) -> Status {
+    let text = format!("the deadline of this stream has passed; {what}");
+    status::to_status(&Error::new(Reason::Timeout, text))
 }
 
 fn output(chunk: Chunk) -> Said {
