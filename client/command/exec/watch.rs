@@ -7,7 +7,6 @@ use jig::{
 use tokio::{sync::watch, time::timeout_at};
 
 use super::{
-    aside::aside,
     ending::{End, Exit},
     loss::{PATIENCE, Tries, is_loss},
     printer::Printer,
@@ -68,7 +67,7 @@ impl Watcher {
                         return Err(error.into());
                     }
                     tell_read(&self.process, false);
-                    events = come_back(&client, &events, error).await?;
+                    events = come_back(&client, &events, error, exit.was_lost).await?;
                     tell_read(&self.process, true);
                     exit.was_lost = true;
                     continue;
@@ -115,15 +114,25 @@ fn tell_read(process: &watch::Sender<Option<Running>>, is_read: bool) {
     });
 }
 
-/// Makes a lost connection again, and goes on where it broke off.
+/// What is told where the connection is back, and the process is not.
+fn gone(mut error: CallError) -> Failure {
+    if error.name() == "PROCESS_NOT_FOUND" {
+        error.message += "; the daemon was restarted, and the command ended with it, or it ended too long ago: how is not known any more";
+    }
+    error.into()
+}
+
+/// Makes a lost connection again, and goes on where it broke off. `was_lost` says whether it was lost
+/// before.
 async fn come_back(
     client: &Client,
     before: &ProcessEvents,
     error: CallError,
+    was_lost: bool,
 ) -> Result<ProcessEvents, Failure> {
     let position = before.position();
     if position.process_id.is_empty() || !is_loss(&error) {
-        return Err(error.into());
+        return Err(if was_lost { gone(error) } else { error.into() });
     }
     let mut tries = Tries::begin();
     let mut last = error;
@@ -134,14 +143,7 @@ async fn come_back(
         last = match attached {
             Ok(Ok(events)) => return Ok(events),
             Ok(Err(again)) if is_loss(&again) && !tries.last(PATIENCE) => again,
-            Ok(Err(again)) => {
-                if again.name() == "PROCESS_NOT_FOUND" {
-                    aside(
-                        "the daemon was restarted, and the command ended with it, or it ended too long ago: how is not known any more",
-                    );
-                }
-                return Err(again.into());
-            }
+            Ok(Err(again)) => return Err(gone(again)),
             Err(_elapsed) => return Err(last.into()),
         };
     }
