@@ -28,6 +28,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     tonic_prost_build::configure()
         .bytes(".")
+        // Of one order, so that what is asked twice is encoded alike.
+        .btree_map(".")
         .server_mod_attribute(".", "#[cfg(feature = \"daemon\")]")
         .client_mod_attribute(".", "#[cfg(feature = \"client\")]")
         .compile_fds(compiler.file_descriptor_set())?;

@@ -1,6 +1,6 @@
 //! The words of a command line that say what to run in a sandbox.
 
-use std::{collections::HashMap, ffi::OsString};
+use std::{collections::BTreeMap, ffi::OsString};
 
 use clap::{Args, ValueEnum as _};
 use jig::api::v1::LowerLimits;
@@ -71,7 +71,7 @@ impl Words {
     }
 
     /// The variables to be added.
-    pub(super) fn env(&self) -> HashMap<String, String> {
+    pub(super) fn env(&self) -> BTreeMap<String, String> {
         self.env.iter().cloned().collect()
     }
 }
