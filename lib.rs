@@ -14,7 +14,7 @@
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, layers (trace, explain, panic, deadline), health, reflection, drain
 //!   door/           one per way in: typed gRPC, processes, artifacts, transfers, info; errors → statuses
-//!   call/           the pipeline: context, admission, drain, record
+//!   call/           the pipeline: context, request ids, admission, drain, record
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
@@ -24,7 +24,7 @@
 //!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
 //!   sys/            system calls; the only module with `unsafe`
-//!   store/          state directory, sessions, events, artifacts
+//!   store/          state directory, database, request ids, sessions, events, artifacts
 //!   telemetry/      spans, names, propagation, logs
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
@@ -42,16 +42,19 @@
 //! 2. `door` takes the call's context from metadata and hands the typed request to the pipeline.
 //! 3. `call` checks every field against the rules in the descriptors, and what cannot be seen from
 //!    one field alone with the tool: all violations are told at once, and nothing was started.
-//! 4. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
+//! 4. Where the call has a request id and changes something, the id is claimed in the database. Was it
+//!    claimed before, the call gets the first one's answer, and waits for it as long as it must.
+//! 5. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
 //!    end; a caller that goes away ends its wait, and the task is told to stop.
-//! 5. The session records that the call starts. The tool's span begins.
-//! 6. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the
+//! 6. The session records that the call starts. The tool's span begins.
+//! 7. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the
 //!    command in, reads what it writes, and waits until the sandbox says that the command has ended
 //!    and everything that it left behind is gone.
-//! 7. The session records how the call ended; the permit is given back; the caller is answered.
+//! 8. The session records how the call ended; the permit is given back; the answer is kept for those
+//!    who repeat the call; the caller is answered.
 //!
-//! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 6: its
-//! caller, and whoever attaches, reads the process's transcript, which step 7 ends.
+//! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 7: its
+//! caller, and whoever attaches, reads the process's transcript, which step 8 ends.
 //!
 //! # Always true
 //!
@@ -67,6 +70,8 @@
 //!   read `/etc`, `/lib`, `/proc`, `/run`, `/usr` and devices, nothing else.
 //! * **A change of files is made whole or not at all**, also when the daemon dies in the middle:
 //!   what it will do is in a journal first, and the next start undoes what was half done.
+//! * **A call with a request id is done once.** Its id is claimed on disk before it begins; one whose
+//!   daemon died is told to be lost, and never done again.
 //! * **A stream of a process ends with its one `exited`, or with an error.** Nothing is invented: a
 //!   process that was lost has no end that could be told.
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's

@@ -72,6 +72,8 @@ pub(crate) enum Reason {
     StaleFile,
     /// What came is not what its checksum says.
     ChecksumMismatch,
+    /// The daemon died while the first call with this request id went on.
+    DaemonLost,
     /// The time for the call has passed.
     Timeout,
     /// Too much is going on.
@@ -108,7 +110,7 @@ pub(crate) struct Error {
     /// What happened, and what to do about it.
     pub(crate) message: Cow<'static, str>,
     /// The changing parts of the message, by name.
-    pub(crate) metadata: Vec<(&'static str, String)>,
+    pub(crate) metadata: Vec<(Cow<'static, str>, String)>,
     /// All fields that break their rules.
     pub(crate) violations: Vec<Violation>,
     /// How long to wait before trying again, where that helps.
@@ -129,6 +131,57 @@ impl Violation {
 }
 
 impl Reason {
+    /// All of them.
+    const ALL: [Self; 42] = [
+        Self::InvalidParams,
+        Self::InvalidGlob,
+        Self::InvalidRegex,
+        Self::PathEscape,
+        Self::SymlinkBlocked,
+        Self::PermissionDenied,
+        Self::PolicyDenied,
+        Self::FileNotFound,
+        Self::DirectoryNotFound,
+        Self::CommandNotFound,
+        Self::UnknownTool,
+        Self::UnknownWorkspace,
+        Self::ArtifactNotFound,
+        Self::UploadNotFound,
+        Self::CellNotFound,
+        Self::ProcessNotFound,
+        Self::FileExists,
+        Self::NotAFile,
+        Self::NotADirectory,
+        Self::DirectoryNotEmpty,
+        Self::BinaryFile,
+        Self::FileTooLarge,
+        Self::LineRangeInvalid,
+        Self::PatchHunkFail,
+        Self::PatchParseError,
+        Self::StringNotUnique,
+        Self::StringNotFound,
+        Self::CommandNotExecutable,
+        Self::ProcessEnded,
+        Self::StdinClosed,
+        Self::RequestIdReused,
+        Self::StaleFile,
+        Self::ChecksumMismatch,
+        Self::DaemonLost,
+        Self::Timeout,
+        Self::ResourceExhausted,
+        Self::NoSpace,
+        Self::TooManyFiles,
+        Self::SandboxUnavailable,
+        Self::SandboxError,
+        Self::Draining,
+        Self::Internal,
+    ];
+
+    /// The one of this name in the contract.
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|reason| reason.name() == name)
+    }
+
     /// Its name in the contract.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -165,6 +218,7 @@ impl Reason {
             Self::RequestIdReused => "REQUEST_ID_REUSED",
             Self::StaleFile => "STALE_FILE",
             Self::ChecksumMismatch => "CHECKSUM_MISMATCH",
+            Self::DaemonLost => "DAEMON_LOST",
             Self::Timeout => "TIMEOUT",
             Self::ResourceExhausted => "RESOURCE_EXHAUSTED",
             Self::NoSpace => "NO_SPACE",
@@ -227,7 +281,7 @@ impl Error {
 
     /// Adds a part of the message by name.
     pub(crate) fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.metadata.push((name, value.into()));
+        self.metadata.push((name.into(), value.into()));
         self
     }
 

@@ -100,6 +100,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             match error {
                 StartError::Config(_)
                 | StartError::State(_)
+                | StartError::Database(_)
                 | StartError::Bind(_)
                 | StartError::Workspace { .. }
                 | StartError::Home(_)

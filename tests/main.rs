@@ -49,6 +49,8 @@ mod malformed;
 mod processes;
 /// What developers run every day.
 mod real_work;
+/// Calls with a request id: done once, answered as often as they are repeated.
+mod requests;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
 /// Sessions: their records, their numbers, their artifacts.

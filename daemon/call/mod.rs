@@ -1,12 +1,12 @@
 //! The one way that every call goes, whichever door it came through.
 //!
 //! ```text
-//! validate ─▶ admit ─▶ record that it starts ─▶ execute ─▶ record how it ended ─▶ answer
-//!    │          │               │
-//!    ▼          ▼               ▼
-//! INVALID_   RESOURCE_       NO_SPACE         nothing was started in any of these cases
-//! PARAMS …   EXHAUSTED,
-//!            DRAINING
+//! validate ─▶ request id ─▶ admit ─▶ record that it starts ─▶ execute ─▶ record how it ended ─▶ answer
+//!    │           │            │               │
+//!    ▼           ▼            ▼               ▼
+//! INVALID_   REQUEST_ID_  RESOURCE_       NO_SPACE         nothing was started in any of these cases
+//! PARAMS …   REUSED       EXHAUSTED,
+//!                         DRAINING
 //! ```
 //!
 //! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to
@@ -15,9 +15,11 @@
 pub(crate) mod admission;
 pub(crate) mod context;
 pub(crate) mod drain;
+pub(crate) mod idempotency;
 mod record;
 pub(crate) mod recorded;
-mod start;
+mod repeatable;
+pub(crate) mod start;
 
 use std::{
     collections::HashSet,
@@ -29,13 +31,17 @@ use std::{
 };
 
 use opentelemetry::{KeyValue, trace::SpanKind};
+use prost::Message;
 use tokio::task::JoinHandle;
-use tokio_util::{sync::CancellationToken, task::task_tracker::TaskTrackerToken};
+use tokio_util::{
+    sync::{CancellationToken, DropGuard},
+    task::task_tracker::TaskTrackerToken,
+};
 use tracing::Instrument as _;
 
-use self::{admission::Admission, context::Incoming, drain::Drain};
+use self::{admission::Admission, context::Incoming, drain::Drain, idempotency::Idempotency};
 use crate::daemon::{
-    catalog::{Catalog, Checked},
+    catalog::{self, Catalog},
     error::{Error, Reason, Violation},
     process::{registry::Registry, supervise::Stop},
     store::{session::Session, state_dir::StateDir},
@@ -56,6 +62,8 @@ pub(crate) struct Pipeline {
     pub(crate) scenes: Vec<Scene>,
     /// The state directory.
     pub(crate) store: StateDir,
+    /// The request ids.
+    pub(crate) requests: Arc<Idempotency>,
     /// Spans.
     pub(crate) telemetry: Telemetry,
     /// How much may go on at once.
@@ -70,6 +78,15 @@ pub(crate) struct Pipeline {
     pub(crate) finished: AtomicU64,
     /// The commands that were started and are watched.
     pub(crate) processes: Arc<Registry>,
+}
+
+/// A call of the tool `T` of which nothing is known to be wrong.
+struct Checked<T: Tool> {
+    scene: Scene,
+    params: T::Params,
+    /// What a record shows of them.
+    shown: serde_json::Value,
+    default_timeout: Duration,
 }
 
 /// A call of the tool `T` that was let in, and whose start is recorded.
@@ -159,37 +176,38 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: Incoming,
         request: T::Request,
-    ) -> Result<T::Response, Error> {
-        let begun = self.begin::<T>(incoming, request).await?;
-        let until = begun.until;
-        let (mut task, abandon) = begun.spawn(self);
-        // Dropped with the caller: then nobody waits for the work any more.
-        let abandoned = abandon.drop_guard();
-        let result = if T::LIMITS_ITSELF {
-            task.await
-        } else {
-            match tokio::time::timeout_at(until.into(), &mut task).await {
-                Ok(result) => result,
-                Err(_) => {
-                    // Told to end, most do so at once: then it is known whether anything was done.
-                    drop(abandoned);
-                    let ended = tokio::time::timeout(LAST_WORD, task).await;
-                    let ended = ended.map_err(|_| timed_out(T::NAME))?;
-                    return ended.map_err(Error::internal)?;
-                }
-            }
+    ) -> Result<T::Response, Error>
+    where
+        T::Response: Message + Default,
+    {
+        let repeatable = match self.changes_something::<T>() {
+            true => self.repeatable(&incoming, T::NAME, &request)?,
+            false => None,
         };
-        drop(abandoned);
-        result.map_err(Error::internal)?
+        let checked = self.check::<T>(&incoming, request)?;
+        if let Some(call) = repeatable {
+            return self.call_once::<T>(incoming, checked, call).await;
+        }
+        let begun = self.begin::<T>(incoming, checked).await?;
+        let until = begun.until;
+        let (task, abandon) = begun.spawn(self);
+        // Dropped with the caller: then nobody waits for the work any more.
+        until_its_time_is_up::<T>(task, until, abandon.drop_guard()).await
     }
 
-    /// Validates a call of the tool `T`, admits it, and records that it starts.
-    async fn begin<T: Tool>(
-        self: &Arc<Self>,
-        incoming: Incoming,
+    /// Whether a repeated call of the tool `T` would do something a second time.
+    fn changes_something<T: Tool>(&self) -> bool {
+        let spec = self.catalog.tool(T::NAME);
+        spec.is_none_or(|spec| !spec.options.read_only)
+    }
+
+    /// Validates a call of the tool `T`.
+    fn check<T: Tool>(
+        &self,
+        incoming: &Incoming,
         request: T::Request,
-    ) -> Result<Begun<T>, Error> {
-        let scene = self.scene(&incoming)?.clone();
+    ) -> Result<Checked<T>, Error> {
+        let scene = self.scene(incoming)?.clone();
         let spec = self
             .catalog
             .tool(T::NAME)
@@ -199,6 +217,26 @@ impl Pipeline {
             Some(message) => self.catalog.look_at(message, request)?,
         };
         let (params, shown) = validate::<T>(checked, &scene)?;
+        Ok(Checked {
+            scene,
+            params,
+            shown,
+            default_timeout: spec.default_timeout(),
+        })
+    }
+
+    /// Admits a call of the tool `T`, and records that it starts.
+    async fn begin<T: Tool>(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        checked: Checked<T>,
+    ) -> Result<Begun<T>, Error> {
+        let Checked {
+            scene,
+            params,
+            shown,
+            default_timeout,
+        } = checked;
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
         let places = if T::IS_WAITED_FOR {
@@ -222,14 +260,14 @@ impl Pipeline {
                 grace: self.grace,
             },
             place: Arc::new(permit),
-            default_timeout: spec.default_timeout(),
+            default_timeout,
             deadline: incoming.deadline,
             span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
             telemetry: self.telemetry.clone(),
             scene,
         };
         Ok(Begun {
-            until: incoming.received + spec.default_timeout(),
+            until: incoming.received + default_timeout,
             incoming,
             params,
             work,
@@ -287,10 +325,10 @@ impl Pipeline {
 /// Checks a request, whose fields were looked at one by one, with its tool; answers its parameters,
 /// and what a record shows of them.
 fn validate<T: Tool>(
-    checked: Checked<T::Request>,
+    checked: catalog::Checked<T::Request>,
     scene: &Scene,
 ) -> Result<(T::Params, serde_json::Value), Error> {
-    let Checked {
+    let catalog::Checked {
         request,
         params: shown,
         mut violations,
@@ -302,6 +340,31 @@ fn validate<T: Tool>(
     let params =
         params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
     Ok((params, shown))
+}
+
+/// Waits for work; where it does not limit itself, until its time is up. `abandoned` tells it to end
+/// when nobody waits any more.
+async fn until_its_time_is_up<T: Tool>(
+    mut task: JoinHandle<Result<T::Response, Error>>,
+    until: Instant,
+    abandoned: DropGuard,
+) -> Result<T::Response, Error> {
+    let result = if T::LIMITS_ITSELF {
+        task.await
+    } else {
+        match tokio::time::timeout_at(until.into(), &mut task).await {
+            Ok(result) => result,
+            Err(_) => {
+                // Told to end, most do so at once: then it is known whether anything was done.
+                drop(abandoned);
+                let ended = tokio::time::timeout(LAST_WORD, task).await;
+                let ended = ended.map_err(|_| timed_out(T::NAME))?;
+                return ended.map_err(Error::internal)?;
+            }
+        }
+    };
+    drop(abandoned);
+    result.map_err(Error::internal)?
 }
 
 fn log_end<R>(result: &Result<Done<R>, Error>) {

@@ -1,28 +1,79 @@
 //! Calls that start a command and do not wait for it: the tool `run`, but its answer goes to whoever
 //! watches.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use super::{Pipeline, context::Incoming};
-use crate::daemon::{
-    error::Error,
-    process::{live::Reader, registry::Entry, transcript::Position},
-    task,
-    tool::{Tool, start::Start},
+use super::{
+    Checked, Pipeline,
+    context::Incoming,
+    idempotency::{Claimed, Ticket, answer::decode},
+    repeatable::answer,
 };
+use crate::{
+    api::v1,
+    daemon::{
+        error::{Error, Reason},
+        process::{
+            live::{Process, Reader},
+            registry::Entry,
+            transcript::{Position, Refused},
+        },
+        task,
+        tool::{Tool, lost, start::Start},
+    },
+};
+
+/// What a request id was used for that started a process.
+const METHOD: &str = "jig.v1.ProcessService/Start";
+/// How long to wait before asking again when too many read.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Pipeline {
     /// Starts a command; answers its first reader. That it was not started after all is what this
-    /// one reads, too.
+    /// one reads, too. Where it was started with this request id before, answers another reader of it,
+    /// from the beginning.
     pub(crate) async fn start(
         self: &Arc<Self>,
         incoming: Incoming,
         request: <Start as Tool>::Request,
     ) -> Result<Reader, Error> {
-        let workspace = self.scene(&incoming)?.workspace.name().to_owned();
+        let repeatable = self.repeatable(&incoming, METHOD, &request)?;
+        let checked = self.check::<Start>(&incoming, request)?;
+        let Some(call) = repeatable else {
+            return self.start_now(incoming, checked, None).await;
+        };
+        match self.claim(call).await? {
+            Claimed::Ours(ticket) => self.start_now(incoming, checked, Some(ticket)).await,
+            Claimed::Answered {
+                answer: started,
+                is_recent,
+            } => {
+                let started: v1::ProcessStarted = decode(&started)?;
+                if !is_recent {
+                    return Err(lost("Start"));
+                }
+                let workspace = checked.scene.workspace.name();
+                let found = self.processes.find(workspace, &started.process_id);
+                let entry = found.ok_or_else(|| not_kept(&started.process_id))?;
+                entry.process.read(Position::default()).map_err(too_many)
+            }
+            Claimed::Lost(_) => Err(lost("Start")),
+        }
+    }
+
+    async fn start_now(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        checked: Checked<Start>,
+        ticket: Option<Ticket>,
+    ) -> Result<Reader, Error> {
+        let workspace = checked.scene.workspace.name().to_owned();
         let session = incoming.session.as_str().to_owned();
-        let begun = self.begin::<Start>(incoming, request).await?;
+        let begun = self.begin::<Start>(incoming, checked).await?;
         let process = Arc::clone(begun.params.process());
+        if ticket.is_some() {
+            process.linger(self.requests.linger());
+        }
         let reader = process.read(Position::default()).map_err(Error::internal)?;
         self.processes.add(Entry {
             workspace,
@@ -31,6 +82,9 @@ impl Pipeline {
         });
         let (task, abandon) = begun.spawn(self);
         process.set_abandon(abandon);
+        if let Some(ticket) = ticket {
+            task::spawn_tracked("request", tell_once_started(ticket, Arc::clone(&process)));
+        }
         let processes = Arc::clone(&self.processes);
         task::spawn_tracked("end of a process", async move {
             let result = task
@@ -46,4 +100,37 @@ impl Pipeline {
         });
         Ok(reader)
     }
+}
+
+/// Answers a request id with the process that was started for it, or with why it was not.
+async fn tell_once_started(ticket: Ticket, process: Arc<Process>) {
+    process.transcript.begun().await;
+    if process.transcript.has_started() {
+        let started = v1::ProcessStarted {
+            process_id: process.about.id.clone(),
+            ..v1::ProcessStarted::default()
+        };
+        answer(ticket, &Ok(started)).await;
+    } else if let Some(Err(error)) = process.transcript.ending().as_deref() {
+        let again = Error {
+            metadata: error.metadata.clone(),
+            violations: error.violations.clone(),
+            retry_after: error.retry_after,
+            ..Error::new(error.reason, error.message.clone())
+        };
+        answer::<v1::ProcessStarted>(ticket, &Err(again)).await;
+    }
+}
+
+fn not_kept(id: &str) -> Error {
+    let text = format!(
+        "the process {id:?} that was started for this request id has ended, and is not kept any more: start another with another id"
+    );
+    Error::new(Reason::ProcessNotFound, text).with("process_id", id)
+}
+
+/// The answer to who would read from a process that too many read from.
+pub(crate) fn too_many(refused: Refused) -> Error {
+    let text = format!("{refused}: end one of them, or try again later");
+    Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
 }

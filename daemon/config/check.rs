@@ -11,6 +11,7 @@ use super::{
     limits::limits,
     listen::Address,
     network::network,
+    requests::requests,
     time::time,
     workspaces::workspaces,
 };
@@ -126,6 +127,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         ));
     }
     let limits = limits(&file.limits, &mut problems);
+    let requests = requests(&file.requests, &mut problems);
     let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
     if !REPLAY_BYTES.contains(&replay_bytes) {
         problems.push(format!(
@@ -189,6 +191,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         artifact_bytes: file.limits.artifact_bytes.unwrap_or(DEFAULT_ARTIFACT_BYTES),
         replay_bytes,
         process_retention,
+        requests,
         sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,

@@ -21,6 +21,7 @@ pub(super) struct File {
     pub(super) files: Files,
     pub(super) sandbox: Sandbox,
     pub(super) limits: Limits,
+    pub(super) requests: Requests,
     pub(super) proxy: Option<Proxy>,
 }
 
@@ -92,6 +93,16 @@ pub(super) struct Limits {
     pub(super) concurrent_calls: Option<usize>,
     pub(super) concurrent_runs: Option<usize>,
     pub(super) concurrent_processes: Option<usize>,
+}
+
+/// The `[requests]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Requests {
+    pub(super) retention: Option<String>,
+    pub(super) kept: Option<u32>,
+    pub(super) kept_bytes: Option<u64>,
+    pub(super) linger: Option<String>,
 }
 
 impl File {

@@ -11,12 +11,13 @@ mod file;
 mod limits;
 pub(crate) mod listen;
 mod network;
+pub(crate) mod requests;
 mod time;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use self::listen::Address;
+use self::{listen::Address, requests::Requests};
 use crate::daemon::{
     egress::policy::Policy,
     sandbox::{
@@ -88,6 +89,8 @@ pub(crate) struct Config {
     pub(crate) replay_bytes: usize,
     /// How long a started command is kept when it has ended.
     pub(crate) process_retention: Duration,
+    /// What is kept of calls with a request id.
+    pub(crate) requests: Requests,
     /// Whether a change of a file is answered only when the disk has written it down.
     pub(crate) sync_files: bool,
     /// Calls at one time.

@@ -4,6 +4,7 @@ mod stream;
 
 use std::{sync::Arc, time::Duration};
 
+use prost::Message;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -17,7 +18,7 @@ use crate::{
         WriteStdinResponse, process_service_server::ProcessService,
     },
     daemon::{
-        call::{Pipeline, context::Incoming},
+        call::{Pipeline, context::Incoming, start::too_many},
         error::{Error, Reason, Violation},
         process::{
             input::{Write, WriteError},
@@ -49,10 +50,11 @@ impl ProcessService for Processes {
     ) -> Result<Response<Self::StartStream>, Status> {
         answered(request, async |incoming, request| {
             let (deadline, silence) = (incoming.deadline, request.keep_alive_sec);
-            let call_id = incoming.call_id.clone();
+            let (call_id, is_repeatable) =
+                (incoming.call_id.clone(), incoming.request_id.is_some());
             let isolation = self.isolation(&incoming);
             let reader = self.0.start(incoming, request).await?;
-            let at_deadline = if reader.process().about.ends_alone {
+            let at_deadline = if reader.process().about.ends_alone && !is_repeatable {
                 AtDeadline::End
             } else {
                 AtDeadline::Leave
@@ -93,10 +95,14 @@ impl ProcessService for Processes {
         &self,
         request: Request<WriteStdinRequest>,
     ) -> Result<Response<WriteStdinResponse>, Status> {
-        answered(request, async |incoming, request| {
-            let accepted_bytes = self.write(&incoming, request).await?;
-            Ok(WriteStdinResponse { accepted_bytes })
-        })
+        self.once(
+            "WriteStdin",
+            request,
+            |door, incoming, request| async move {
+                let accepted_bytes = door.write(&incoming, request).await?;
+                Ok(WriteStdinResponse { accepted_bytes })
+            },
+        )
         .await
     }
 
@@ -104,10 +110,14 @@ impl ProcessService for Processes {
         &self,
         request: Request<SendSignalRequest>,
     ) -> Result<Response<SendSignalResponse>, Status> {
-        answered(request, async |incoming, request| {
-            self.signal(&incoming, request).await?;
-            Ok(SendSignalResponse {})
-        })
+        self.once(
+            "SendSignal",
+            request,
+            |door, incoming, request| async move {
+                door.signal(&incoming, request).await?;
+                Ok(SendSignalResponse {})
+            },
+        )
         .await
     }
 
@@ -115,10 +125,14 @@ impl ProcessService for Processes {
         &self,
         request: Request<ResizeTerminalRequest>,
     ) -> Result<Response<ResizeTerminalResponse>, Status> {
-        answered(request, async |incoming, request| {
-            self.resize(&incoming, request).await?;
-            Ok(ResizeTerminalResponse {})
-        })
+        self.once(
+            "ResizeTerminal",
+            request,
+            |door, incoming, request| async move {
+                door.resize(&incoming, request).await?;
+                Ok(ResizeTerminalResponse {})
+            },
+        )
         .await
     }
 
@@ -138,6 +152,28 @@ impl ProcessService for Processes {
 }
 
 impl Processes {
+    /// Answers a request that changes something with what `work` makes of it; a repeated one, with what
+    /// came of the first.
+    async fn once<Q, A, F>(
+        &self,
+        method: &str,
+        request: Request<Q>,
+        work: impl FnOnce(Self, Incoming, Q) -> F,
+    ) -> Result<Response<A>, Status>
+    where
+        Q: Message,
+        A: Message + Default + 'static,
+        F: Future<Output = Result<A, Error>> + Send + 'static,
+    {
+        answered(request, async |incoming, request| {
+            let method = format!("jig.v1.ProcessService/{method}");
+            let call = self.0.repeatable(&incoming, &method, &request)?;
+            let work = work(Self(Arc::clone(&self.0)), incoming, request);
+            self.0.once(call, &method, work).await
+        })
+        .await
+    }
+
     /// Finds the process that a request names.
     fn find(&self, incoming: &Incoming, id: &str) -> Result<Arc<Process>, Error> {
         let workspace = self.0.scene(incoming)?.workspace.name();
@@ -169,10 +205,7 @@ impl Processes {
         };
         let reader = process.read(position).map_err(|error| match error {
             Refused::Beyond(written) => beyond(position, written),
-            Refused::TooMany => {
-                let text = format!("{error}: end one of them, or try again later");
-                Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
-            }
+            Refused::TooMany => too_many(error),
         })?;
         Ok((reader, request.keep_alive_sec))
     }

@@ -25,7 +25,7 @@ pub(crate) fn with_code(code: Code, error: &Error) -> Status {
     let metadata: HashMap<_, _> = error
         .metadata
         .iter()
-        .map(|(name, value)| ((*name).to_owned(), shorten(value)))
+        .map(|(name, value)| (name.clone().into_owned(), shorten(value)))
         .collect();
     details.set_error_info(error.reason.name(), DOMAIN, metadata);
     if !error.violations.is_empty() {
@@ -74,7 +74,7 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::ProcessNotFound => Code::NotFound,
         Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
         // Read again, and decide anew.
-        Reason::StaleFile | Reason::ChecksumMismatch => Code::Aborted,
+        Reason::StaleFile | Reason::ChecksumMismatch | Reason::DaemonLost => Code::Aborted,
         // Change the state of the workspace or the daemon first.
         Reason::NotAFile
         | Reason::NotADirectory

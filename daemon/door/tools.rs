@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use prost::Message;
 use tonic::{Request, Response, Status};
 
 use super::answered;
@@ -27,7 +28,10 @@ impl Tools {
     async fn call<T: Tool>(
         &self,
         request: Request<T::Request>,
-    ) -> Result<Response<T::Response>, Status> {
+    ) -> Result<Response<T::Response>, Status>
+    where
+        T::Response: Message + Default,
+    {
         answered(request, |incoming, request| {
             self.0.call::<T>(incoming, request)
         })

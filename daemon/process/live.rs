@@ -1,8 +1,11 @@
 //! A command that others watch and talk to while it runs, and for a while after.
 
 use std::{
-    sync::{Arc, OnceLock},
-    time::SystemTime,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, SystemTime},
 };
 
 use tokio::sync::{
@@ -16,7 +19,7 @@ use super::{
     input::Input,
     transcript::{Event, PATIENCE, Place, Position, Refused, Transcript},
 };
-use crate::daemon::{error::Error, sandbox::image::TerminalSize};
+use crate::daemon::{error::Error, sandbox::image::TerminalSize, task};
 
 /// Orders that may wait for the task that owns the command, which takes them at once.
 const ORDERS: usize = 64;
@@ -44,6 +47,10 @@ pub(crate) struct Process {
     orders: mpsc::Sender<(Order, oneshot::Sender<()>)>,
     /// Ends it at once.
     abandon: OnceLock<CancellationToken>,
+    /// How long it goes on without readers although it is to end with the last one.
+    linger: OnceLock<Duration>,
+    /// How often it was left without readers.
+    left: AtomicU64,
 }
 
 /// What a command is.
@@ -125,6 +132,8 @@ impl Process {
             ended: OnceLock::new(),
             orders: sender,
             abandon: OnceLock::new(),
+            linger: OnceLock::new(),
+            left: AtomicU64::new(0),
         });
         Live { process, orders }
     }
@@ -149,6 +158,33 @@ impl Process {
                 TrySendError::Closed(_) => OrderError::Ended,
             })?;
         is_done.await.map_err(|_| OrderError::Ended)
+    }
+
+    /// Lets it go on for a while when its last reader has left: he may come back.
+    pub(crate) fn linger(&self, linger: Duration) {
+        let _only_once = self.linger.set(linger);
+    }
+
+    /// It has no reader any more.
+    fn left_alone(self: &Arc<Self>) {
+        let times = self.left.fetch_add(1, Ordering::Relaxed) + 1;
+        if !self.about.ends_alone {
+            return;
+        }
+        let Some(linger) = self.linger.get().copied() else {
+            self.abandon();
+            return;
+        };
+        let process = Arc::downgrade(self);
+        task::spawn("a process without readers", async move {
+            tokio::time::sleep(linger).await;
+            let left_since = |process: &Arc<Self>| {
+                process.left.load(Ordering::Relaxed) == times && process.transcript.readers() == 0
+            };
+            if let Some(process) = process.upgrade().filter(left_since) {
+                process.abandon();
+            }
+        });
     }
 
     /// What ends it at once.
@@ -259,8 +295,8 @@ impl Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let left = self.process.transcript.leave(&self.place);
-        if left == 0 && self.process.about.ends_alone {
-            self.process.abandon();
+        if left == 0 {
+            self.process.left_alone();
         }
     }
 }

@@ -179,6 +179,22 @@ impl<E: Clone> Transcript<E> {
         self.added.notify_waiters();
     }
 
+    /// Waits until the command was executed, or it is over without. May be cancelled.
+    pub(crate) async fn begun(&self) {
+        loop {
+            let mut added = std::pin::pin!(self.added.notified());
+            // What is added from here on wakes it.
+            added.as_mut().enable();
+            {
+                let state = self.state();
+                if state.started || state.end.is_some() {
+                    return;
+                }
+            }
+            added.await;
+        }
+    }
+
     /// Adds what the command wrote to `stream`. The oldest chunks make room.
     pub(crate) fn push(&self, stream: StreamName, data: &[u8]) {
         if data.is_empty() {

@@ -4,7 +4,9 @@ use std::io;
 
 use super::homes::HomeError;
 use crate::daemon::{
-    config::ConfigError, server::listener::BindError, store::state_dir::OpenError,
+    config::ConfigError,
+    server::listener::BindError,
+    store::{database, state_dir::OpenError},
 };
 
 /// Why the daemon did not start, or did not end well.
@@ -16,6 +18,9 @@ pub(crate) enum StartError {
     /// The state directory cannot be held.
     #[error("{}", chain(.0))]
     State(#[from] OpenError),
+    /// The database cannot be used.
+    #[error("{}", chain(.0))]
+    Database(#[from] database::OpenError),
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),

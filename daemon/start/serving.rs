@@ -11,15 +11,19 @@ use super::{
     isolation::{self, Keeper, Probed},
 };
 use crate::daemon::{
-    call::{Pipeline, admission::Admission, drain::Drain},
+    call::{Pipeline, admission::Admission, drain::Drain, idempotency::Idempotency},
     catalog::Catalog,
-    config::Config,
+    config::{Config, requests::Requests},
     door::info::Info,
     egress::proxy::Proxy,
     process::registry::Registry,
     sandbox::plan::Network,
     server::{self, Services, Until, listener::Listeners},
-    store::state_dir::StateDir,
+    store::{
+        database::Database,
+        requests::{RequestLog, Retention},
+        state_dir::StateDir,
+    },
     telemetry::Telemetry,
     tool::{RunSettings, Scene},
     workspace::Workspace,
@@ -95,10 +99,12 @@ pub(super) async fn serve(
             source: io::Error::other("there is no workspace"),
         });
     };
+    let requests = requests(&store, config.requests, announce).await?;
     let pipeline = Arc::new(Pipeline {
         catalog,
         scenes,
         store,
+        requests,
         telemetry: telemetry.clone(),
         admission: Admission::new(config.concurrent_calls),
         process_places: Admission::of_processes(config.concurrent_processes),
@@ -129,6 +135,30 @@ pub(super) async fn serve(
     telemetry.flush().await;
     tracing::info!("ended");
     served.map_err(io_error("serving"))
+}
+
+/// The request ids: kept in the state directory, or where that is for one call, in memory.
+async fn requests(
+    store: &StateDir,
+    config: Requests,
+    is_kept: bool,
+) -> Result<Arc<Idempotency>, StartError> {
+    let opened = if is_kept {
+        Database::open(&store.database())
+    } else {
+        Database::in_memory()
+    };
+    let log = RequestLog::open(opened.map_err(StartError::Database)?).await;
+    let log = log.map_err(|error| StartError::Io {
+        what: "reading the database",
+        source: io::Error::other(error),
+    })?;
+    let retention = Retention {
+        age: config.retention,
+        number: config.kept,
+        bytes: config.kept_bytes,
+    };
+    Ok(Idempotency::new(log, retention, config.linger))
 }
 
 /// The proxy, where that is the network of commands. Warns of a network that may not be what was

@@ -3,6 +3,7 @@
 //! ```text
 //! STATE_DIR/
 //!   lock                                  held by the one daemon, with its process id
+//!   jig.db                                the database: request ids and their answers
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
@@ -11,7 +12,9 @@
 //! ```
 
 pub(crate) mod artifact;
+pub(crate) mod database;
 mod record_locks;
+pub(crate) mod requests;
 pub(crate) mod session;
 pub(crate) mod state_dir;
 pub(crate) mod uploads;

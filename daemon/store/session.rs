@@ -259,6 +259,17 @@ impl Start {
 // === impl Step ===
 
 impl Step {
+    /// Its number in its session.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The paths of the artifacts that the step of this number has, if it is a command's: of its
+    /// standard output and error.
+    pub(crate) fn paths(number: u64) -> [String; 2] {
+        [StreamName::Stdout, StreamName::Stderr].map(|stream| Self(number).artifact_path(stream))
+    }
+
     fn artifact_path(self, stream: StreamName) -> String {
         let stream = match stream {
             StreamName::Stdout => "stdout",

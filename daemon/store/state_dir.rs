@@ -58,6 +58,11 @@ pub(crate) enum OpenError {
 }
 
 impl StateDir {
+    /// The file of the database.
+    pub(crate) fn database(&self) -> PathBuf {
+        self.path.join("jig.db")
+    }
+
     /// Folder for what changes of files are about to do.
     pub(crate) fn changes(&self) -> PathBuf {
         self.path.join("changes")

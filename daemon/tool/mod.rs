@@ -77,6 +77,22 @@ pub(crate) trait Tool: Send + 'static {
         params: Self::Params,
         work: Work,
     ) -> impl Future<Output = Result<Done<Self::Response>, Error>> + Send;
+
+    /// The answer to a repeated call whose first one the daemon died under, as this step of its
+    /// session, if it had got so far.
+    fn lost(_step: Option<u64>) -> Result<Self::Response, Error> {
+        Err(lost(Self::NAME))
+    }
+}
+
+/// What a repeated call is told whose first one the daemon died under.
+pub(crate) fn lost(what: &str) -> Error {
+    Error::new(
+        Reason::DaemonLost,
+        format!(
+            "the daemon died while it did {what} for this request id, so that it is not known how far it came: look what there is, then call again with another id"
+        ),
+    )
 }
 
 /// Where a call takes place.

@@ -58,6 +58,10 @@ impl Tool for Run {
     type Response = v1::RunResponse;
     type Params = Params;
 
+    fn lost(step: Option<u64>) -> Result<v1::RunResponse, Error> {
+        Ok(answer::lost(step))
+    }
+
     fn check(
         request: v1::RunRequest,
         scene: &Scene,

@@ -185,7 +185,7 @@ mod tests {
                 reason == R::ResourceExhausted,
                 "{errno:?}"
             );
-            assert_eq!(error.metadata, [("path", "a/b".to_owned())]);
+            assert_eq!(error.metadata, [("path".into(), "a/b".to_owned())]);
             assert!(error.cause.is_some());
             let is_defect = error.message.contains("defect");
             assert_eq!(is_defect, errno == Errno::INVAL, "{errno:?}: {error}");

@@ -202,7 +202,7 @@ mod tests {
         ] {
             let error = RelativePath::parse(text, Path::new("/work/space")).unwrap_err();
             assert_eq!(error.reason, Reason::PathEscape, "{text:?}");
-            assert_eq!(error.metadata, [("path", text.to_owned())]);
+            assert_eq!(error.metadata, [("path".into(), text.to_owned())]);
             assert!(error.message.contains(&format!("{text:?}")), "{error}");
             assert!(error.message.contains("below \"/work/space\""), "{error}");
         }

@@ -106,7 +106,7 @@ fn code_of(reason: &str) -> Code {
         | "CELL_NOT_FOUND"
         | "PROCESS_NOT_FOUND" => Code::NotFound,
         "FILE_EXISTS" | "REQUEST_ID_REUSED" => Code::AlreadyExists,
-        "STALE_FILE" | "CHECKSUM_MISMATCH" => Code::Aborted,
+        "STALE_FILE" | "CHECKSUM_MISMATCH" | "DAEMON_LOST" => Code::Aborted,
         "NOT_A_FILE"
         | "NOT_A_DIRECTORY"
         | "BINARY_FILE"

@@ -5,7 +5,7 @@ use jig::api::v1::{
     WriteStdinRequest, attach_response::Event, process_service_client::ProcessServiceClient,
     start_response,
 };
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{IntoRequest, Status, Streaming, transport::Channel};
 
 use super::{
     Daemon,
@@ -71,7 +71,7 @@ impl Daemon {
     }
 
     /// Starts a command that can be started.
-    pub(crate) async fn watch(&self, request: StartRequest) -> Watch {
+    pub(crate) async fn watch(&self, request: impl IntoRequest<StartRequest>) -> Watch {
         match self.try_watch(request).await {
             Ok(watch) => watch,
             Err(status) => panic!("the command was not started: {}", describe(&status)),
@@ -79,7 +79,10 @@ impl Daemon {
     }
 
     /// Starts a command, whatever becomes of it, and waits until it was executed.
-    pub(crate) async fn try_watch(&self, request: StartRequest) -> Result<Watch, Status> {
+    pub(crate) async fn try_watch(
+        &self,
+        request: impl IntoRequest<StartRequest>,
+    ) -> Result<Watch, Status> {
         let mut processes = self.processes();
         let stream = processes.start(request).await?.into_inner();
         Watch::new(Source::Start(stream), [0, 0]).begun().await
@@ -123,7 +126,10 @@ impl Daemon {
     }
 
     /// As [`Self::write`], in full.
-    pub(crate) async fn write_stdin(&self, request: WriteStdinRequest) -> Result<u64, Refusal> {
+    pub(crate) async fn write_stdin(
+        &self,
+        request: impl IntoRequest<WriteStdinRequest>,
+    ) -> Result<u64, Refusal> {
         let mut processes = self.processes();
         let answer = promptly("the write is taken", processes.write_stdin(request)).await;
         answer

@@ -10,6 +10,7 @@ use crate::{
             live::Exit,
             outcome::{Limit, Outcome, signal_name},
         },
+        store::session::Step,
         sys::process::Usage,
     },
 };
@@ -46,6 +47,17 @@ pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
         usage: ended.usage.as_ref().map(wire_usage),
         isolation,
         artifact_error,
+    }
+}
+
+/// The answer to a repeated call of `run` whose first one the daemon died under.
+pub(super) fn lost(step: Option<u64>) -> v1::RunResponse {
+    let [stdout_path, stderr_path] = step.map(Step::paths).unwrap_or_default();
+    v1::RunResponse {
+        outcome: WireOutcome::DaemonLost.into(),
+        stdout_path,
+        stderr_path,
+        ..v1::RunResponse::default()
     }
 }
 

@@ -469,7 +469,7 @@ fn hunks_that_do_not_fit_say_what_is_there() {
         let error = one(content, hunks).unwrap_err();
         assert_eq!(error.reason, Reason::PatchHunkFail, "{error}");
         assert!(error.message.contains(shown), "{hunks}: {error}");
-        assert!(error.metadata.contains(&("path", "f".to_owned())));
+        assert!(error.metadata.contains(&("path".into(), "f".to_owned())));
     }
     let long = "y".repeat(10_000) + "\n";
     let error = one(&long.repeat(100), "@@ -1 +1 @@\n-a\n").unwrap_err();

@@ -1,0 +1,116 @@
+//! Answers as bytes, for the log of request ids: a byte that says which, then the response message, or
+//! the error as JSON.
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use prost::Message;
+use serde::{Deserialize, Serialize};
+
+use crate::daemon::error::{Error, Reason, Violation};
+
+const RESPONSE: u8 = 0;
+const ERROR: u8 = 1;
+
+/// An error, without its cause: that was for the log of the daemon.
+#[derive(Debug, Serialize, Deserialize)]
+struct Kept {
+    reason: String,
+    message: String,
+    metadata: Vec<(String, String)>,
+    violations: Vec<(String, String)>,
+}
+
+/// An answer as bytes.
+pub(in crate::daemon::call) fn encode<R: Message>(result: &Result<R, Error>) -> Bytes {
+    let mut bytes = BytesMut::new();
+    match result {
+        Ok(response) => {
+            bytes.put_u8(RESPONSE);
+            bytes.put_slice(&response.encode_to_vec());
+        }
+        Err(error) => {
+            bytes.put_u8(ERROR);
+            let kept = Kept {
+                reason: error.reason.name().to_owned(),
+                message: error.message.clone().into_owned(),
+                metadata: error
+                    .metadata
+                    .iter()
+                    .map(|(name, value)| (name.clone().into_owned(), value.clone()))
+                    .collect(),
+                violations: error
+                    .violations
+                    .iter()
+                    .map(|violation| (violation.field.clone(), violation.description.clone()))
+                    .collect(),
+            };
+            bytes.put_slice(&serde_json::to_vec(&kept).unwrap_or_default());
+        }
+    }
+    bytes.freeze()
+}
+
+/// The answer that these bytes are.
+pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Result<R, Error> {
+    match bytes.split_first() {
+        Some((&RESPONSE, message)) => R::decode(message).map_err(Error::internal),
+        Some((&ERROR, kept)) => {
+            let kept: Kept = serde_json::from_slice(kept).map_err(Error::internal)?;
+            let reason = Reason::from_name(&kept.reason).unwrap_or(Reason::Internal);
+            let violations = kept.violations.into_iter();
+            Err(Error {
+                metadata: kept
+                    .metadata
+                    .into_iter()
+                    .map(|(name, value)| (name.into(), value))
+                    .collect(),
+                violations: violations
+                    .map(|(field, description)| Violation { field, description })
+                    .collect(),
+                ..Error::new(reason, kept.message)
+            })
+        }
+        _ => Err(Error::internal("a kept answer is neither of both")),
+    }
+}
+
+/// Whether it is the answer to every repeat. What was refused as it stood, or for want of room or of a
+/// sandbox, was not done, and may be tried again under the same id.
+pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(error) => !matches!(
+            error.reason,
+            Reason::InvalidParams
+                | Reason::ResourceExhausted
+                | Reason::NoSpace
+                | Reason::Draining
+                | Reason::SandboxUnavailable
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::v1::StatPathResponse;
+
+    #[test]
+    fn answers_come_back_as_they_were() {
+        let response = StatPathResponse {
+            size_bytes: 7,
+            ..StatPathResponse::default()
+        };
+        let bytes = encode(&Ok(response.clone()));
+        assert_eq!(decode::<StatPathResponse>(&bytes).unwrap(), response);
+        let error = Error {
+            violations: vec![Violation::new("path", "is long")],
+            ..Error::new(Reason::FileNotFound, "no such file").with("path", "a\nb")
+        };
+        let bytes = encode::<StatPathResponse>(&Err(error));
+        let again = decode::<StatPathResponse>(&bytes).unwrap_err();
+        assert_eq!(again.reason, Reason::FileNotFound);
+        assert_eq!(again.message, "no such file");
+        assert_eq!(again.metadata, [("path".into(), "a\nb".to_owned())]);
+        assert_eq!(again.violations, [Violation::new("path", "is long")]);
+    }
+}

@@ -1,0 +1,151 @@
+//! Calls that carry a request id: whoever comes first does the work, in a task of its own, and all who
+//! come with that id get its answer.
+
+use std::sync::Arc;
+
+use prost::Message;
+
+use super::{
+    Checked, Pipeline,
+    context::Incoming,
+    idempotency::{
+        Claimed, Ticket,
+        answer::{decode, encode, is_final},
+    },
+    until_its_time_is_up,
+};
+use crate::daemon::{
+    error::{Error, Reason},
+    store::requests::{Asked, Key},
+    task,
+    tool::{Tool, lost},
+};
+
+/// Who is told apart by keys; until there are any, all who may call are one.
+const PRINCIPAL: &str = "local";
+
+/// A call with a request id.
+#[derive(Debug)]
+pub(crate) struct Repeatable {
+    key: Key,
+    asked: Asked,
+}
+
+impl Pipeline {
+    /// What makes a call one that can be repeated: nothing, where it has no id.
+    pub(crate) fn repeatable(
+        &self,
+        incoming: &Incoming,
+        method: &str,
+        request: &impl Message,
+    ) -> Result<Option<Repeatable>, Error> {
+        let Some(id) = incoming.request_id.clone() else {
+            return Ok(None);
+        };
+        let workspace = self.scene(incoming)?.workspace.name().to_owned();
+        Ok(Some(Repeatable {
+            key: Key {
+                principal: PRINCIPAL.to_owned(),
+                workspace,
+                id,
+            },
+            asked: Asked {
+                method: method.to_owned(),
+                session: incoming.session.as_str().to_owned(),
+                fingerprint: self.requests.fingerprint(&request.encode_to_vec()),
+            },
+        }))
+    }
+
+    /// Claims the id of a call.
+    pub(super) async fn claim(&self, call: Repeatable) -> Result<Claimed, Error> {
+        self.requests.claim(call.key, call.asked).await
+    }
+
+    /// Makes a call of the tool `T`, or gets the answer of the one that was made before.
+    pub(super) async fn call_once<T: Tool>(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        checked: Checked<T>,
+        call: Repeatable,
+    ) -> Result<T::Response, Error>
+    where
+        T::Response: Message + Default,
+    {
+        let ticket = match self.claim(call).await? {
+            Claimed::Ours(ticket) => ticket,
+            Claimed::Answered { answer, .. } => return decode(&answer),
+            Claimed::Lost(step) => return T::lost(step),
+        };
+        // Each caller's deadline ends its own wait, and not the work.
+        let incoming = Incoming {
+            deadline: None,
+            ..incoming
+        };
+        let begun = self.begin::<T>(incoming, checked).await?;
+        let caller = ticket.caller();
+        let (until, step) = (begun.until, begun.work.step.number());
+        let (task, abandon) = begun.spawn(self);
+        let guard = abandon.clone().drop_guard();
+        task::spawn_tracked("request", async move {
+            if let Err(error) = ticket.begin(step).await {
+                tracing::warn!(%error, "the step of a request could not be kept");
+            }
+            let mut work = std::pin::pin!(until_its_time_is_up::<T>(task, until, guard));
+            let result = tokio::select! {
+                result = &mut work => result,
+                () = ticket.left_alone() => {
+                    abandon.cancel();
+                    work.await
+                }
+            };
+            answer(ticket, &result).await;
+        });
+        match caller.wait().await {
+            Some(answer) => decode(&answer),
+            None => Err(Error::internal("work with a request id was not answered")),
+        }
+    }
+
+    /// Does `work`, which is no tool's, or gets the answer of the call that did it before.
+    pub(crate) async fn once<R, W>(
+        &self,
+        call: Option<Repeatable>,
+        method: &str,
+        work: W,
+    ) -> Result<R, Error>
+    where
+        R: Message + Default + 'static,
+        W: Future<Output = Result<R, Error>> + Send + 'static,
+    {
+        let Some(call) = call else {
+            return work.await;
+        };
+        let ticket = match self.claim(call).await? {
+            Claimed::Ours(ticket) => ticket,
+            Claimed::Answered { answer, .. } => return decode(&answer),
+            Claimed::Lost(_) => return Err(lost(method)),
+        };
+        let caller = ticket.caller();
+        task::spawn_tracked("request", async move {
+            let result = work.await;
+            answer(ticket, &result).await;
+        });
+        match caller.wait().await {
+            Some(answer) => decode(&answer),
+            None => Err(Error::internal("work with a request id was not answered")),
+        }
+    }
+}
+
+/// Answers all who wait, and whoever comes later.
+pub(super) async fn answer<R: Message>(ticket: Ticket, result: &Result<R, Error>) {
+    if let Err(error) = result
+        && error.reason == Reason::Internal
+    {
+        // What it was caused by does not go along.
+        let cause = error.cause.as_ref().map(ToString::to_string);
+        tracing::error!(cause, %error, "work with a request id failed by a defect");
+    }
+    ticket.answer(encode(result), is_final(result)).await;
+}

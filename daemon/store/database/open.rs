@@ -1,0 +1,238 @@
+//! Opening the database: making it where it is missing, bringing an older one up to date, and refusing
+//! what is damaged, newer, or somebody else's. Nothing that was there is ever overwritten.
+
+use std::{
+    fs::OpenOptions,
+    io,
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::connection::Database;
+
+/// In the header of the file: what it is (`PRAGMA application_id`): `jigd`.
+const APPLICATION: i32 = 0x6a69_6764;
+
+/// What makes each version of the schema from the one before it; the first, from nothing.
+const VERSIONS: [&str; 1] = [include_str!("1.sql")];
+
+/// Why a database cannot be used. Display says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OpenError {
+    /// A later daemon has written it.
+    #[error(
+        "{path} is of a newer jigd (schema {found}; this one knows {known}): use that one, or a state directory of its own for this one (--state-dir)"
+    )]
+    Newer {
+        /// The file.
+        path: String,
+        /// Version of its schema.
+        found: usize,
+        /// Latest version that is known here.
+        known: usize,
+    },
+    /// It is no database of a daemon's.
+    #[error(
+        "{path} is not a database of jigd's: move it away, or choose another state directory (--state-dir)"
+    )]
+    NotOurs {
+        /// The file.
+        path: String,
+    },
+    /// What it holds is not what was written.
+    #[error(
+        "{path} is damaged ({what}): restore it, or move it and the files beside it (-wal, -shm) away to begin with an empty one; jobs, request ids and rules in it are then forgotten"
+    )]
+    Damaged {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// It cannot be opened or written to.
+    #[error("{path} cannot be used")]
+    Unusable {
+        /// The file.
+        path: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+impl Database {
+    /// Opens the database in the file at `path`, making it where it is missing. Blocks.
+    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+        // SQLite gives the files beside it the mode that it has.
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|source| unusable(path, source))?;
+        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX
+            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+        let opened = Connection::open_with_flags(path, flags);
+        let mut connection = opened.map_err(|error| refusal(path, error))?;
+        check(&connection, path)?;
+        prepare(&mut connection).map_err(|error| refusal(path, error))?;
+        Self::serve(connection).map_err(|source| unusable(path, source))
+    }
+
+    /// A database that is gone with the daemon.
+    pub(crate) fn in_memory() -> Result<Self, OpenError> {
+        let path = PathBuf::from(":memory:");
+        let opened = Connection::open_in_memory().and_then(|mut connection| {
+            prepare(&mut connection)?;
+            Ok(connection)
+        });
+        let connection = opened.map_err(|error| refusal(&path, error))?;
+        Self::serve(connection).map_err(|source| unusable(&path, source))
+    }
+}
+
+/// Looks whether the file is what it should be, before anything is changed in it.
+fn check(connection: &Connection, path: &Path) -> Result<(), OpenError> {
+    let refused = |error| refusal(path, error);
+    let (application, version) = versions(connection).map_err(refused)?;
+    let tables: i64 = connection
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+        .map_err(refused)?;
+    if application != APPLICATION && (application, version, tables) != (0, 0, 0) {
+        return Err(OpenError::NotOurs {
+            path: path.display().to_string(),
+        });
+    }
+    let version = usize::try_from(version).unwrap_or(usize::MAX);
+    if version > VERSIONS.len() {
+        return Err(OpenError::Newer {
+            path: path.display().to_string(),
+            found: version,
+            known: VERSIONS.len(),
+        });
+    }
+    let found: String = connection
+        .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
+        .map_err(refused)?;
+    if found != "ok" {
+        return Err(OpenError::Damaged {
+            path: path.display().to_string(),
+            what: found,
+        });
+    }
+    Ok(())
+}
+
+/// Sets what belongs to the connection, and brings the schema up to date.
+fn prepare(connection: &mut Connection) -> rusqlite::Result<()> {
+    // Answers "memory" for a database in memory.
+    connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    connection.execute_batch(
+        "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;",
+    )?;
+    connection.query_row("PRAGMA journal_size_limit = 67108864", [], |_| Ok(()))?;
+    let (_, version) = versions(connection)?;
+    let done = usize::try_from(version).unwrap_or(usize::MAX);
+    for (index, change) in VERSIONS.iter().enumerate().skip(done) {
+        let transaction = connection.transaction()?;
+        transaction.execute_batch(change)?;
+        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        let version = i32::try_from(index + 1).unwrap_or(i32::MAX);
+        transaction.pragma_update(None, "user_version", version)?;
+        transaction.commit()?;
+    }
+    Ok(())
+}
+
+/// What the header says that the file is, and the version of its schema.
+fn versions(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get(0));
+    Ok((pragma("application_id")?, pragma("user_version")?))
+}
+
+fn unusable(path: &Path, source: io::Error) -> OpenError {
+    OpenError::Unusable {
+        path: path.display().to_string(),
+        source: source.into(),
+    }
+}
+
+fn refusal(path: &Path, error: rusqlite::Error) -> OpenError {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    let path = path.display().to_string();
+    match error.sqlite_error_code() {
+        Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged {
+            path,
+            what: error.to_string(),
+        },
+        _ => OpenError::Unusable {
+            path,
+            source: error.into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn open(path: &Path) -> Result<(), String> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let database = Database::open(path).map_err(|error| error.to_string())?;
+        let tables = |connection: &Connection| {
+            connection.query_row("SELECT count(*) FROM request", [], |row| {
+                row.get::<_, i64>(0)
+            })
+        };
+        let found = runtime.block_on(database.apply(tables));
+        found.map(drop).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn it_is_made_and_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.db");
+        open(&path).unwrap();
+        open(&path).unwrap();
+        use std::os::unix::fs::PermissionsExt as _;
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.db");
+        let others = |sql: &str| {
+            let _was_there = std::fs::remove_file(&path);
+            Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        };
+        let refused = |expected: &str| {
+            let before = std::fs::read(&path).unwrap();
+            let error = open(&path).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), before);
+        };
+        others("CREATE TABLE request (a)");
+        refused("not a database of jigd's");
+        others(&format!(
+            "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
+        ));
+        refused("schema 99; this one knows 1");
+        std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
+        refused("is damaged");
+        std::fs::remove_file(&path).unwrap();
+        open(&path).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[5000..].fill(0x5a);
+        std::fs::write(&path, &bytes).unwrap();
+        refused("is damaged");
+    }
+}
