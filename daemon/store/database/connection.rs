@@ -1,7 +1,11 @@
 //! The connection, which one thread owns. What is asked of it at one time is done in one transaction, and
 //! answered when that is kept.
 
-use std::{io, sync::Arc, thread};
+use std::{
+    io,
+    sync::Arc,
+    thread::{self, JoinHandle},
+};
 
 use rusqlite::{Connection, ErrorCode, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
@@ -11,10 +15,15 @@ const WAITING: usize = 1024;
 /// Most that is done in one transaction: the first of it waits for the last.
 const TOGETHER: usize = 64;
 
-/// The database of a state directory.
+/// The database of a state directory. It is closed when the last one is dropped, which waits for that.
 #[derive(Debug, Clone)]
-pub(crate) struct Database {
-    orders: mpsc::Sender<Order>,
+pub(crate) struct Database(Arc<Thread>);
+
+#[derive(Debug)]
+struct Thread {
+    /// None once it is to end.
+    orders: Option<mpsc::Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// Something to do with the connection, or else the reason why it cannot be done.
@@ -64,10 +73,13 @@ impl Database {
     /// Has a thread of its own do what is asked of `connection`.
     pub(super) fn serve(connection: Connection) -> io::Result<Self> {
         let (orders, waiting) = mpsc::channel(WAITING);
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("jigd-database".to_owned())
             .spawn(move || serve(connection, waiting))?;
-        Ok(Self { orders })
+        Ok(Self(Arc::new(Thread {
+            orders: Some(orders),
+            thread: Some(thread),
+        })))
     }
 
     /// Does `work`: all of it or, if it fails, nothing. It goes on when whoever asked is gone.
@@ -86,8 +98,18 @@ impl Database {
             }
         });
         let closed = || DatabaseError::Closed;
-        self.orders.send(order).await.map_err(|_| closed())?;
+        let orders = self.0.orders.as_ref().ok_or_else(closed)?;
+        orders.send(order).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _panicked = thread.join();
+        }
     }
 }
 
