@@ -49,8 +49,6 @@ pub(crate) struct Asked {
 pub(crate) enum Found {
     /// Nothing: it is claimed now.
     New,
-    /// It was claimed in this life of the daemon, and not answered yet.
-    Running(Asked),
     /// The call was answered.
     Answered {
         /// What it asked.
@@ -60,8 +58,9 @@ pub(crate) enum Found {
         /// Whether this life of the daemon gave it.
         is_recent: bool,
     },
-    /// The daemon died while the call went on.
-    Lost {
+    /// It was claimed and not answered: the daemon died while the call went on, or could not keep its
+    /// answer. Or it goes on, which whoever claimed it knows.
+    Unanswered {
         /// What it asked.
         asked: Asked,
         /// Its step of the session, where it had got so far.
@@ -202,8 +201,7 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
                 answer: answer.into(),
                 is_recent,
             },
-            None if is_recent => Found::Running(asked),
-            None => Found::Lost {
+            None => Found::Unanswered {
                 asked,
                 step: step.and_then(|step| u64::try_from(step).ok()),
             },

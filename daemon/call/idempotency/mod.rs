@@ -6,7 +6,7 @@
 //!   │         └─────▶ released: nothing was done, so that the next one may claim it
 //!   ├──▶ somebody else's, who works: wait with him
 //!   ├──▶ answered: the answer again
-//!   └──▶ lost: the daemon died while it worked
+//!   └──▶ lost: the daemon died while it worked, or had no room for the answer
 //! ```
 //!
 //! Work with an id does not end with its caller: it goes on for a while when nobody waits any more, as
@@ -81,7 +81,7 @@ pub(super) enum Claimed {
         /// Whether this life of the daemon did it.
         is_recent: bool,
     },
-    /// The daemon died while it was done, as this step of its session.
+    /// The daemon died while it was done, as this step of its session, or had no room for the answer.
     Lost(Option<u64>),
 }
 
@@ -209,33 +209,30 @@ enum Joined {
 impl Ticket {
     async fn claim(mut self, asked: Asked) -> Result<Claimed, Error> {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
-        match found {
-            Ok(Found::New) => {
-                self.owner.count_claim();
-                return Ok(Claimed::Ours(self));
-            }
-            // Whatever else is in the log is none of this ticket's.
-            _ => self.forget(),
-        }
+        let found = found.inspect_err(|_| self.forget());
         match found.map_err(|error| unusable(&error))? {
+            Found::New => {
+                self.owner.count_claim();
+                Ok(Claimed::Ours(self))
+            }
+            // What is in the log already is none of this ticket's.
             Found::Answered {
                 asked: before,
                 answer,
                 is_recent,
             } => {
+                self.forget();
                 same(&self.key, &asked, &before)?;
                 Ok(Claimed::Answered { answer, is_recent })
             }
-            Found::Lost {
+            Found::Unanswered {
                 asked: before,
                 step,
             } => {
+                self.forget();
                 same(&self.key, &asked, &before)?;
                 Ok(Claimed::Lost(step))
             }
-            Found::New | Found::Running(_) => Err(Error::internal(
-                "a request id is claimed, and nobody works on it",
-            )),
         }
     }
 
