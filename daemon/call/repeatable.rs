@@ -84,13 +84,15 @@ impl Pipeline {
         };
         let begun = self.begin::<T>(incoming, checked).await?;
         let caller = ticket.caller();
-        let (until, step) = (begun.until, begun.work.step.number());
-        let (task, abandon) = begun.spawn(self);
-        let guard = abandon.clone().drop_guard();
+        let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {
-            if let Err(error) = ticket.begin(step).await {
+            // Before anything is done: should the daemon die then, it is known where to look.
+            if let Err(error) = ticket.begin(begun.work.step.number()).await {
                 tracing::warn!(%error, "the step of a request could not be kept");
             }
+            let until = begun.until;
+            let (task, abandon) = begun.spawn(&pipeline);
+            let guard = abandon.clone().drop_guard();
             let mut work = std::pin::pin!(until_its_time_is_up::<T>(task, until, guard));
             let result = tokio::select! {
                 result = &mut work => result,
