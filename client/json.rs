@@ -4,7 +4,7 @@
 use jig::{
     api::v1::{
         Encoding, GetInfoResponse, Isolation, ListFilesResponse, Outcome, ProcessExited,
-        ReadFileResponse, RunLimits, RunResponse, SandboxFailure, Workspace,
+        ReadFileResponse, Role, RunLimits, RunResponse, SandboxFailure, Workspace,
     },
     client::ServingStatus,
 };
@@ -87,6 +87,7 @@ pub(crate) fn list_files(response: &ListFilesResponse) -> Value {
 
 pub(crate) fn info(response: &GetInfoResponse) -> Value {
     let counts = response.counts.unwrap_or_default();
+    let caller = response.caller.clone().unwrap_or_default();
     json!({
         "version": response.version,
         "kernel": response.kernel,
@@ -96,6 +97,10 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
         "isolation": response.isolation.as_ref().map(isolation),
         "run_limits": response.run_limits.as_ref().map(run_limits),
         "workspaces": response.workspaces.iter().map(workspace).collect::<Vec<_>>(),
+        "caller": {
+            "name": caller.name,
+            "role": name(Role::try_from(caller.role).map(|role| role.as_str_name()), caller.role),
+        },
         "counts": {
             "calls_finished": counts.calls_finished,
             "calls_active": counts.calls_active,

@@ -20,6 +20,10 @@ pub(crate) enum Reason {
     PermissionDenied,
     /// The operator does not allow it.
     PolicyDenied,
+    /// The caller may not do this.
+    Forbidden,
+    /// It is not known who calls.
+    Unauthenticated,
     /// Nothing is at the path.
     FileNotFound,
     /// No directory is at the path.
@@ -132,7 +136,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 42] = [
+    const ALL: [Self; 44] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -140,6 +144,8 @@ impl Reason {
         Self::SymlinkBlocked,
         Self::PermissionDenied,
         Self::PolicyDenied,
+        Self::Forbidden,
+        Self::Unauthenticated,
         Self::FileNotFound,
         Self::DirectoryNotFound,
         Self::CommandNotFound,
@@ -192,6 +198,8 @@ impl Reason {
             Self::SymlinkBlocked => "SYMLINK_BLOCKED",
             Self::PermissionDenied => "PERMISSION_DENIED",
             Self::PolicyDenied => "POLICY_DENIED",
+            Self::Forbidden => "FORBIDDEN",
+            Self::Unauthenticated => "UNAUTHENTICATED",
             Self::FileNotFound => "FILE_NOT_FOUND",
             Self::DirectoryNotFound => "DIRECTORY_NOT_FOUND",
             Self::CommandNotFound => "COMMAND_NOT_FOUND",

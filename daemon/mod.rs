@@ -10,6 +10,7 @@ mod embedded;
 mod error;
 #[cfg(fuzzing)]
 pub mod fuzz;
+pub mod keys;
 mod privileges;
 mod process;
 mod sandbox;

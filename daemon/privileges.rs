@@ -80,18 +80,19 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     let workspaces = workspaces.map(|workspace| (workspace.path.as_path(), Access::Write));
     let state = (config.state_dir.as_path(), Access::Write);
     let sockets = config.listen.iter().filter_map(|address| match address {
-        Address::Unix(path) => path.parent(),
+        Address::Unix(path) => folder(path),
         Address::Tcp(_) => None,
     });
-    let sockets = sockets.map(|folder| match folder.as_os_str().is_empty() {
-        true => (Path::new("."), Access::Sockets),
-        false => (folder, Access::Sockets),
-    });
+    let sockets = sockets.map(|folder| (folder, Access::Sockets));
+    // They are replaced as a whole: what is allowed is to read what lies where they do.
+    let keys = config.keys.iter().filter_map(|keys| folder(&keys.file));
+    let read = keys.map(|folder| (folder, Access::Read));
     let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
     let own: Vec<_> = workspaces
         .chain(sockets)
         .chain([state])
         .chain(cgroups)
+        .chain(read)
         .collect();
     if !confine_to(&own)? {
         tracing::warn!(
@@ -100,6 +101,15 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
         );
     }
     Ok(())
+}
+
+/// Where a file lies.
+fn folder(path: &Path) -> Option<&Path> {
+    let folder = path.parent()?;
+    Some(match folder.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => folder,
+    })
 }
 
 /// Confines this thread to `own` and what the daemon must read. Answers whether this kernel can.

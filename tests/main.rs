@@ -21,6 +21,8 @@
 mod attack;
 /// Requests that are refused before anything is started.
 mod bad_input;
+/// Who may call, and what.
+mod callers;
 /// The command `jig`.
 mod client;
 /// What the daemon itself may touch.

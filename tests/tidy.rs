@@ -30,7 +30,12 @@ const ORDER: &[&[&str]] = &[
     &["client", "daemon/main"],
     &["daemon"],
     &["daemon/fuzz", "daemon/start"],
-    &["daemon/embedded", "daemon/privileges", "daemon/server"],
+    &[
+        "daemon/embedded",
+        "daemon/keys",
+        "daemon/privileges",
+        "daemon/server",
+    ],
     &["daemon/door"],
     &["daemon/call"],
     &["daemon/dialect"],

@@ -34,6 +34,11 @@ fn text(info: &GetInfoResponse) -> String {
         ),
         ("uptime".to_owned(), format!("{} s", info.uptime_ms / 1000)),
     ];
+    rows.extend(info.caller.as_ref().map(|caller| {
+        let role = caller.role().as_str_name().trim_start_matches("ROLE_");
+        let text = format!("{} ({})", caller.name, role.to_lowercase());
+        ("you are".to_owned(), text)
+    }));
     rows.extend(info.isolation.iter().flat_map(isolation));
     rows.extend(info.egress.iter().flat_map(egress));
     rows.extend(info.run_limits.as_ref().map(limits));

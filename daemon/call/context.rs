@@ -1,9 +1,10 @@
 //! What a door knows about a call beside its request.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use opentelemetry::{Context, trace::TraceContextExt as _};
 
+use super::access::principal::Principal;
 use crate::daemon::{error::Violation, store::session::SessionId};
 
 /// Longest `jig-request-id`, in characters.
@@ -14,6 +15,8 @@ const LONGEST_REQUEST_ID: usize = 120;
 pub(crate) struct Incoming {
     /// Its id, made here (a ULID).
     pub(crate) call_id: String,
+    /// Whose it is.
+    pub(crate) principal: Arc<Principal>,
     /// When it came.
     pub(crate) received: Instant,
     /// When its caller stops waiting.
@@ -32,6 +35,7 @@ impl Incoming {
     /// Checks what metadata says. `get` looks a key up.
     pub(crate) fn new<'a>(
         call_id: String,
+        principal: Arc<Principal>,
         received: Instant,
         deadline: Option<Instant>,
         parent: Context,
@@ -64,6 +68,7 @@ impl Incoming {
         match session {
             Some(session) if violations.is_empty() => Ok(Self {
                 call_id,
+                principal,
                 received,
                 deadline,
                 workspace: get("jig-workspace").map(str::to_owned),

@@ -12,6 +12,7 @@
 //! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to
 //! its end: a caller that goes away ends its wait, and the task is told to stop.
 
+pub(crate) mod access;
 pub(crate) mod admission;
 pub(crate) mod context;
 pub(crate) mod drain;
@@ -39,7 +40,13 @@ use tokio_util::{
 };
 use tracing::Instrument as _;
 
-use self::{admission::Admission, context::Incoming, drain::Drain, idempotency::Idempotency};
+use self::{
+    access::{Access, principal::Principal},
+    admission::Admission,
+    context::Incoming,
+    drain::Drain,
+    idempotency::Idempotency,
+};
 use crate::daemon::{
     catalog::{self, Catalog},
     error::{Error, Reason, Violation},
@@ -56,6 +63,8 @@ const LAST_WORD: Duration = Duration::from_millis(50);
 /// Everything that calls need.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
+    /// Who may call.
+    pub(crate) access: Access,
     /// The tools.
     pub(crate) catalog: Catalog,
     /// The workspaces by name, the default one first.
@@ -118,20 +127,25 @@ impl<T: Tool> Begun<T> {
 }
 
 impl Pipeline {
+    /// The workspaces that are there for `principal`, its default one first.
+    pub(crate) fn scenes_of(&self, principal: &Principal) -> impl Iterator<Item = &Scene> {
+        self.scenes
+            .iter()
+            .filter(|scene| principal.sees(scene.workspace.name()))
+    }
+
     /// The workspace that a call chose.
     pub(crate) fn scene(&self, incoming: &Incoming) -> Result<&Scene, Error> {
+        let mut seen = self.scenes_of(&incoming.principal);
         let found = match &incoming.workspace {
-            None => self.scenes.first(),
-            Some(name) => self
-                .scenes
-                .iter()
-                .find(|scene| scene.workspace.name() == name),
+            None => seen.next(),
+            Some(name) => seen.find(|scene| scene.workspace.name() == name),
         };
         found.ok_or_else(|| {
             let name = incoming.workspace.clone().unwrap_or_default();
+            // Of the others not even their names.
             let known: Vec<_> = self
-                .scenes
-                .iter()
+                .scenes_of(&incoming.principal)
                 .map(|scene| scene.workspace.name())
                 .collect();
             let text = format!(
@@ -147,12 +161,13 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: &Incoming,
     ) -> Result<Arc<Session>, Error> {
-        if let Some(session) = self.store.open_session(&incoming.session) {
+        let workspace = self.scene(incoming)?.workspace.name();
+        if let Some(session) = self.store.open_session(workspace, &incoming.session) {
             return Ok(session);
         }
-        let pipeline = Arc::clone(self);
+        let (pipeline, workspace) = (Arc::clone(self), workspace.to_owned());
         let id = incoming.session.clone();
-        task::blocking(move || pipeline.store.session(&id))
+        task::blocking(move || pipeline.store.session(&workspace, &id))
             .await
             .map_err(Error::internal)?
             .map_err(|error| storage(&error))
@@ -163,9 +178,10 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: &Incoming,
     ) -> Result<Option<Arc<Session>>, Error> {
+        let workspace = self.scene(incoming)?.workspace.name().to_owned();
         let pipeline = Arc::clone(self);
         let id = incoming.session.clone();
-        task::blocking(move || pipeline.store.existing_session(&id))
+        task::blocking(move || pipeline.store.existing_session(&workspace, &id))
             .await
             .map_err(Error::internal)?
             .map_err(|error| storage(&error))
@@ -208,6 +224,7 @@ impl Pipeline {
         request: T::Request,
     ) -> Result<Checked<T>, Error> {
         let scene = self.scene(incoming)?.clone();
+        incoming.principal.may_call(T::NAME)?;
         let spec = self
             .catalog
             .tool(T::NAME)

@@ -21,9 +21,6 @@ use crate::daemon::{
     tool::{Tool, lost},
 };
 
-/// Who is told apart by keys; until there are any, all who may call are one.
-const PRINCIPAL: &str = "local";
-
 /// A call with a request id.
 #[derive(Debug)]
 pub(crate) struct Repeatable {
@@ -45,7 +42,7 @@ impl Pipeline {
         let workspace = self.scene(incoming)?.workspace.name().to_owned();
         Ok(Some(Repeatable {
             key: Key {
-                principal: PRINCIPAL.to_owned(),
+                principal: incoming.principal.name().to_owned(),
                 workspace,
                 id,
             },

@@ -3,7 +3,10 @@
 
 mod rules;
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    time::Duration,
+};
 
 use prost::Message;
 use prost_reflect::{DescriptorPool, MethodDescriptor};
@@ -12,7 +15,7 @@ pub(crate) use self::rules::Checked;
 use self::rules::Rules;
 use crate::{
     api::{self, v1},
-    daemon::error::Error,
+    daemon::{config::keys::Role, error::Error},
 };
 
 /// All tools, and all methods that the daemon knows.
@@ -20,7 +23,8 @@ use crate::{
 pub(crate) struct Catalog {
     tools: HashMap<String, ToolSpec>,
     messages: HashMap<String, Rules>,
-    methods: Vec<String>,
+    /// Each with the role that it needs.
+    methods: BTreeMap<String, Role>,
 }
 
 /// What the descriptors say about one tool.
@@ -39,10 +43,11 @@ impl Catalog {
         let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).map_err(Error::internal)?;
         let mut tools = HashMap::new();
         let mut messages = HashMap::new();
-        let mut methods = Vec::new();
+        let mut methods = BTreeMap::new();
         for service in pool.services() {
             for method in service.methods() {
-                methods.push(format!("{}/{}", service.full_name(), method.name()));
+                let path = format!("{}/{}", service.full_name(), method.name());
+                methods.insert(path, access(&pool, &method));
                 let input = method.input();
                 if let Some(options) = tool_options(&pool, &method) {
                     let rules = Rules::of(&pool, &input);
@@ -66,7 +71,12 @@ impl Catalog {
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.
     pub(crate) fn methods(&self) -> impl Iterator<Item = &str> {
-        self.methods.iter().map(String::as_str)
+        self.methods.keys().map(String::as_str)
+    }
+
+    /// The role that the method of this path needs: `jig.v1.ToolService/Run`.
+    pub(crate) fn access(&self, path: &str) -> Option<Role> {
+        self.methods.get(path).copied()
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
@@ -118,4 +128,18 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
         .has_extension(&extension)
         .then(|| options.get_extension(&extension))?;
     value.as_message()?.transcode_to().ok()
+}
+
+/// The role that a method needs. One that does not say is for administrators.
+fn access(pool: &DescriptorPool, method: &MethodDescriptor) -> Role {
+    let declared = pool
+        .get_extension_by_name("jig.v1.access")
+        .filter(|extension| method.options().has_extension(extension))
+        .and_then(|extension| method.options().get_extension(&extension).as_enum_number());
+    match declared.map(v1::Role::try_from) {
+        Some(Ok(v1::Role::Read)) => Role::Read,
+        Some(Ok(v1::Role::Invoke)) => Role::Invoke,
+        None if tool_options(pool, method).is_some() => Role::Invoke,
+        None | Some(Ok(v1::Role::Admin | v1::Role::Unspecified) | Err(_)) => Role::Admin,
+    }
 }

@@ -24,6 +24,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "[NAME=]PATH", env = "JIG_WORKSPACE")]
     pub(crate) workspace: Vec<String>,
 
+    /// File of keys that callers must show, made by `jig key new`. Without it, only the daemon's own
+    /// user and root may call
+    #[arg(long, value_name = "FILE", env = "JIG_KEYS")]
+    pub(crate) keys: Option<PathBuf>,
+
+    /// Let everybody call who reaches the loopback interface, whatever user: for pods whose
+    /// containers share it
+    #[arg(long, env = "JIG_TRUST_LOOPBACK", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) trust_loopback: bool,
+
     /// Directory for the daemon's state. Default: $XDG_STATE_HOME/jig, else ~/.local/state/jig, for
     /// root /var/lib/jig
     #[arg(long, value_name = "DIR", env = "JIG_STATE_DIR")]
@@ -97,7 +107,7 @@ impl Args {
         ] {
             value.take_if(|value| value.is_empty());
         }
-        for path in [&mut self.state_dir, &mut self.config] {
+        for path in [&mut self.keys, &mut self.state_dir, &mut self.config] {
             path.take_if(|path| path.as_os_str().is_empty());
         }
         self

@@ -8,6 +8,7 @@ use super::{
     default_state_dir,
     exposure::{binds, keep_apart},
     file::File,
+    keys::Keys,
     limits::limits,
     listen::Address,
     network::network,
@@ -35,7 +36,15 @@ impl Config {
 /// Puts `args` and `file` together.
 fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
-    let listen = listen(&args, &file, &mut problems);
+    let keys = args.keys.or(file.keys);
+    let has_keys = keys.is_some();
+    let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
+    let keys = keys.and_then(|path| {
+        Keys::read(&path)
+            .map_err(|found| problems.extend(found))
+            .ok()
+    });
+    let listen = listen(&args.listen, &file.listen, has_keys, &mut problems);
     let state_dir = args
         .state_dir
         .or(file.state_dir)
@@ -175,6 +184,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     }
     Ok(Config {
         listen,
+        keys,
+        trust_loopback,
         workspaces,
         state_dir,
         minimum_level,
@@ -199,15 +210,26 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     })
 }
 
-fn listen(args: &Args, file: &File, problems: &mut Vec<String>) -> Vec<Address> {
+fn listen(
+    flags: &[String],
+    file: &[String],
+    has_keys: bool,
+    problems: &mut Vec<String>,
+) -> Vec<Address> {
     let default = [DEFAULT_LISTEN.to_owned()];
-    let texts = match (args.listen.as_slice(), file.listen.as_slice()) {
-        ([], []) => &default,
+    let texts = match (flags, file) {
+        ([], []) => default.as_slice(),
         ([], file) => file,
         (flags, _) => flags,
     };
     let addresses = texts.iter().filter_map(|text| {
         Address::parse(text)
+            .and_then(|address| match address.is_near() || has_keys {
+                true => Ok(address),
+                false => Err(format!(
+                    "--listen {text} can be reached from other machines, and there are no keys to tell callers apart: name a key file with --keys (`jig key new` makes one), or give a loopback address or --listen unix:/path"
+                )),
+            })
             .map_err(|problem| problems.push(problem))
             .ok()
     });

@@ -13,6 +13,8 @@ use serde::Deserialize;
 #[serde(deny_unknown_fields, default)]
 pub(super) struct File {
     pub(super) listen: Vec<String>,
+    pub(super) keys: Option<PathBuf>,
+    pub(super) trust_loopback: Option<bool>,
     pub(super) state_dir: Option<PathBuf>,
     pub(super) log: Option<String>,
     pub(super) log_level: Option<String>,

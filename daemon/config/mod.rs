@@ -8,6 +8,7 @@ pub(crate) mod args;
 mod check;
 mod exposure;
 mod file;
+pub(crate) mod keys;
 mod limits;
 pub(crate) mod listen;
 mod network;
@@ -17,7 +18,7 @@ mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use self::{listen::Address, requests::Requests};
+use self::{keys::Keys, listen::Address, requests::Requests};
 use crate::daemon::{
     egress::policy::Policy,
     sandbox::{
@@ -57,6 +58,10 @@ const DEFAULT_SANDBOX_ID: u32 = 61_000;
 pub(crate) struct Config {
     /// Where it listens.
     pub(crate) listen: Vec<Address>,
+    /// Who may call; without, the daemon's own user and root.
+    pub(crate) keys: Option<Keys>,
+    /// Whether everybody who reaches the loopback interface may call.
+    pub(crate) trust_loopback: bool,
     /// What it serves; never empty.
     pub(crate) workspaces: Vec<WorkspaceConfig>,
     /// Where it keeps its state.

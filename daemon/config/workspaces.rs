@@ -75,9 +75,9 @@ pub(super) fn workspaces(
                 .map(|name| name.to_string_lossy().into_owned())
                 .unwrap_or_default()
         });
-        if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_graphic()) || name.len() > 120
-        {
-            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, of visible ASCII characters"));
+        let visible = |byte: u8| byte.is_ascii_graphic() && byte != b'/';
+        if name.is_empty() || !name.bytes().all(visible) || name.len() > 120 {
+            problems.push(format!("--workspace {shown}: {name:?} is no name for it; give one with NAME=PATH, of visible ASCII characters without slashes"));
         }
         if !names.insert(name.clone()) {
             problems.push(format!("--workspace {shown}: two workspaces are named {name}; give them names with NAME=PATH"));

@@ -7,10 +7,12 @@ use std::{
 
 use tonic::{Request, Response, Status};
 
+use super::metadata::principal;
 use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
-        call::Pipeline,
+        call::{Pipeline, access::principal::Principal},
+        config::keys::Role,
         egress::{policy::Policy, proxy::Proxy},
         sandbox::{
             level::{Isolation, Level},
@@ -47,8 +49,9 @@ pub(crate) struct Info {
 impl DaemonService for Info {
     async fn get_info(
         &self,
-        _request: Request<GetInfoRequest>,
+        request: Request<GetInfoRequest>,
     ) -> Result<Response<GetInfoResponse>, Status> {
+        let principal = principal(&request)?;
         let (start_time, started) = self.started;
         let kernel = rustix::system::uname();
         Ok(Response::new(GetInfoResponse {
@@ -57,17 +60,18 @@ impl DaemonService for Info {
             pid: std::process::id(),
             start_time: Some(start_time.into()),
             uptime_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
-            isolation: Some(self.isolation()),
+            isolation: Some(self.isolation(&principal)),
             run_limits: Some(self.limits()),
-            workspaces: self.workspaces(),
+            workspaces: self.workspaces(&principal),
             counts: Some(self.counts()),
             egress: self.egress(),
+            caller: Some(caller(&principal)),
         }))
     }
 }
 
 impl Info {
-    fn isolation(&self) -> v1::Isolation {
+    fn isolation(&self, principal: &Principal) -> v1::Isolation {
         let isolation = &self.isolation;
         let layers = isolation
             .layers()
@@ -83,7 +87,9 @@ impl Info {
             errno: failure.errno_name(),
             message: failure.to_string(),
             remedy: failure.stage.remedy().to_owned(),
-            workspace: isolation.workspace.clone(),
+            workspace: Some(isolation.workspace.clone())
+                .filter(|workspace| principal.sees(workspace))
+                .unwrap_or_default(),
             level: level.to_owned(),
         };
         let refused: Vec<_> = isolation
@@ -163,9 +169,10 @@ impl Info {
         }
     }
 
-    fn workspaces(&self) -> Vec<v1::Workspace> {
+    fn workspaces(&self, principal: &Principal) -> Vec<v1::Workspace> {
         let scenes = self.pipeline.scenes.iter().zip(&self.identities);
         scenes
+            .filter(|(scene, _)| principal.sees(scene.workspace.name()))
             .map(|(scene, identity)| v1::Workspace {
                 name: scene.workspace.name().to_owned(),
                 mount_path: scene.workspace.mount_path().display().to_string(),
@@ -188,6 +195,18 @@ impl Info {
             sandboxes_warm: self.sandboxes.warm(),
             sandboxes_quarantined: self.sandboxes.quarantined(),
         }
+    }
+}
+
+fn caller(principal: &Principal) -> v1::Caller {
+    let role = match principal.role() {
+        Role::Read => v1::Role::Read,
+        Role::Invoke => v1::Role::Invoke,
+        Role::Admin => v1::Role::Admin,
+    };
+    v1::Caller {
+        name: principal.name().to_owned(),
+        role: role.into(),
     }
 }
 

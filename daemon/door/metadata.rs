@@ -1,13 +1,13 @@
 //! What the layers leave with a request for its door.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use opentelemetry::Context;
 use tonic::{Request, Status};
 
 use super::status::to_status;
 use crate::daemon::{
-    call::context::Incoming,
+    call::{access::principal::Principal, context::Incoming},
     error::{Error, Violation},
 };
 
@@ -35,10 +35,9 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
         context,
     }) = arrival
     else {
-        return Err(to_status(&Error::internal(
-            "a request came around the layers",
-        )));
+        return Err(around_the_layers());
     };
+    let principal = principal(request)?;
     let deadline = request
         .extensions()
         .get::<Deadline>()
@@ -60,8 +59,18 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     if !unreadable.is_empty() {
         return Err(to_status(&Error::invalid(unreadable)));
     }
-    Incoming::new(call_id, received, deadline, context, |key| {
+    Incoming::new(call_id, principal, received, deadline, context, |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))
+}
+
+/// Who makes a request.
+pub(crate) fn principal<T>(request: &Request<T>) -> Result<Arc<Principal>, Status> {
+    let principal = request.extensions().get::<Arc<Principal>>();
+    principal.cloned().ok_or_else(around_the_layers)
+}
+
+fn around_the_layers() -> Status {
+    to_status(&Error::internal("a request came around the layers"))
 }

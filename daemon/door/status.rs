@@ -61,7 +61,10 @@ pub(crate) fn code(reason: Reason) -> Code {
         Reason::PathEscape
         | Reason::SymlinkBlocked
         | Reason::PermissionDenied
-        | Reason::PolicyDenied => Code::PermissionDenied,
+        | Reason::PolicyDenied
+        | Reason::Forbidden => Code::PermissionDenied,
+        // Show a key.
+        Reason::Unauthenticated => Code::Unauthenticated,
         // Look for what is there.
         Reason::FileNotFound
         | Reason::DirectoryNotFound

@@ -20,6 +20,9 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
+use super::peer;
+use crate::daemon::call::access::Origin;
+
 /// How long a new connection may take to send its preface: nothing else bounds that, and graceful
 /// shutdown waits for it for ever (hyper issue 4170). From then on a peer that does not answer is
 /// found by pings.
@@ -42,6 +45,7 @@ pub(crate) struct Connection {
     socket: Socket,
     /// There until the preface has come.
     greeting: Option<Greeting>,
+    origin: Origin,
     _place: OwnedSemaphorePermit,
 }
 
@@ -56,7 +60,16 @@ struct Greeting {
 
 /// Who is at the other end.
 #[derive(Debug, Clone)]
-pub(crate) enum Peer {
+pub(crate) struct Peer {
+    /// Where that is.
+    pub(crate) end: End,
+    /// Whose process it is.
+    pub(crate) origin: Origin,
+}
+
+/// The other end of a connection.
+#[derive(Debug, Clone)]
+pub(crate) enum End {
     /// A port.
     Tcp(SocketAddr),
     /// A process on this machine, at the socket of this path.
@@ -66,11 +79,17 @@ pub(crate) enum Peer {
 }
 
 impl Connection {
+    /// `ask`: whether it matters whose process a connection of the loopback interface is.
     pub(super) fn new(
         socket: Socket,
         place: OwnedSemaphorePermit,
         draining: CancellationToken,
+        ask: bool,
     ) -> Self {
+        let origin = match &socket {
+            Socket::Tcp(socket) => peer::of_tcp(socket, ask),
+            Socket::Unix(socket) => peer::of_unix(socket),
+        };
         let greeting = Greeting {
             bytes: 0,
             patience: Box::pin(sleep(PREFACE_PATIENCE)),
@@ -79,6 +98,7 @@ impl Connection {
         Self {
             socket,
             greeting: Some(greeting),
+            origin,
             _place: place,
         }
     }
@@ -88,12 +108,16 @@ impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
-        match &self.socket {
-            Socket::Tcp(socket) => socket.peer_addr().map_or(Peer::Unknown, Peer::Tcp),
+        let end = match &self.socket {
+            Socket::Tcp(socket) => socket.peer_addr().map_or(End::Unknown, End::Tcp),
             Socket::Unix(socket) => {
                 let address = socket.local_addr().ok();
-                Peer::Unix(address.and_then(|address| address.as_pathname().map(Path::to_owned)))
+                End::Unix(address.and_then(|address| address.as_pathname().map(Path::to_owned)))
             }
+        };
+        Peer {
+            end,
+            origin: self.origin,
         }
     }
 }

@@ -90,7 +90,12 @@ impl Listeners {
     }
 
     /// Accepts connections on all of them until `stop`.
-    pub(super) fn accept(self, stop: CancellationToken) -> mpsc::Receiver<io::Result<Connection>> {
+    /// `ask`: whether it matters whose process a connection of the loopback interface is.
+    pub(super) fn accept(
+        self,
+        stop: CancellationToken,
+        ask: impl Fn() -> bool + Clone + Send + Sync + 'static,
+    ) -> mpsc::Receiver<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let places = Arc::new(Semaphore::new(CONNECTIONS));
         let tcp = self
@@ -104,9 +109,13 @@ impl Listeners {
         for acceptor in tcp.chain(unix) {
             match acceptor {
                 Ok(acceptor) => {
-                    let (sender, places, stop) =
-                        (sender.clone(), Arc::clone(&places), stop.clone());
-                    task::spawn("accept", accept_loop(acceptor, sender, places, stop));
+                    let door = Door {
+                        sender: sender.clone(),
+                        places: Arc::clone(&places),
+                        stop: stop.clone(),
+                        ask: ask.clone(),
+                    };
+                    task::spawn("accept", door.accept_until_stopped(acceptor));
                 }
                 Err(error) => tracing::error!(%error, "a listener could not be driven"),
             }
@@ -146,49 +155,52 @@ impl Acceptor {
     }
 }
 
-/// Accepts until `stop`, whatever it is waiting for then: a connection, a place for one, or somebody
-/// to serve it.
-async fn accept_loop(
-    acceptor: Acceptor,
+/// Where accepted connections go.
+struct Door<F> {
     sender: mpsc::Sender<io::Result<Connection>>,
     places: Arc<Semaphore>,
     stop: CancellationToken,
-) {
-    tokio::select! {
-        () = accept_all(&acceptor, &sender, &places, &stop) => {}
-        () = stop.cancelled() => {}
-        () = sender.closed() => {}
-    }
+    ask: F,
 }
 
-async fn accept_all(
-    acceptor: &Acceptor,
-    sender: &mpsc::Sender<io::Result<Connection>>,
-    places: &Arc<Semaphore>,
-    stop: &CancellationToken,
-) {
-    loop {
-        let Ok(place) = Arc::clone(places).acquire_owned().await else {
-            return;
-        };
-        match acceptor.accept().await {
-            Ok(socket) => {
-                let connection = Connection::new(socket, place, stop.clone());
-                if sender.send(Ok(connection)).await.is_err() {
-                    return;
+impl<F: Fn() -> bool> Door<F> {
+    /// Accepts until it is to stop, whatever it is waiting for then: a connection, a place for one, or
+    /// somebody to serve it.
+    async fn accept_until_stopped(self, acceptor: Acceptor) {
+        tokio::select! {
+            () = self.accept_all(&acceptor) => {}
+            () = self.stop.cancelled() => {}
+            () = self.sender.closed() => {}
+        }
+    }
+
+    async fn accept_all(&self, acceptor: &Acceptor) {
+        loop {
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
+                return;
+            };
+            match acceptor.accept().await {
+                Ok(socket) => {
+                    let stop = self.stop.clone();
+                    let connection = Connection::new(socket, place, stop, (self.ask)());
+                    if self.sender.send(Ok(connection)).await.is_err() {
+                        return;
+                    }
+                }
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+                    ) =>
+                {
+                    tracing::warn!(%error, "no connection can be accepted for now");
+                    sleep(EXHAUSTED_PAUSE).await;
+                }
+                // The peer went away between connecting and being accepted.
+                Err(error) => {
+                    tracing::debug!(%error, "a connection was lost before it was accepted");
                 }
             }
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                ) =>
-            {
-                tracing::warn!(%error, "no connection can be accepted for now");
-                sleep(EXHAUSTED_PAUSE).await;
-            }
-            // The peer went away between connecting and being accepted.
-            Err(error) => tracing::debug!(%error, "a connection was lost before it was accepted"),
         }
     }
 }

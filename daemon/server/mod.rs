@@ -5,13 +5,16 @@
 //! 1. [`trace`] gives the call its id and its span, and sees how it ends;
 //! 2. [`explain`] says why a call was refused before a handler saw it;
 //! 3. [`mod@panic`] turns a panic into `INTERNAL`;
-//! 4. [`deadline`] ends the call when its caller stops waiting.
+//! 4. [`deadline`] ends the call when its caller stops waiting;
+//! 5. [`auth`] finds out who calls, and refuses who may not.
 
+mod auth;
 mod connection;
 mod deadline;
 mod explain;
 pub(crate) mod listener;
 mod panic;
+pub(crate) mod peer;
 mod trace;
 
 use std::{
@@ -138,6 +141,7 @@ pub(crate) async fn serve(
         .layer(explain::ExplainLayer)
         .layer(panic::PanicLayer)
         .layer(deadline::DeadlineLayer)
+        .layer(auth::AuthLayer(Arc::clone(&pipeline)))
         .add_service(health_service)
         .add_service(reflection_v1())
         .add_service(reflection_v1alpha())
@@ -156,8 +160,9 @@ pub(crate) async fn serve(
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     // Its end would be the server's.
-    let incoming =
-        ReceiverStream::new(listeners.accept(drain.begun_token())).chain(tokio_stream::pending());
+    let guarded = Arc::clone(&pipeline);
+    let accepted = listeners.accept(drain.begun_token(), move || guarded.access.asks_for_users());
+    let incoming = ReceiverStream::new(accepted).chain(tokio_stream::pending());
     // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
     // connections are not taken, and other calls are refused by the pipeline.
     let closing = CancellationToken::new();

@@ -18,7 +18,7 @@ use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 use ulid::Ulid;
 
-use super::connection::Peer;
+use super::connection::{End, Peer};
 use crate::daemon::{
     door::metadata::Arrival,
     telemetry::{Telemetry, semconv, spans::Span},
@@ -87,8 +87,8 @@ impl TraceLayer {
                     .map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))),
             );
         }
-        match request.extensions().get::<Peer>() {
-            Some(Peer::Tcp(peer)) => {
+        match request.extensions().get::<Peer>().map(|peer| &peer.end) {
+            Some(End::Tcp(peer)) => {
                 attributes.push(KeyValue::new(
                     semconv::NETWORK_PEER_ADDRESS,
                     peer.ip().to_string(),
@@ -96,11 +96,11 @@ impl TraceLayer {
                 let port = i64::from(peer.port());
                 attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
             }
-            Some(Peer::Unix(Some(path))) => {
+            Some(End::Unix(Some(path))) => {
                 let path = path.display().to_string();
                 attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, path));
             }
-            Some(Peer::Unix(None) | Peer::Unknown) | None => {}
+            Some(End::Unix(None) | End::Unknown) | None => {}
         }
         let parent = self.telemetry.propagators().extract(request.headers());
         let span = Span::start(

@@ -11,14 +11,20 @@ use super::{
     isolation::{self, Keeper, Probed},
 };
 use crate::daemon::{
-    call::{Pipeline, admission::Admission, drain::Drain, idempotency::Idempotency},
+    call::{
+        Pipeline,
+        access::{Access, Trust},
+        admission::Admission,
+        drain::Drain,
+        idempotency::Idempotency,
+    },
     catalog::Catalog,
-    config::{Config, requests::Requests},
+    config::{Config, ConfigError, requests::Requests},
     door::info::Info,
     egress::proxy::Proxy,
     process::registry::Registry,
     sandbox::plan::Network,
-    server::{self, Services, Until, listener::Listeners},
+    server::{self, Services, Until, listener::Listeners, peer},
     store::{
         database::Database,
         requests::{RequestLog, Retention},
@@ -100,7 +106,9 @@ pub(super) async fn serve(
         });
     };
     let requests = requests(&store, config.requests, announce).await?;
+    let access = access(&config, &catalog)?;
     let pipeline = Arc::new(Pipeline {
+        access,
         catalog,
         scenes,
         store,
@@ -159,6 +167,25 @@ async fn requests(
         bytes: config.kept_bytes,
     };
     Ok(Idempotency::new(log, retention, config.linger))
+}
+
+/// Who may call.
+fn access(config: &Config, catalog: &Catalog) -> Result<Access, StartError> {
+    let is_root = rustix::process::geteuid().is_root();
+    let access = Access::new(Trust {
+        own: peer::own_user(),
+        loopback: config.trust_loopback,
+        // A root daemon's commands are another user's.
+        commands_are_apart: is_root || config.network != Network::Host,
+    });
+    if let Some(keys) = config.keys.clone() {
+        let names = config.workspaces.iter().map(|workspace| &*workspace.name);
+        let names: Vec<_> = names.collect();
+        access
+            .set_keys(keys, catalog, &names)
+            .map_err(|problems| StartError::Config(ConfigError(problems)))?;
+    }
+    Ok(access)
 }
 
 /// The proxy, where that is the network of commands. Warns of a network that may not be what was

@@ -4,6 +4,7 @@
 //! STATE_DIR/
 //!   lock                                  held by the one daemon, with its process id
 //!   jig.db                                the database: request ids and their answers
+//!   sessions/ID/workspace                 whose session it is; ID@WORKSPACE where several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
@@ -16,5 +17,6 @@ pub(crate) mod database;
 mod record_locks;
 pub(crate) mod requests;
 pub(crate) mod session;
+mod session_folders;
 pub(crate) mod state_dir;
 pub(crate) mod uploads;

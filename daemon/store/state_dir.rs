@@ -6,7 +6,7 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use rustix::{
@@ -16,6 +16,7 @@ use rustix::{
 
 use super::{
     session::{Session, SessionId},
+    session_folders::SessionFolders,
     uploads::UploadRecords,
 };
 
@@ -26,9 +27,17 @@ const OPEN_SESSIONS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    sessions: Mutex<HashMap<SessionId, Arc<Session>>>,
+    sessions: Mutex<Sessions>,
     uploads: UploadRecords,
     _lock: File,
+}
+
+/// Sessions that are open.
+#[derive(Debug)]
+struct Sessions {
+    folders: SessionFolders,
+    /// By workspace and id.
+    open: HashMap<(String, SessionId), Arc<Session>>,
 }
 
 /// Why a state directory cannot be held.
@@ -116,39 +125,39 @@ impl StateDir {
             .map_err(unusable)?;
         Ok(Self {
             uploads: UploadRecords::new(path.join("uploads")),
+            sessions: Mutex::new(Sessions {
+                folders: SessionFolders::new(path.join("sessions")),
+                open: HashMap::new(),
+            }),
             path,
-            sessions: Mutex::default(),
             _lock: lock,
         })
     }
 
-    /// The session of this id, if it was asked for before.
-    pub(crate) fn open_session(&self, id: &SessionId) -> Option<Arc<Session>> {
-        let sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        sessions.get(id).map(Arc::clone)
+    /// The session of this id in a workspace, if it was asked for before.
+    pub(crate) fn open_session(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
+        let sessions = self.sessions();
+        let key = (workspace.to_owned(), id.clone());
+        sessions.open.get(&key).map(Arc::clone)
     }
 
-    /// The session of this id, made where it is new. Blocks.
-    pub(crate) fn session(&self, id: &SessionId) -> io::Result<Arc<Session>> {
-        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(session) = sessions.get(id) {
-            return Ok(Arc::clone(session));
-        }
-        if sessions.len() >= OPEN_SESSIONS {
-            // Whoever holds one keeps it; the others are found again by their files.
-            sessions.retain(|_, session| Arc::strong_count(session) > 1);
-        }
-        let session = Arc::new(Session::open(self.folder(id))?);
-        sessions.insert(id.clone(), Arc::clone(&session));
-        Ok(session)
+    /// The session of this id in a workspace, made where it is new. Blocks.
+    pub(crate) fn session(&self, workspace: &str, id: &SessionId) -> io::Result<Arc<Session>> {
+        let mut sessions = self.sessions();
+        let folder = sessions.folders.claim(workspace, id)?;
+        sessions.open(workspace, id, folder)
     }
 
-    /// The session of this id, if there is one. Blocks.
-    pub(crate) fn existing_session(&self, id: &SessionId) -> io::Result<Option<Arc<Session>>> {
-        if self.folder(id).is_dir() {
-            self.session(id).map(Some)
-        } else {
-            Ok(None)
+    /// The session of this id in a workspace, if there is one. Blocks.
+    pub(crate) fn existing_session(
+        &self,
+        workspace: &str,
+        id: &SessionId,
+    ) -> io::Result<Option<Arc<Session>>> {
+        let mut sessions = self.sessions();
+        match sessions.folders.find(workspace, id)? {
+            Some(folder) => sessions.open(workspace, id, folder).map(Some),
+            None => Ok(None),
         }
     }
 
@@ -166,7 +175,29 @@ impl StateDir {
         };
     }
 
-    fn folder(&self, id: &SessionId) -> PathBuf {
-        self.path.join("sessions").join(id.as_str())
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Sessions {
+    fn open(
+        &mut self,
+        workspace: &str,
+        id: &SessionId,
+        folder: PathBuf,
+    ) -> io::Result<Arc<Session>> {
+        let key = (workspace.to_owned(), id.clone());
+        if let Some(session) = self.open.get(&key) {
+            return Ok(Arc::clone(session));
+        }
+        if self.open.len() >= OPEN_SESSIONS {
+            // Whoever holds one keeps it; the others are found again by their files.
+            self.open
+                .retain(|_, session| Arc::strong_count(session) > 1);
+        }
+        let session = Arc::new(Session::open(folder)?);
+        self.open.insert(key, Arc::clone(&session));
+        Ok(session)
     }
 }

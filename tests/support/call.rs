@@ -94,9 +94,10 @@ pub(crate) fn describe(status: &Status) -> String {
 fn code_of(reason: &str) -> Code {
     match reason {
         "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
-        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED" => {
+        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED" | "FORBIDDEN" => {
             Code::PermissionDenied
         }
+        "UNAUTHENTICATED" => Code::Unauthenticated,
         "FILE_NOT_FOUND"
         | "DIRECTORY_NOT_FOUND"
         | "COMMAND_NOT_FOUND"

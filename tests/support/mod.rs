@@ -6,6 +6,7 @@ mod collector;
 mod daemon;
 mod derived;
 mod guest;
+mod keys;
 mod level;
 mod process;
 mod processes;
@@ -22,6 +23,7 @@ pub(crate) use collector::{Collector, attribute, hex};
 pub(crate) use daemon::{Daemon, tools};
 pub(crate) use derived::{derived, set_up, tools as tools_folder};
 pub(crate) use guest::{Guest, Kernel, guest};
+pub(crate) use keys::{KeyFile, with_key};
 pub(crate) use level::USER;
 pub(crate) use process::{Watch, started, wait_for_end};
 pub(crate) use processes::{

@@ -1,0 +1,365 @@
+//! Who calls, and what that one may do.
+//!
+//! ```text
+//! a key is shown ───────────▶ one of the key file ─▶ its holder      otherwise UNAUTHENTICATED
+//! none, and there is no key file,
+//!   a process of this machine ─▶ of the daemon's user, or root ─▶ administrator
+//! none, on loopback, and --trust-loopback ─▶ administrator
+//! ```
+
+pub(crate) mod principal;
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::SystemTime,
+};
+
+use self::principal::Principal;
+use crate::daemon::{
+    catalog::Catalog,
+    config::keys::{Digest, Keys},
+    error::{Error, Reason},
+};
+
+/// Where a call comes from, as the kernel says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// From a process of this machine, by a Unix socket.
+    Socket {
+        /// Its user.
+        uid: u32,
+    },
+    /// From a process of this machine, by the loopback interface.
+    Loopback {
+        /// Its user, where that could be found out.
+        uid: Option<u32>,
+    },
+    /// From elsewhere, or nobody knows.
+    Elsewhere,
+}
+
+/// Whom the daemon takes calls from.
+#[derive(Debug)]
+pub(crate) struct Access {
+    /// None where there is no key file.
+    keys: RwLock<Option<Arc<[Holder]>>>,
+    trust: Trust,
+}
+
+/// Whom of this machine the daemon trusts without a key.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Trust {
+    /// The daemon's own user, where the kernel tells it from all others.
+    pub(crate) own: Option<u32>,
+    /// Everybody who reaches the loopback interface.
+    pub(crate) loopback: bool,
+    /// Whether commands in sandboxes cannot be who comes by the loopback interface as one of the
+    /// trusted users.
+    pub(crate) commands_are_apart: bool,
+}
+
+/// A key, and whose it is.
+#[derive(Debug)]
+struct Holder {
+    digest: Digest,
+    expires: Option<SystemTime>,
+    principal: Arc<Principal>,
+}
+
+impl Access {
+    /// Lets in the holders of `keys` or, without any, whom `trust` says.
+    pub(crate) fn new(trust: Trust) -> Self {
+        Self {
+            keys: RwLock::new(None),
+            trust,
+        }
+    }
+
+    /// Lets in the holders of these keys from now on, and nobody without one. Refuses keys for
+    /// workspaces or tools that there are not.
+    pub(crate) fn set_keys(
+        &self,
+        keys: Keys,
+        catalog: &Catalog,
+        workspaces: &[&str],
+    ) -> Result<(), Vec<String>> {
+        let problems = unknown_names(&keys, catalog, workspaces);
+        if !problems.is_empty() {
+            return Err(problems);
+        }
+        let before = self.holders();
+        let holders = keys.keys.into_iter().map(|key| {
+            let principal = Principal::holder(&key);
+            // Who was here before goes on with what is left of his allowance.
+            let known = before.iter().flat_map(|holders| holders.iter());
+            let known = known
+                .map(|holder| &holder.principal)
+                .find(|known| known.is_like(&principal));
+            Holder {
+                digest: key.digest,
+                expires: key.expires,
+                principal: known.map_or_else(|| Arc::new(principal), Arc::clone),
+            }
+        });
+        let holders: Arc<[Holder]> = holders.collect();
+        let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Some(holders);
+        Ok(())
+    }
+
+    /// Whether the user at the other end of a loopback connection counts.
+    pub(crate) fn asks_for_users(&self) -> bool {
+        self.holders().is_none() && !self.trust.loopback
+    }
+
+    /// Who calls: who holds the key that was `shown`, or whom the daemon trusts without one.
+    pub(crate) fn admit(
+        &self,
+        shown: Option<&[u8]>,
+        origin: Origin,
+    ) -> Result<Arc<Principal>, Error> {
+        match (shown, self.holders()) {
+            (Some(shown), Some(holders)) => holder_of(&holders, shown),
+            (Some(_), None) if !self.trusts(origin) => Err(unauthenticated(
+                "this daemon has no keys (--keys), so that none is right",
+            )),
+            (_, _) if self.trust.loopback && matches!(origin, Origin::Loopback { .. }) => {
+                Ok(Principal::of_loopback())
+            }
+            (None, Some(_)) => Err(unauthenticated(
+                "this daemon takes calls with a key only: send one as `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` makes one)",
+            )),
+            (_, None) => self.user(origin),
+        }
+    }
+
+    fn trusts(&self, origin: Origin) -> bool {
+        self.user(origin).is_ok()
+            || self.trust.loopback && matches!(origin, Origin::Loopback { .. })
+    }
+
+    /// The user whose process calls without a key.
+    fn user(&self, origin: Origin) -> Result<Arc<Principal>, Error> {
+        let uid = match origin {
+            Origin::Socket { uid } => uid,
+            Origin::Loopback { .. } if !self.trust.commands_are_apart => {
+                return Err(unauthenticated(
+                    "commands have the network of this host and run as the daemon's own user, so that it cannot tell them from you on loopback: use a Unix socket (--listen unix:/path), or keys (--keys)",
+                ));
+            }
+            Origin::Loopback { uid: Some(uid) } => uid,
+            Origin::Loopback { uid: None } => {
+                return Err(unauthenticated(
+                    "the kernel does not say whose process this connection is: use a Unix socket (--listen unix:/path), keys (--keys), or --trust-loopback",
+                ));
+            }
+            Origin::Elsewhere => {
+                return Err(unauthenticated(
+                    "who calls from another machine needs a key: start the daemon with --keys",
+                ));
+            }
+        };
+        if uid == 0 || Some(uid) == self.trust.own {
+            return Ok(Principal::of_user(uid));
+        }
+        Err(unauthenticated(
+            "without keys the daemon takes calls from its own user and from root only: call as one of these, or start it with --keys, or with --trust-loopback where everybody on this machine may call",
+        ))
+    }
+
+    fn holders(&self) -> Option<Arc<[Holder]>> {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.clone()
+    }
+}
+
+/// Finds the key that was shown. All are looked at, whichever it is.
+fn holder_of(holders: &[Holder], shown: &[u8]) -> Result<Arc<Principal>, Error> {
+    let digest = Digest::of(shown);
+    let mut found = None;
+    for holder in holders {
+        if holder.digest.is(&digest) {
+            found = Some(holder);
+        }
+    }
+    let holder = found.ok_or_else(|| {
+        unauthenticated("this is no key of this daemon, or not any more: ask its operator for one")
+    })?;
+    if holder.expires.is_some_and(|end| end <= SystemTime::now()) {
+        return Err(unauthenticated(
+            "this key has expired: ask the operator of the daemon for another",
+        ));
+    }
+    Ok(Arc::clone(&holder.principal))
+}
+
+fn unauthenticated(text: &'static str) -> Error {
+    Error::new(Reason::Unauthenticated, text)
+}
+
+/// What keys are for that there is not.
+fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str]) -> Vec<String> {
+    let mut problems = Vec::new();
+    let mut report = |key: &str, what: &str, name: &str| {
+        problems.push(format!(
+            "--keys {}: key {key:?}: there is no {what} {name:?}",
+            keys.file.display()
+        ));
+    };
+    for key in &keys.keys {
+        for name in key.workspaces.iter().flatten() {
+            if !workspaces.contains(&name.as_str()) {
+                report(&key.name, "workspace", name);
+            }
+        }
+        for name in key.tools.iter().flatten() {
+            if catalog.tool(name).is_none() {
+                report(&key.name, "tool", name);
+            }
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::daemon::config::keys::{Key, Role};
+
+    const OWN: u32 = 1000;
+
+    fn access() -> Access {
+        Access::new(Trust {
+            own: Some(OWN),
+            loopback: false,
+            commands_are_apart: true,
+        })
+    }
+
+    fn with_keys(keys: &[(&str, &[u8], Option<SystemTime>)]) -> Access {
+        let keys = keys.iter().map(|(name, secret, expires)| Key {
+            name: (*name).to_owned(),
+            role: Role::Invoke,
+            digest: Digest::of(secret),
+            workspaces: None,
+            tools: None,
+            allowance: Default::default(),
+            expires: *expires,
+        });
+        let access = access();
+        let keys = Keys {
+            file: "k".into(),
+            keys: keys.collect(),
+        };
+        access
+            .set_keys(keys, &Catalog::load().unwrap(), &[])
+            .unwrap();
+        access
+    }
+
+    fn name(admitted: Result<Arc<Principal>, Error>) -> String {
+        match admitted {
+            Ok(principal) => principal.name().to_owned(),
+            Err(error) => {
+                assert_eq!(error.reason, Reason::Unauthenticated);
+                assert!(!error.message.contains("secret"), "{error}");
+                "-".to_owned()
+            }
+        }
+    }
+
+    #[test]
+    fn without_keys_the_own_user_and_root_are_let_in() {
+        let trusting = Access::new(Trust {
+            loopback: true,
+            ..access().trust
+        });
+        let mixed = Access::new(Trust {
+            commands_are_apart: false,
+            ..access().trust
+        });
+        let nobody = Access::new(Trust {
+            own: None,
+            ..access().trust
+        });
+        let [own, root, other] = [OWN, 0, 1001];
+        let socket = |uid| Origin::Socket { uid };
+        let loopback = |uid| Origin::Loopback { uid };
+        for (origin, plain, trusted, commands, none) in [
+            (socket(own), "uid:1000", "uid:1000", "uid:1000", "-"),
+            (socket(root), "uid:0", "uid:0", "uid:0", "uid:0"),
+            (socket(other), "-", "-", "-", "-"),
+            (loopback(Some(own)), "uid:1000", "loopback", "-", "-"),
+            (loopback(Some(root)), "uid:0", "loopback", "-", "uid:0"),
+            (loopback(Some(other)), "-", "loopback", "-", "-"),
+            (loopback(None), "-", "loopback", "-", "-"),
+            (Origin::Elsewhere, "-", "-", "-", "-"),
+        ] {
+            for (access, expected) in [
+                (&access(), plain),
+                (&trusting, trusted),
+                (&mixed, commands),
+                (&nobody, none),
+            ] {
+                assert_eq!(name(access.admit(None, origin)), expected, "{origin:?}");
+                // A key that is not asked for is not looked at.
+                let shown = name(access.admit(Some(b"secret"), origin));
+                assert_eq!(shown, expected, "{origin:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn with_keys_a_right_one_is_needed() {
+        let past = SystemTime::now() - Duration::from_secs(1);
+        let future = SystemTime::now() + Duration::from_secs(600);
+        let access = with_keys(&[
+            ("a", b"secret-a", None),
+            ("b", b"secret-b", Some(future)),
+            ("old", b"secret-old", Some(past)),
+        ]);
+        for origin in [
+            Origin::Socket { uid: 0 },
+            Origin::Loopback { uid: Some(OWN) },
+            Origin::Elsewhere,
+        ] {
+            for (shown, expected) in [
+                (Some("secret-a"), "key:a"),
+                (Some("secret-b"), "key:b"),
+                (Some("secret-old"), "-"),
+                (Some("secret"), "-"),
+                (Some("secret-a "), "-"),
+                (Some(""), "-"),
+                (None, "-"),
+            ] {
+                let shown = shown.map(str::as_bytes);
+                assert_eq!(name(access.admit(shown, origin)), expected, "{shown:?}");
+            }
+        }
+        let empty = with_keys(&[]);
+        assert_eq!(name(empty.admit(None, Origin::Socket { uid: 0 })), "-");
+    }
+
+    #[test]
+    fn a_key_for_what_there_is_not_is_refused() {
+        let keys = Keys {
+            file: "k".into(),
+            keys: vec![Key {
+                name: "a".to_owned(),
+                role: Role::Read,
+                digest: Digest::default(),
+                workspaces: Some(["w".to_owned(), "x".to_owned()].into()),
+                tools: Some(["run".to_owned(), "ruin".to_owned()].into()),
+                allowance: Default::default(),
+                expires: None,
+            }],
+        };
+        let access = access();
+        let problems = access.set_keys(keys, &Catalog::load().unwrap(), &["w"]);
+        let problems = problems.unwrap_err();
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert_eq!(name(access.admit(None, Origin::Socket { uid: 0 })), "uid:0");
+    }
+}

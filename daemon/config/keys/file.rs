@@ -1,0 +1,349 @@
+//! What a key file says, and what is wrong with it.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    fmt, fs,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::secret::Digest;
+
+/// Most keys of a file: each one is compared with each key that is shown.
+const MOST_KEYS: usize = 4096;
+/// Longest name of a key, in bytes.
+const LONGEST_NAME: usize = 64;
+/// Largest rate, burst and concurrency.
+const MOST_CALLS: u32 = 1_000_000;
+/// Who may write to a file beside its owner.
+const OTHERS_WRITE: u32 = 0o022;
+
+/// What a caller may do. Each may do what those before it may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// Look: at the catalog, the daemon, and what goes on.
+    Read,
+    /// Call tools.
+    Invoke,
+    /// Everything: also decide about the calls of others.
+    Admin,
+}
+
+/// The keys of a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Keys {
+    /// Where they were read.
+    pub(crate) file: PathBuf,
+    /// The keys, in the order of the file.
+    pub(crate) keys: Vec<Key>,
+}
+
+/// A key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// What its holder is called in records.
+    pub(crate) name: String,
+    /// What its holder may do.
+    pub(crate) role: Role,
+    /// What it is known by.
+    pub(crate) digest: Digest,
+    /// The workspaces that it is for; without, all.
+    pub(crate) workspaces: Option<BTreeSet<String>>,
+    /// The tools that it is for; without, all.
+    pub(crate) tools: Option<BTreeSet<String>>,
+    /// How much it may do.
+    pub(crate) allowance: Allowance,
+    /// When it stops being one.
+    pub(crate) expires: Option<SystemTime>,
+}
+
+/// How much one caller may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Allowance {
+    /// Calls per second, on average, and at once; without, as many as come.
+    pub(crate) rate: Option<Rate>,
+    /// Calls at one time; without, as many as the daemon takes.
+    pub(crate) concurrent_calls: Option<u32>,
+}
+
+/// How often something may happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Rate {
+    /// Per second, on average.
+    pub(crate) per_second: u32,
+    /// At once.
+    pub(crate) burst: u32,
+}
+
+/// The file, as it is written.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Written {
+    #[serde(default)]
+    pub(super) keys: Vec<WrittenKey>,
+}
+
+/// One `[[keys]]` table.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WrittenKey {
+    pub(super) name: String,
+    pub(super) role: Role,
+    pub(super) sha256: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) workspaces: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tools: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) calls_per_second: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) burst: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) concurrent_calls: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) expires: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) created: Option<String>,
+}
+
+impl Keys {
+    /// Reads the file at `path`. A problem names the key and the field.
+    pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
+        let shown = path.display();
+        let written =
+            Written::read(path).map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
+        let mut problems = Vec::new();
+        let keys = check(written, &mut problems);
+        if problems.is_empty() {
+            return Ok(Self {
+                file: path.to_owned(),
+                keys,
+            });
+        }
+        let named = problems
+            .into_iter()
+            .map(|problem| format!("--keys {shown}: {problem}"));
+        Err(named.collect())
+    }
+}
+
+impl Written {
+    /// Reads the file at `path`.
+    pub(super) fn read(path: &Path) -> Result<Self, String> {
+        let metadata = fs::metadata(path)
+            .map_err(|error| format!("{error}: make a key with `jig key new --keys FILE`"))?;
+        if !metadata.is_file() {
+            return Err("is no file".to_owned());
+        }
+        if metadata.mode() & OTHERS_WRITE != 0 {
+            return Err(format!(
+                "others than its owner may write to it (mode {:04o}), and so let in whom they like: chmod go-w it",
+                metadata.mode() & 0o7777
+            ));
+        }
+        let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+        Self::parse(&text)
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        // The message of the parser shows the line, and a line may hold what is like a key.
+        toml::from_str(text).map_err(|error: toml::de::Error| {
+            let line = error
+                .span()
+                .and_then(|span| text.get(..span.start))
+                .map_or(1, |before| before.matches('\n').count() + 1);
+            format!("line {line}: {}", error.message())
+        })
+    }
+}
+
+/// Checks what was written.
+pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
+    if written.keys.len() > MOST_KEYS {
+        problems.push(format!(
+            "holds {} keys; {MOST_KEYS} are the most",
+            written.keys.len()
+        ));
+    }
+    let (mut names, mut digests) = (HashSet::new(), HashSet::new());
+    let mut keys = Vec::new();
+    for key in written.keys {
+        let name = key.name.clone();
+        let mut report = |text: String| problems.push(format!("key {name:?}: {text}"));
+        if !is_name(&key.name) {
+            report(NAME_RULE.to_owned());
+        }
+        if !names.insert(key.name.clone()) {
+            report("two keys have this name".to_owned());
+        }
+        let digest = Digest::parse(&key.sha256);
+        if digest.is_none() {
+            report("sha256 must be 64 hexadecimal digits, as `jig key new` writes them".to_owned());
+        }
+        let digest = digest.unwrap_or_default();
+        if !digests.insert(digest) {
+            report("two entries are for the same key".to_owned());
+        }
+        for (field, number) in [
+            ("calls_per_second", key.calls_per_second),
+            ("burst", key.burst),
+            ("concurrent_calls", key.concurrent_calls),
+        ] {
+            if number.is_some_and(|number| !(1..=MOST_CALLS).contains(&number)) {
+                report(format!("{field} must be from 1 to {MOST_CALLS}"));
+            }
+        }
+        if key.burst.is_some() && key.calls_per_second.is_none() {
+            report("burst says nothing without calls_per_second".to_owned());
+        }
+        for (field, list) in [("workspaces", &key.workspaces), ("tools", &key.tools)] {
+            if list.as_ref().is_some_and(Vec::is_empty) {
+                report(format!(
+                    "{field} is empty: name some, or leave it out for all"
+                ));
+            }
+        }
+        let expires = key.expires.as_deref().map(expiry);
+        if let Some(Err(problem)) = &expires {
+            report(problem.clone());
+        }
+        keys.push(Key {
+            name: key.name,
+            role: key.role,
+            digest,
+            workspaces: key.workspaces.map(|names| names.into_iter().collect()),
+            tools: key.tools.map(|names| names.into_iter().collect()),
+            allowance: Allowance {
+                rate: key.calls_per_second.map(|per_second| Rate {
+                    per_second,
+                    burst: key.burst.unwrap_or(per_second),
+                }),
+                concurrent_calls: key.concurrent_calls,
+            },
+            expires: expires.and_then(Result::ok),
+        });
+    }
+    keys
+}
+
+/// What a name must be like.
+const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens";
+
+fn is_name(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// Reads when a key ends.
+fn expiry(text: &str) -> Result<SystemTime, String> {
+    let problem = || format!("expires {text:?}: give a time such as \"2027-01-31T00:00:00Z\"");
+    let time: prost_types::Timestamp = text.parse().map_err(|_| problem())?;
+    SystemTime::try_from(time).map_err(|_| problem())
+}
+
+impl Role {
+    /// Its name in the key file.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Invoke => "invoke",
+            Self::Admin => "admin",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(text: &str) -> Vec<String> {
+        let mut problems = Vec::new();
+        match Written::parse(text) {
+            Ok(written) => drop(check(written, &mut problems)),
+            Err(problem) => problems.push(problem),
+        }
+        problems
+    }
+
+    fn key(more: &str) -> String {
+        let digest = "0".repeat(64);
+        format!("[[keys]]\nname = \"a\"\nrole = \"invoke\"\nsha256 = \"{digest}\"\n{more}\n")
+    }
+
+    #[test]
+    fn every_problem_of_every_key_is_told() {
+        assert_eq!(problems(&key("")), [""; 0]);
+        assert_eq!(
+            problems(&key(
+                "workspaces = [\"w\"]\ntools = [\"run\"]\ncalls_per_second = 1\nburst = 3\nconcurrent_calls = 2\nexpires = \"2027-01-31T00:00:00Z\"\ncreated = \"x\""
+            )),
+            [""; 0]
+        );
+        let other = "[[keys]]\nname = \"a b\"\nrole = \"read\"\nsha256 = \"00\"\nburst = 0\ntools = []\nexpires = \"soon\"\n";
+        let found = problems(&(key("calls_per_second = 0") + other + &key("")));
+        for part in [
+            "calls_per_second must be",
+            "\"a b\": a name has",
+            "\"a b\": sha256",
+            "\"a b\": burst must be",
+            "\"a b\": burst says nothing",
+            "\"a b\": tools is empty",
+            "\"a b\": expires \"soon\"",
+            "two keys have this name",
+            "two entries are for the same key",
+        ] {
+            assert!(
+                found.iter().any(|problem| problem.contains(part)),
+                "{part}: {found:#?}"
+            );
+        }
+        for bad in ["roles = 1", "[[keys]]\nname = \"a\"", &key("key = \"x\"")] {
+            assert_eq!(problems(bad).len(), 1, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_problem_never_shows_what_may_be_a_key() {
+        for bad in [
+            "keys = \"jig_secret",
+            "jig_secret",
+            "[[keys]]\nsha256 = jig_secret\n",
+            &key("jig_secret = 1 1"),
+        ] {
+            let found = problems(bad);
+            assert!(!found.is_empty(), "{bad}");
+            assert!(!found.concat().contains("jig_secret\n"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("keys.toml");
+        let with_mode = |mode: u32| {
+            fs::write(&path, key("")).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            Keys::read(&path)
+        };
+        for mode in [0o600, 0o640, 0o444] {
+            assert_eq!(with_mode(mode).unwrap().keys.len(), 1);
+        }
+        for mode in [0o620, 0o602, 0o666] {
+            let problem = with_mode(mode).unwrap_err().concat();
+            assert!(problem.contains("chmod go-w"), "{problem}");
+        }
+        let missing = Keys::read(&folder.path().join("none")).unwrap_err();
+        assert!(missing.concat().contains("jig key new"));
+    }
+}

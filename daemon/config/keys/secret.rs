@@ -1,0 +1,117 @@
+//! A key itself, and what it is known by.
+
+use std::fmt;
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+/// What every key begins with, so that scanners find those that were published by mistake.
+const PREFIX: &str = "jig_";
+/// Random bytes of a key.
+const BYTES: usize = 32;
+
+/// A key. It is shown once, to who asked for it.
+pub(crate) struct Secret(String);
+
+/// SHA-256 of a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Digest([u8; 32]);
+
+impl Secret {
+    /// Makes one.
+    pub(crate) fn generate() -> std::io::Result<Self> {
+        let mut bytes = [0; BYTES];
+        // So few are never cut short (getrandom(2)).
+        if getrandom(&mut bytes, GetRandomFlags::empty())? != BYTES {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(Self(format!(
+            "{PREFIX}{}",
+            BASE64_URL_SAFE_NO_PAD.encode(bytes)
+        )))
+    }
+
+    /// What it is known by.
+    pub(crate) fn digest(&self) -> Digest {
+        Digest::of(self.0.as_bytes())
+    }
+
+    /// The key as text.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl Digest {
+    /// Of what was shown as a key.
+    pub(crate) fn of(shown: &[u8]) -> Self {
+        Self(Sha256::digest(shown).into())
+    }
+
+    /// Whether both are the same. Takes as long if they differ early as if they differ late.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+
+    /// Reads one as it is written: 64 hexadecimal digits.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 {
+            return None;
+        }
+        let mut bytes = [0; 32];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).ok()?;
+            if !pair.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+                return None;
+            }
+            *byte = u8::from_str_radix(pair, 16).ok()?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_known_by_its_digest_and_shown_to_nobody() {
+        let [one, other] = [0, 1].map(|_| Secret::generate().unwrap());
+        assert_ne!(one.reveal(), other.reveal());
+        assert_eq!(one.reveal().len(), PREFIX.len() + 43);
+        assert!(!format!("{one:?}").contains(one.reveal()));
+        let digest = one.digest();
+        assert_eq!(Digest::parse(&digest.to_string()), Some(digest));
+        assert!(digest.is(&Digest::of(one.reveal().as_bytes())));
+        assert!(!digest.is(&other.digest()));
+    }
+
+    #[test]
+    fn only_64_digits_are_a_digest() {
+        // SHA-256 of "abc", FIPS 180-4.
+        let text = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(Digest::parse(text), Some(Digest::of(b"abc")));
+        assert_eq!(
+            Digest::parse(&text.to_uppercase()),
+            Some(Digest::of(b"abc"))
+        );
+        for bad in ["", &text[1..], &format!("{text}0"), &text.replace('b', "+")] {
+            assert_eq!(Digest::parse(bad), None, "{bad}");
+        }
+    }
+}

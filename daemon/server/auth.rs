@@ -1,0 +1,172 @@
+//! Who calls, and whether that one may call this at all: the innermost layer, before a request is
+//! decoded. Whom it lets in, it leaves with the request; keys it takes away.
+
+use std::{
+    future::{self, Future},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+use super::connection::Peer;
+use crate::daemon::{
+    call::{
+        Pipeline,
+        access::{Origin, principal::Principal},
+    },
+    config::keys::Role,
+    door::status::to_status,
+    error::{Error, Reason},
+};
+
+/// What anybody may ask: whoever watches over the daemon has no key (Kubernetes' probes).
+const PUBLIC: &str = "grpc.health.v1.Health/";
+/// The metadata key for keys beside `authorization`.
+const API_KEY: &str = "x-api-key";
+
+/// The layer.
+#[derive(Debug, Clone)]
+pub(super) struct AuthLayer(pub(super) Arc<Pipeline>);
+
+/// A service behind it.
+#[derive(Debug, Clone)]
+pub(super) struct Guarded<S> {
+    inner: S,
+    pipeline: Arc<Pipeline>,
+}
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl<S> Layer<S> for AuthLayer {
+    type Service = Guarded<S>;
+
+    fn layer(&self, inner: S) -> Guarded<S> {
+        Guarded {
+            inner,
+            pipeline: Arc::clone(&self.0),
+        }
+    }
+}
+
+impl<S> Service<Request<Body>> for Guarded<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>>,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = BoxFuture<Result<Response<Body>, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+        match admit(&self.pipeline, &mut request) {
+            Ok(()) => Box::pin(self.inner.call(request)),
+            Err(error) => Box::pin(future::ready(Ok(to_status(&error).into_http()))),
+        }
+    }
+}
+
+fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<(), Error> {
+    let key = take_key(request.headers_mut());
+    let method = request.uri().path().trim_start_matches('/').to_owned();
+    if method.starts_with(PUBLIC) {
+        return Ok(());
+    }
+    let origin = match request.extensions().get::<Peer>() {
+        Some(peer) => peer.origin,
+        None => Origin::Elsewhere,
+    };
+    let principal: Arc<Principal> = pipeline.access.admit(key?.as_deref(), origin)?;
+    // What is none of the daemon's own methods is reflection, or nothing.
+    let needed = pipeline.catalog.access(&method).unwrap_or(Role::Read);
+    principal.has_role(needed, &method)?;
+    request.extensions_mut().insert(principal);
+    Ok(())
+}
+
+/// Takes the key out of the headers, so that nothing behind this can tell it.
+fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
+    let mut shown = Vec::new();
+    let mut is_other_scheme = false;
+    for value in headers.get_all(AUTHORIZATION) {
+        match bearer(value.as_bytes()) {
+            Some(key) => shown.push(key.to_vec()),
+            None => is_other_scheme = true,
+        }
+    }
+    shown.extend(
+        headers
+            .get_all(API_KEY)
+            .iter()
+            .map(|value| value.as_bytes().to_vec()),
+    );
+    while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY).is_some() {}
+    shown.dedup();
+    let refused = |text| Err(Error::new(Reason::Unauthenticated, text));
+    match (shown.len(), is_other_scheme) {
+        (0, true) => refused("authorization must be: Bearer KEY"),
+        (0, false) => Ok(None),
+        (1, _) => Ok(shown.pop()),
+        _ => refused("more than one key was sent: send one, as authorization or as x-api-key"),
+    }
+}
+
+/// The key in a value of `authorization`, whose scheme may be written in any case (RFC 9110, section
+/// 11.1).
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked(b"bearer ".len())?;
+    scheme
+        .eq_ignore_ascii_case(b"bearer ")
+        .then(|| key.trim_ascii())
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_key_is_taken_out_of_the_headers() {
+        for (given, expected) in [
+            (&[][..], Ok(None)),
+            (&[("authorization", "Bearer k")], Ok(Some("k"))),
+            (&[("authorization", "bearer  k ")], Ok(Some("k"))),
+            (&[("x-api-key", "k")], Ok(Some("k"))),
+            (
+                &[("authorization", "Bearer k"), ("x-api-key", "k")],
+                Ok(Some("k")),
+            ),
+            (
+                &[("authorization", "Basic eA=="), ("x-api-key", "k")],
+                Ok(Some("k")),
+            ),
+            (&[("authorization", "Basic eA==")], Err(())),
+            (&[("authorization", "Bearer")], Err(())),
+            (&[("x-api-key", "k"), ("x-api-key", "l")], Err(())),
+            (
+                &[("authorization", "Bearer k"), ("x-api-key", "l")],
+                Err(()),
+            ),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in given {
+                headers.append(*name, HeaderValue::from_static(value));
+            }
+            let key = take_key(&mut headers).map_err(|error| {
+                assert_eq!(error.reason, Reason::Unauthenticated);
+            });
+            let key = key.map(|key| key.map(|key| String::from_utf8(key).unwrap()));
+            assert_eq!(key, expected.map(|key| key.map(str::to_owned)), "{given:?}");
+            assert!(headers.is_empty(), "{given:?}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Whose process is at the other end of a connection: the kernel tells, for Unix sockets by their
+//! credentials, for the loopback interface by the owner of the peer's socket (sock_diag(7)).
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::OwnedFd,
+};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+    netlink::{self, SocketAddrNetlink},
+    recv, sendto, socket_with,
+};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::daemon::call::access::Origin;
+
+// linux/sock_diag.h, linux/inet_diag.h, linux/netlink.h, linux/tcp.h, linux/socket.h.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const TCP_ESTABLISHED: u8 = 1;
+const IPPROTO_TCP: u8 = 6;
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// Bytes of `struct nlmsghdr`.
+const HEADER: usize = 16;
+/// Bytes of `struct inet_diag_sockid`.
+const SOCKET_ID: usize = 48;
+/// Bytes of a whole question: `nlmsghdr`, and `inet_diag_req_v2`.
+const QUESTION: usize = HEADER + 8 + SOCKET_ID;
+/// Bytes of an answer that are looked at: `nlmsghdr`, and `inet_diag_msg`.
+const ANSWER: usize = HEADER + 4 + SOCKET_ID + 20;
+
+/// Where a Unix connection comes from.
+pub(super) fn of_unix(socket: &UnixStream) -> Origin {
+    match socket.peer_cred() {
+        Ok(credentials) => Origin::Socket {
+            uid: credentials.uid(),
+        },
+        Err(_) => Origin::Elsewhere,
+    }
+}
+
+/// Where a TCP connection comes from. `ask`: whether it matters whose it is.
+pub(super) fn of_tcp(socket: &TcpStream, ask: bool) -> Origin {
+    let ends = socket
+        .peer_addr()
+        .and_then(|peer| Ok((peer, socket.local_addr()?)));
+    match ends {
+        Ok((peer, local)) if is_loopback(peer.ip()) && is_loopback(local.ip()) => {
+            let uid = ask.then(|| owner(socket, peer, local)).transpose();
+            Origin::Loopback {
+                uid: uid.unwrap_or_else(|error| {
+                    tracing::debug!(%error, "the owner of a connection is not known");
+                    None
+                }),
+            }
+        }
+        Ok(_) | Err(_) => Origin::Elsewhere,
+    }
+}
+
+fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// The user whose socket is connected from `peer` to `local`.
+fn owner(socket: &TcpStream, peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
+    let uid = ask(peer, local)?;
+    // Had the peer gone meanwhile, and another one got its port, this end would have been reset.
+    match socket.take_error()? {
+        Some(error) => Err(error),
+        None => Ok(uid),
+    }
+}
+
+fn ask(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
+    let netlink: OwnedFd = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        Some(netlink::SOCK_DIAG),
+    )?;
+    let question = question(peer, local);
+    let kernel = SocketAddrNetlink::new(0, 0);
+    sendto(&netlink, &question, SendFlags::empty(), &kernel)?;
+    // The kernel has answered before it returns from that.
+    let mut answer = [0; 1024];
+    let (length, _) = recv(&netlink, &mut answer, RecvFlags::empty())?;
+    let answer = answer.get(..length).unwrap_or_default();
+    read(answer, peer, local).ok_or_else(|| io::Error::other("no such connection"))
+}
+
+/// Asks for the socket that is bound to `peer` and connected to `local`.
+fn question(peer: SocketAddr, local: SocketAddr) -> [u8; QUESTION] {
+    let mut text = Vec::with_capacity(QUESTION);
+    let length = u32::try_from(QUESTION).unwrap_or_default();
+    text.extend(length.to_ne_bytes());
+    text.extend(SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    text.extend(NLM_F_REQUEST.to_ne_bytes());
+    text.extend([0; 8]); // sequence, port
+    let (peer_ip, local_ip) = (peer.ip().to_canonical(), local.ip().to_canonical());
+    let family = if peer_ip.is_ipv4() { AF_INET } else { AF_INET6 };
+    text.extend([family, IPPROTO_TCP, 0, 0]);
+    text.extend(u32::MAX.to_ne_bytes()); // in all states
+    text.extend(peer.port().to_be_bytes());
+    text.extend(local.port().to_be_bytes());
+    text.extend(address(peer_ip));
+    text.extend(address(local_ip));
+    text.extend([0; 4]); // on any interface
+    text.extend([0xff; 8]); // whatever its cookie
+    let mut question = [0; QUESTION];
+    for (to, from) in question.iter_mut().zip(text) {
+        *to = from;
+    }
+    question
+}
+
+fn address(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V6(ip) => ip.octets(),
+        IpAddr::V4(ip) => {
+            let mut bytes = [0; 16];
+            for (to, from) in bytes.iter_mut().zip(ip.octets()) {
+                *to = from;
+            }
+            bytes
+        }
+    }
+}
+
+/// An address of a socket of this family: one of IPv6 may be connected by IPv4.
+fn ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
+    match family {
+        AF_INET => Some(IpAddr::from(<[u8; 4]>::try_from(bytes.get(..4)?).ok()?)),
+        AF_INET6 => {
+            let bytes: [u8; 16] = bytes.get(..16)?.try_into().ok()?;
+            Some(IpAddr::from(bytes).to_canonical())
+        }
+        _ => None,
+    }
+}
+
+/// Reads the user from an answer, if it is about the socket that was asked for and this belongs to a
+/// process: one that was closed counts as root's.
+fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
+    let answer = answer.get(..ANSWER)?;
+    let kind = u16::from_ne_bytes(answer.get(4..6)?.try_into().ok()?);
+    let [family, state, ..] = answer.get(HEADER..)? else {
+        return None;
+    };
+    let id = answer.get(HEADER + 4..)?;
+    let port = |at: usize| Some(u16::from_be_bytes(id.get(at..at + 2)?.try_into().ok()?));
+    let ends = [(peer, port(0)?, 4), (local, port(2)?, 20)];
+    let is_the_same = ends.into_iter().all(|(end, port, at)| {
+        let ip = ip(*family, id.get(at..).unwrap_or_default());
+        end.port() == port && ip == Some(end.ip().to_canonical())
+    });
+    let after = answer.get(HEADER + 4 + SOCKET_ID..)?;
+    // idiag_expires, idiag_rqueue, idiag_wqueue come before.
+    let uid = u32::from_ne_bytes(after.get(12..16)?.try_into().ok()?);
+    let inode = u32::from_ne_bytes(after.get(16..20)?.try_into().ok()?);
+    let is_held = *state == TCP_ESTABLISHED && inode != 0;
+    (kind == SOCK_DIAG_BY_FAMILY && is_the_same && is_held).then_some(uid)
+}
+
+/// The user that the daemon runs as, unless the kernel tells others by the same number: within a user
+/// namespace all who have none there are (user_namespaces(7), "overflowuid").
+pub(crate) fn own_user() -> Option<u32> {
+    let own = rustix::process::geteuid().as_raw();
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
+    let overflow = overflow.and_then(|text| text.trim().parse().ok());
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    (has_all || overflow != Some(own)).then_some(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    async fn connection(listen: &str, connect: &str) -> (std::net::TcpStream, TcpStream) {
+        let listener = TcpListener::bind(listen).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let client = std::net::TcpStream::connect(format!("{connect}:{port}")).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        server.set_nonblocking(true).unwrap();
+        (client, TcpStream::from_std(server).unwrap())
+    }
+
+    #[tokio::test]
+    async fn the_owner_of_a_connection_is_found() {
+        let own = rustix::process::geteuid().as_raw();
+        for (listen, connect) in [
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("127.0.0.1:0", "127.0.0.1"),
+            ("[::1]:0", "[::1]"),
+            ("[::]:0", "127.0.0.1"),
+            ("[::]:0", "[::ffff:127.0.0.1]"),
+            ("0.0.0.0:0", "127.0.0.2"),
+        ] {
+            let (client, server) = connection(listen, connect).await;
+            let origin = of_tcp(&server, true);
+            assert_eq!(origin, Origin::Loopback { uid: Some(own) }, "{connect}");
+            assert_eq!(of_tcp(&server, false), Origin::Loopback { uid: None });
+            drop(client);
+        }
+    }
+
+    #[tokio::test]
+    async fn nobody_is_found_for_a_socket_that_was_closed() {
+        // Half closed, and closed with data under way: the kernel counts both as root's.
+        for half in [true, false] {
+            let (mut client, server) = connection("127.0.0.1:0", "127.0.0.1").await;
+            io::Write::write_all(&mut client, b"PRI").unwrap();
+            if half {
+                client.shutdown(std::net::Shutdown::Write).unwrap();
+            }
+            let kept = half.then_some(client);
+            assert_eq!(of_tcp(&server, true), Origin::Loopback { uid: None });
+            drop(kept);
+        }
+    }
+
+    #[test]
+    fn an_address_of_another_machine_is_none_of_loopback() {
+        assert!(is_loopback(IpAddr::from([127, 1, 2, 3])));
+        assert!(is_loopback("::ffff:127.0.0.1".parse().unwrap()));
+        assert!(!is_loopback("::ffff:10.0.0.1".parse().unwrap()));
+        assert!(!is_loopback("192.0.2.1".parse().unwrap()));
+    }
+}

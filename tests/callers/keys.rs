@@ -1,0 +1,167 @@
+//! Keys: which are right, for what, and what becomes of wrong ones.
+
+use std::{fs, sync::Arc, time::Instant};
+
+use jig::api::v1::{
+    GetInfoRequest, GetInfoResponse, ListFilesRequest, Role,
+    daemon_service_client::DaemonServiceClient,
+};
+use tonic::{Request, Status};
+
+use super::with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, jigd, shell, with, with_key};
+
+async fn info(
+    daemon: &Daemon,
+    request: Request<GetInfoRequest>,
+) -> Result<GetInfoResponse, Status> {
+    let mut client = DaemonServiceClient::new(daemon.channel());
+    client
+        .get_info(request)
+        .await
+        .map(tonic::Response::into_inner)
+}
+
+async fn caller(
+    daemon: &Daemon,
+    request: Request<GetInfoRequest>,
+) -> Result<(String, Role), String> {
+    match info(daemon, request).await {
+        Ok(info) => {
+            let caller = info.caller.unwrap();
+            Ok((caller.name.clone(), caller.role()))
+        }
+        Err(status) => Err(Refusal::of(&status).reason),
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_shown_in_either_of_two_ways() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("builder", "invoke", &[]);
+    let other = keys.add("other", "read", &[]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let builder = Ok(("key:builder".to_owned(), Role::Invoke));
+    let refused = Err("UNAUTHENTICATED".to_owned());
+    for (name, value, expected) in [
+        ("authorization", format!("Bearer {key}"), &builder),
+        ("authorization", format!("bearer {key}"), &builder),
+        ("x-api-key", key.clone(), &builder),
+        ("authorization", format!("Basic {key}"), &refused),
+        ("authorization", key.clone(), &refused),
+        ("x-api-key", format!("Bearer {key}"), &refused),
+        ("x-api-key", key.to_uppercase(), &refused),
+        ("x-api-key", key[..key.len() - 1].to_owned(), &refused),
+        ("x-other", key.clone(), &refused),
+    ] {
+        let request = with(name, &value, GetInfoRequest {});
+        assert_eq!(&caller(&daemon, request).await, expected, "{name}: {value}");
+    }
+    let mut both = with_key(&key, GetInfoRequest {});
+    both.metadata_mut()
+        .insert("x-api-key", key.parse().unwrap());
+    assert_eq!(caller(&daemon, both).await, builder);
+    let mut two = with_key(&key, GetInfoRequest {});
+    two.metadata_mut()
+        .insert("x-api-key", other.parse().unwrap());
+    assert_eq!(caller(&daemon, two).await, refused);
+}
+
+#[tokio::test]
+async fn a_key_for_some_tools_is_for_no_others() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("lister", "invoke", &["--for-tool", "list_files"]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let request = with_key(&key, ListFilesRequest::default());
+    daemon.tools().list_files(request).await.unwrap();
+    let refused = daemon.try_run(with_key(&key, shell("touch ran"))).await;
+    let refusal = Refusal::of(&refused.unwrap_err());
+    assert_eq!(refusal.reason, "FORBIDDEN");
+    assert!(refusal.message.contains("key:lister"), "{refusal:?}");
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn an_expired_key_is_none() {
+    let keys = Arc::new(KeyFile::new());
+    let old = keys.add("old", "admin", &["--expires", "2020-01-01T00:00:00Z"]);
+    let new = keys.add("new", "admin", &["--expires", "2999-01-01T00:00:00Z"]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let refusal = info(&daemon, with_key(&old, GetInfoRequest {})).await;
+    let refusal = Refusal::of(&refusal.unwrap_err());
+    assert_eq!(refusal.reason, "UNAUTHENTICATED");
+    assert!(refusal.message.contains("expired"), "{refusal:?}");
+    info(&daemon, with_key(&new, GetInfoRequest {}))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn wrong_keys_leave_memory_and_the_log_as_they_are() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("builder", "invoke", &[]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let many = async |count: usize, key: &dyn Fn(usize) -> String| {
+        let begun = Instant::now();
+        for number in 0..count {
+            let request = with_key(&key(number), GetInfoRequest {});
+            assert_eq!(info(&daemon, request).await.is_ok(), key(0) == key(1));
+        }
+        begun.elapsed()
+    };
+    let right = |_: usize| key.clone();
+    let wrong = |number: usize| format!("jig_{number:043}");
+    many(1000, &wrong).await;
+    many(1000, &right).await;
+    let before = (daemon.resident_bytes(), daemon.log().len());
+    let first = many(1000, &right).await;
+    many(10_000, &wrong).await;
+    let last = many(1000, &right).await;
+    assert!(daemon.resident_bytes() < before.0 + (2 << 20));
+    assert_eq!(daemon.log().len(), before.1, "{}", daemon.log());
+    // Not a question of how fast: only of growing with what came before.
+    assert!(last < first * 3, "{first:?}, then {last:?}");
+}
+
+#[tokio::test]
+async fn a_daemon_for_other_machines_needs_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let workspace = folder.path().join("w");
+    fs::create_dir(&workspace).unwrap();
+    let [workspace, state] =
+        [workspace, folder.path().join("s")].map(|path| path.display().to_string());
+    let refused = |more: &[&str]| {
+        let words = [
+            "--workspace",
+            &workspace,
+            "--state-dir",
+            &state,
+            "--listen",
+            "0.0.0.0:0",
+        ];
+        let output = jigd(&[&words[..], more].concat());
+        assert_eq!(output.status.code(), Some(78), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let text = refused(&[]);
+    assert!(
+        text.contains("--keys") && text.contains("jig key new"),
+        "{text}"
+    );
+    let keys = KeyFile::new();
+    let path = keys.path().display().to_string();
+    let text = refused(&["--keys", &path]);
+    assert!(
+        text.contains("No such file") && text.contains("jig key new"),
+        "{text}"
+    );
+    keys.add(
+        "a",
+        "invoke",
+        &["--for-workspace", "elsewhere", "--for-tool", "dance"],
+    );
+    let text = refused(&["--keys", &path]);
+    for part in ["\"elsewhere\"", "\"dance\"", "key \"a\""] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}

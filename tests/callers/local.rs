@@ -1,0 +1,122 @@
+//! Users of this machine, who show no key: the daemon's own and root are let in, others are not.
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Daemon, Setup, USER, copy_program};
+
+/// A user that is neither root nor the daemon's.
+const OTHER: u32 = 23_456;
+
+/// `jig`, where everybody may execute it.
+struct Jig {
+    _folder: TempDir,
+    path: PathBuf,
+}
+
+impl Jig {
+    fn new() -> Self {
+        let folder = tempfile::Builder::new()
+            .prefix("jig-test-jig-")
+            .permissions(fs::Permissions::from_mode(0o755))
+            .tempdir()
+            .unwrap();
+        let path = folder.path().join("jig");
+        copy_program(Path::new(env!("CARGO_BIN_EXE_jig")), &path);
+        Self {
+            _folder: folder,
+            path,
+        }
+    }
+
+    fn info(&self, user: u32, address: &str) -> Output {
+        Command::new(&self.path)
+            .args(["--json", "--address", address, "info"])
+            .current_dir("/")
+            .env_clear()
+            .uid(user)
+            .gid(user)
+            .output()
+            .unwrap()
+    }
+
+    /// Who the daemon takes the user for.
+    fn caller(&self, user: u32, address: &str) -> String {
+        let output = self.info(user, address);
+        assert!(output.status.success(), "{address}: {output:?}");
+        let info: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(info["caller"]["role"], "ROLE_ADMIN");
+        info["caller"]["name"].as_str().unwrap().to_owned()
+    }
+
+    fn is_refused(&self, user: u32, address: &str) {
+        let output = self.info(user, address);
+        assert_eq!(output.status.code(), Some(1), "{address}: {output:?}");
+        let told = String::from_utf8(output.stdout).unwrap();
+        for part in ["UNAUTHENTICATED", "--keys", "--trust-loopback"] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+    }
+}
+
+/// Where a daemon listens: at its socket, which everybody may connect to, and at its port.
+fn open_addresses(daemon: &Daemon) -> [String; 2] {
+    let everybody = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(daemon.socket(), everybody).unwrap();
+    [
+        format!("unix:{}", daemon.socket().display()),
+        format!("127.0.0.1:{}", daemon.port()),
+    ]
+}
+
+#[tokio::test]
+async fn another_user_is_refused_by_root() {
+    let jig = Jig::new();
+    let daemon = Setup::new().tcp().start().await;
+    for address in open_addresses(&daemon) {
+        assert_eq!(jig.caller(0, &address), "uid:0");
+        jig.is_refused(OTHER, &address);
+    }
+}
+
+#[tokio::test]
+async fn another_user_is_refused_by_an_ordinary_one() {
+    let jig = Jig::new();
+    let daemon = Setup::new().user(USER).tcp().start().await;
+    for address in open_addresses(&daemon) {
+        assert_eq!(jig.caller(USER, &address), format!("uid:{USER}"));
+        assert_eq!(jig.caller(0, &address), "uid:0");
+        jig.is_refused(OTHER, &address);
+    }
+}
+
+#[tokio::test]
+async fn whoever_reaches_loopback_may_be_trusted() {
+    let jig = Jig::new();
+    let setup = Setup::new().tcp().arguments(&["--trust-loopback"]);
+    let daemon = setup.start().await;
+    let [socket, port] = open_addresses(&daemon);
+    assert_eq!(jig.caller(OTHER, &port), "loopback");
+    jig.is_refused(OTHER, &socket);
+    assert_eq!(jig.caller(0, &socket), "uid:0");
+}
+
+#[tokio::test]
+async fn commands_with_the_network_of_an_ordinary_daemon_are_not_its_user() {
+    let jig = Jig::new();
+    let setup = Setup::new().user(USER).tcp();
+    let daemon = setup.arguments(&["--network", "host"]).start().await;
+    let [socket, port] = open_addresses(&daemon);
+    let output = jig.info(USER, &port);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(told.contains("--listen unix:/path"), "{told}");
+    assert_eq!(jig.caller(USER, &socket), format!("uid:{USER}"));
+}

@@ -1,0 +1,22 @@
+//! Who may call, and what: keys and their roles, users of this machine, and what each sees of others.
+
+mod files;
+mod keys;
+mod local;
+mod roles;
+mod workspaces;
+
+use std::sync::Arc;
+
+use crate::support::{Daemon, KeyFile, Setup};
+
+/// A daemon with keys, and the file that they are in.
+async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
+    let path = keys.path().display().to_string();
+    let kept = Arc::clone(keys);
+    setup
+        .arguments(&["--keys", &path])
+        .keeping(kept)
+        .start()
+        .await
+}

@@ -1,0 +1,192 @@
+//! What each role may call: every RPC is a row.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use bytes::{Buf, BufMut};
+use prost_reflect::DescriptorPool;
+use tonic::{
+    Code, Request, Status,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+};
+
+use super::with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup};
+
+/// A role, and the methods of a service that need it at least.
+type Row = (&'static str, &'static [&'static str]);
+
+/// The rows of each service.
+const NEEDED: &[(&str, &[Row])] = &[
+    ("ArtifactService", &[("invoke", &["ReadArtifact"])]),
+    ("DaemonService", &[("read", &["GetInfo"])]),
+    (
+        "ProcessService",
+        &[
+            ("read", &["ListProcesses"]),
+            (
+                "invoke",
+                &[
+                    "Attach",
+                    "ResizeTerminal",
+                    "SendSignal",
+                    "Start",
+                    "WriteStdin",
+                ],
+            ),
+        ],
+    ),
+    (
+        "ToolService",
+        &[(
+            "invoke",
+            &[
+                "ApplyPatch",
+                "CreateDirectory",
+                "DeletePath",
+                "EditFile",
+                "EditNotebook",
+                "ListDirectory",
+                "ListFiles",
+                "MovePath",
+                "ReadFile",
+                "ReadNotebook",
+                "Run",
+                "Search",
+                "StatPath",
+                "WriteFile",
+            ],
+        )],
+    ),
+    (
+        "TransferService",
+        &[("invoke", &["Download", "GetUpload", "Upload"])],
+    ),
+];
+/// The roles, each of which may what those before it may.
+const ROLES: [&str; 3] = ["read", "invoke", "admin"];
+
+/// Messages as they are, without a look into them.
+#[derive(Debug, Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = Vec<u8>;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Vec<u8>;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
+        let bytes = buffer.copy_to_bytes(buffer.remaining());
+        Ok(Some(bytes.to_vec()))
+    }
+}
+
+/// Makes a call of any method with an empty message; answers how it was refused.
+async fn call(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {
+    let mut grpc = Grpc::new(daemon.channel());
+    grpc.ready().await.unwrap();
+    let mut request = Request::new(tokio_stream::iter([Vec::new()]));
+    if let Some(key) = key {
+        let key = key.parse().unwrap();
+        request.metadata_mut().insert("x-api-key", key);
+    }
+    request.set_timeout(std::time::Duration::from_secs(10));
+    let path = format!("/{method}").parse().unwrap();
+    let mut answers = grpc.streaming(request, path, Raw).await?.into_inner();
+    answers.message().await.map(drop)
+}
+
+fn needed() -> BTreeMap<String, usize> {
+    let level = |role: &str| ROLES.iter().position(|known| *known == role).unwrap();
+    let rows = NEEDED.iter().flat_map(|(service, roles)| {
+        roles.iter().flat_map(move |(role, methods)| {
+            let row = move |method| (format!("jig.v1.{service}/{method}"), level(role));
+            methods.iter().map(row)
+        })
+    });
+    rows.collect()
+}
+
+#[test]
+fn every_rpc_has_a_row() {
+    let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+    let methods = pool
+        .services()
+        .flat_map(|service| service.methods().collect::<Vec<_>>());
+    let path = |method: prost_reflect::MethodDescriptor| {
+        format!("{}/{}", method.parent_service().full_name(), method.name())
+    };
+    let mut known: Vec<_> = methods.map(path).collect();
+    known.sort();
+    let rows: Vec<_> = needed().into_keys().collect();
+    assert_eq!(rows, known);
+}
+
+#[tokio::test]
+async fn each_rpc_is_for_the_roles_that_its_row_names() {
+    let keys = Arc::new(KeyFile::new());
+    let [read, invoke, admin] = ROLES.map(|role| keys.add(role, role, &[]));
+    let daemon = with_keys(Setup::new(), &keys).await;
+    for (method, needed) in needed() {
+        for (level, key) in [&read, &invoke, &admin].into_iter().enumerate() {
+            let answer = call(&daemon, &method, Some(key)).await;
+            let reason = answer.err().map(|status| {
+                assert_ne!(status.code(), Code::Unauthenticated, "{method}: {status}");
+                Refusal::of(&status).reason
+            });
+            let refused = reason.as_deref() == Some("FORBIDDEN");
+            let role = ROLES[level];
+            assert_eq!(refused, level < needed, "{method} for {role}: {reason:?}");
+        }
+        for key in [None, Some("jig_no-key")] {
+            let refusal = Refusal::of(&call(&daemon, &method, key).await.unwrap_err());
+            assert_eq!(refusal.reason, "UNAUTHENTICATED", "{method}: {refusal:?}");
+        }
+    }
+    // What there is not tells nothing to whom nobody knows.
+    let unknown = "jig.v1.ToolService/Dance";
+    let refusal = Refusal::of(&call(&daemon, unknown, None).await.unwrap_err());
+    assert_eq!(refusal.reason, "UNAUTHENTICATED");
+    let status = call(&daemon, unknown, Some(&read)).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn health_is_for_everybody_and_reflection_for_who_has_a_key() {
+    let keys = Arc::new(KeyFile::new());
+    let read = keys.add("probe", "read", &[]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    daemon.health().await;
+    for version in ["v1", "v1alpha"] {
+        let method = format!("grpc.reflection.{version}.ServerReflection/ServerReflectionInfo");
+        let refusal = Refusal::of(&call(&daemon, &method, None).await.unwrap_err());
+        assert_eq!(refusal.reason, "UNAUTHENTICATED");
+        let answer = call(&daemon, &method, Some(&read)).await;
+        let code = answer.err().map(|status| status.code());
+        assert_ne!(code, Some(Code::Unauthenticated));
+    }
+}

@@ -1,0 +1,173 @@
+//! A key for one workspace sees nothing of another.
+
+use std::{fs, sync::Arc};
+
+use jig::api::v1::{
+    AttachRequest, GetInfoRequest, ListProcessesRequest, ReadArtifactRequest, ReadFileRequest,
+    StartRequest, artifact_service_client::ArtifactServiceClient,
+    daemon_service_client::DaemonServiceClient, process_service_client::ProcessServiceClient,
+    start_response,
+};
+use tempfile::TempDir;
+use tonic::Request;
+
+use super::with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, shell, with_key};
+
+/// Two workspaces, and a key for each.
+struct Two {
+    daemon: Daemon,
+    /// `first`.
+    first: String,
+    /// `other`.
+    other: String,
+    _folder: TempDir,
+}
+
+impl Two {
+    async fn start() -> Self {
+        let folder = TempDir::with_prefix("jig-test-other-").unwrap();
+        fs::write(folder.path().join("secret"), "of the other").unwrap();
+        let keys = Arc::new(KeyFile::new());
+        let first = keys.add("first", "admin", &["--for-workspace", "workspace"]);
+        let other = keys.add("other", "admin", &["--for-workspace", "other"]);
+        let named = format!("other={}", folder.path().display());
+        let setup = Setup::new().arguments(&["--workspace", &named]);
+        Self {
+            daemon: with_keys(setup, &keys).await,
+            first,
+            other,
+            _folder: folder,
+        }
+    }
+
+    fn in_other<T>(key: &str, message: T) -> Request<T> {
+        let mut request = with_key(key, message);
+        let name = "other".parse().unwrap();
+        request.metadata_mut().insert("jig-workspace", name);
+        request
+    }
+}
+
+#[tokio::test]
+async fn a_workspace_that_a_key_is_not_for_is_not_there() {
+    let two = Two::start().await;
+    let unknown = |key: &str, name: &str| {
+        let mut request = with_key(key, shell("true"));
+        let name = name.parse().unwrap();
+        request.metadata_mut().insert("jig-workspace", name);
+        let daemon = &two.daemon;
+        async move { Refusal::of(&daemon.try_run(request).await.unwrap_err()) }
+    };
+    let hidden = unknown(&two.first, "other").await;
+    let missing = unknown(&two.first, "third").await;
+    assert_eq!(hidden.reason, "UNKNOWN_WORKSPACE");
+    assert_eq!(hidden.reason, missing.reason);
+    assert_eq!(hidden.message.replace("other", "third"), missing.message);
+    // Each has its own by default.
+    let read = ReadFileRequest {
+        path: "secret".to_owned(),
+        ..ReadFileRequest::default()
+    };
+    let request = with_key(&two.other, read.clone());
+    let own = two.daemon.tools().read_file(request).await;
+    assert_eq!(own.unwrap().into_inner().content, "of the other");
+    let none = two
+        .daemon
+        .tools()
+        .read_file(with_key(&two.first, read))
+        .await;
+    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "FILE_NOT_FOUND");
+    let mut info = DaemonServiceClient::new(two.daemon.channel());
+    for (key, own, foreign) in [
+        (&two.first, "workspace", "other"),
+        (&two.other, "other", "workspace"),
+    ] {
+        let info = info
+            .get_info(with_key(key, GetInfoRequest {}))
+            .await
+            .unwrap();
+        let info = info.into_inner();
+        let names: Vec<_> = info
+            .workspaces
+            .iter()
+            .map(|workspace| &*workspace.name)
+            .collect();
+        assert_eq!(names, [own], "and not {foreign}");
+    }
+}
+
+#[tokio::test]
+async fn sessions_of_one_name_are_each_workspaces_own() {
+    let two = Two::start().await;
+    let artifacts = |key: String, path: String| {
+        let mut client = ArtifactServiceClient::new(two.daemon.channel());
+        async move {
+            let request = ReadArtifactRequest {
+                path,
+                ..ReadArtifactRequest::default()
+            };
+            let answer = client.read_artifact(with_key(&key, request)).await;
+            let mut parts = answer
+                .map_err(|status| Refusal::of(&status).reason)?
+                .into_inner();
+            Ok::<_, String>(parts.message().await.unwrap().unwrap().data)
+        }
+    };
+    let run = |key: &str, text: &str| {
+        two.daemon
+            .run(with_key(key, shell(&format!("echo {text}"))))
+    };
+    let first = run(&two.first, "1").await.stdout_path;
+    assert_eq!(first, "logs/tool_step_0001_stdout.txt");
+    let missing = artifacts(two.other.clone(), first.clone()).await;
+    assert_eq!(missing, Err("ARTIFACT_NOT_FOUND".to_owned()));
+    let other = run(&two.other, "2").await.stdout_path;
+    assert_eq!(other, first, "steps are counted by workspace");
+    for (key, expected) in [(&two.first, "1\n"), (&two.other, "2\n")] {
+        let read = artifacts(key.clone(), first.clone()).await;
+        assert_eq!(read.unwrap(), expected);
+    }
+    let state = two.daemon.state();
+    for folder in ["default", "default@other"] {
+        let events = state.join("sessions").join(folder).join("events.jsonl");
+        assert_eq!(fs::read_to_string(events).unwrap().lines().count(), 2);
+    }
+}
+
+#[tokio::test]
+async fn processes_are_each_workspaces_own() {
+    let two = Two::start().await;
+    let mut processes = ProcessServiceClient::new(two.daemon.channel());
+    let start = StartRequest {
+        command: Some("sleep 100".to_owned()),
+        ..StartRequest::default()
+    };
+    let started = processes.start(with_key(&two.first, start)).await.unwrap();
+    let mut started = started.into_inner();
+    let Some(start_response::Event::Started(about)) =
+        started.message().await.unwrap().unwrap().event
+    else {
+        panic!("it is started");
+    };
+    let mut seen = async |key: &str| {
+        let listed = processes.list_processes(with_key(key, ListProcessesRequest {}));
+        listed.await.unwrap().into_inner().processes.len()
+    };
+    assert_eq!(seen(&two.first).await, 1);
+    assert_eq!(seen(&two.other).await, 0);
+    let attach = AttachRequest {
+        process_id: about.process_id,
+        ..AttachRequest::default()
+    };
+    let attached = processes.attach(with_key(&two.other, attach.clone())).await;
+    assert_eq!(
+        Refusal::of(&attached.unwrap_err()).reason,
+        "PROCESS_NOT_FOUND"
+    );
+    let attached = processes.attach(Two::in_other(&two.first, attach)).await;
+    assert_eq!(
+        Refusal::of(&attached.unwrap_err()).reason,
+        "UNKNOWN_WORKSPACE"
+    );
+}

@@ -1,0 +1,48 @@
+//! Keys that callers show, made as operators make them.
+
+use std::{path::PathBuf, process::Command};
+
+use tempfile::TempDir;
+use tonic::Request;
+
+use super::call::with;
+
+/// A key file.
+#[derive(Debug)]
+pub(crate) struct KeyFile(TempDir);
+
+impl KeyFile {
+    /// One without keys yet.
+    pub(crate) fn new() -> Self {
+        Self(TempDir::with_prefix("jig-test-keys-").unwrap())
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.0.path().join("keys.toml")
+    }
+
+    /// Adds a key, with more flags of `jig key new`.
+    pub(crate) fn add(&self, name: &str, role: &str, flags: &[&str]) -> String {
+        let words = [&["new", name, "--role", role], flags].concat();
+        let output = self.jig(&words);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Runs `jig key` on it.
+    pub(crate) fn jig(&self, words: &[&str]) -> std::process::Output {
+        Command::new(env!("CARGO_BIN_EXE_jig"))
+            .arg("key")
+            .args(words)
+            .env_clear()
+            .env("JIG_KEYS", self.path())
+            .output()
+            .unwrap()
+    }
+}
+
+/// A request with a key.
+pub(crate) fn with_key<T>(key: &str, message: T) -> Request<T> {
+    with("authorization", &format!("Bearer {key}"), message)
+}
