@@ -3,9 +3,11 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 6] = [
+const FILES: [&str; 8] = [
     "jig/v1/artifact_service.proto",
     "jig/v1/daemon_service.proto",
+    "jig/v1/invoke_service.proto",
+    "jig/v1/job_service.proto",
     "jig/v1/options.proto",
     "jig/v1/process_service.proto",
     "jig/v1/tool_service.proto",

@@ -42,6 +42,8 @@ pub(crate) enum Reason {
     CellNotFound,
     /// No such process runs, or ended not long ago.
     ProcessNotFound,
+    /// No such job is kept.
+    JobNotFound,
     /// Something is at the path already.
     FileExists,
     /// Something that is not a regular file is at the path.
@@ -136,7 +138,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 44] = [
+    const ALL: [Self; 45] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -155,6 +157,7 @@ impl Reason {
         Self::UploadNotFound,
         Self::CellNotFound,
         Self::ProcessNotFound,
+        Self::JobNotFound,
         Self::FileExists,
         Self::NotAFile,
         Self::NotADirectory,
@@ -209,6 +212,7 @@ impl Reason {
             Self::UploadNotFound => "UPLOAD_NOT_FOUND",
             Self::CellNotFound => "CELL_NOT_FOUND",
             Self::ProcessNotFound => "PROCESS_NOT_FOUND",
+            Self::JobNotFound => "JOB_NOT_FOUND",
             Self::FileExists => "FILE_EXISTS",
             Self::NotAFile => "NOT_A_FILE",
             Self::NotADirectory => "NOT_A_DIRECTORY",

@@ -37,6 +37,8 @@ mod files;
 mod identity;
 /// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
 mod isolation;
+/// Calls that nobody waits for.
+mod jobs;
 /// Other kernels than the host's.
 mod kernels;
 /// Hosts that do not give the highest level of isolation.

@@ -32,7 +32,6 @@ enum Action {
 
 /// Make a key, and print it: it cannot be shown again. The file is made where it is missing.
 #[derive(Debug, Args)]
-#[cfg_attr(not(feature = "daemon"), expect(dead_code, reason = "not read then"))]
 struct NewArgs {
     /// What its holder is called in records: letters, digits, dots, underscores and hyphens.
     name: String,

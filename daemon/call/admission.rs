@@ -48,10 +48,7 @@ impl Admission {
 
     /// Takes a place, if there is one and the daemon is not shutting down.
     pub(crate) fn enter(&self, drain: &Drain) -> Result<OwnedSemaphorePermit, Error> {
-        if drain.has_begun() {
-            let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
-            return Err(Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1)));
-        }
+        drain.refuse_new()?;
         Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
             let text = format!("{} {}", self.at_most, self.what);
             Error::new(Reason::ResourceExhausted, text)

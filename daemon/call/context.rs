@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Instant};
 use opentelemetry::{Context, trace::TraceContextExt as _};
 
 use super::access::principal::Principal;
-use crate::daemon::{error::Violation, store::session::SessionId};
+use crate::daemon::{error::Violation, store::session::SessionId, tool::JobContext};
 
 /// Longest `jig-request-id`, in characters.
 const LONGEST_REQUEST_ID: usize = 120;
@@ -27,6 +27,8 @@ pub(crate) struct Incoming {
     pub(crate) session: SessionId,
     /// The id that the caller gave it.
     pub(crate) request_id: Option<String>,
+    /// The job that makes it, where one does.
+    pub(crate) job: Option<JobContext>,
     /// The span of the RPC.
     pub(crate) parent: Context,
 }
@@ -74,6 +76,7 @@ impl Incoming {
                 workspace: get("jig-workspace").map(str::to_owned),
                 session,
                 request_id,
+                job: None,
                 parent,
             }),
             _ => Err(violations),

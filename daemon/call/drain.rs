@@ -7,7 +7,14 @@
 //!                        SIGTERM
 //! ```
 
+use std::time::Duration;
+
 use tokio_util::sync::CancellationToken;
+
+use crate::daemon::error::{Error, Reason};
+
+/// How long a client is told to wait for the daemon to be back.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The phases, as those who must know see them.
 #[derive(Debug, Clone, Default)]
@@ -36,6 +43,15 @@ impl Drain {
     /// Whether new calls are refused.
     pub(crate) fn has_begun(&self) -> bool {
         self.begun.is_cancelled()
+    }
+
+    /// Refuses what is not begun yet, once the daemon is shutting down.
+    pub(crate) fn refuse_new(&self) -> Result<(), Error> {
+        if !self.has_begun() {
+            return Ok(());
+        }
+        let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
+        Err(Error::new(Reason::Draining, text).retry_after(RETRY_AFTER))
     }
 
     /// Cancelled when new calls are refused.

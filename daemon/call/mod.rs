@@ -14,13 +14,19 @@
 
 pub(crate) mod access;
 pub(crate) mod admission;
+mod any_tool;
 pub(crate) mod context;
 pub(crate) mod drain;
+pub(crate) mod envelope;
 pub(crate) mod idempotency;
+pub(crate) mod job_work;
+pub(crate) mod jobs;
 mod record;
 pub(crate) mod recorded;
 mod repeatable;
 pub(crate) mod start;
+mod state_error;
+mod suggestion;
 
 use std::{
     collections::HashSet,
@@ -46,9 +52,10 @@ use self::{
     context::Incoming,
     drain::Drain,
     idempotency::Idempotency,
+    jobs::Jobs,
 };
 use crate::daemon::{
-    catalog::{self, Catalog},
+    catalog::{self, Catalog, ToolSpec},
     error::{Error, Reason, Violation},
     process::{registry::Registry, supervise::Stop},
     store::{session::Session, state_dir::StateDir},
@@ -87,6 +94,8 @@ pub(crate) struct Pipeline {
     pub(crate) finished: AtomicU64,
     /// The commands that were started and are watched.
     pub(crate) processes: Arc<Registry>,
+    /// Calls that nobody waits for.
+    pub(crate) jobs: Arc<Jobs>,
 }
 
 /// A call of the tool `T` of which nothing is known to be wrong.
@@ -170,7 +179,7 @@ impl Pipeline {
         task::blocking(move || pipeline.store.session(&workspace, &id))
             .await
             .map_err(Error::internal)?
-            .map_err(|error| storage(&error))
+            .map_err(|error| state_error::of_files(&error))
     }
 
     /// The session that a call belongs to, if there is one.
@@ -184,7 +193,7 @@ impl Pipeline {
         task::blocking(move || pipeline.store.existing_session(&workspace, &id))
             .await
             .map_err(Error::internal)?
-            .map_err(|error| storage(&error))
+            .map_err(|error| state_error::of_files(&error))
     }
 
     /// Makes a call of the tool `T`.
@@ -217,6 +226,12 @@ impl Pipeline {
         spec.is_none_or(|spec| !spec.options.read_only)
     }
 
+    /// What the descriptors say about the tool `T`.
+    fn spec<T: Tool>(&self) -> Result<&ToolSpec, Error> {
+        let spec = self.catalog.tool(T::NAME);
+        spec.ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))
+    }
+
     /// Validates a call of the tool `T`.
     fn check<T: Tool>(
         &self,
@@ -225,10 +240,7 @@ impl Pipeline {
     ) -> Result<Checked<T>, Error> {
         let scene = self.scene(incoming)?.clone();
         incoming.principal.may_call(T::NAME)?;
-        let spec = self
-            .catalog
-            .tool(T::NAME)
-            .ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))?;
+        let spec = self.spec::<T>()?;
         let checked = match T::MESSAGE {
             None => spec.check(request)?,
             Some(message) => self.catalog.look_at(message, request)?,
@@ -264,7 +276,9 @@ impl Pipeline {
         let permit = places.enter(&self.drain)?;
         let session = self.session(&incoming).await?;
         let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
-        let step = session.begin_step(begun).map_err(|error| storage(&error))?;
+        let step = session
+            .begin_step(begun)
+            .map_err(|error| state_error::of_files(&error))?;
 
         let abandon = self.drain.kill_token().child_token();
         let work = Work {
@@ -278,6 +292,7 @@ impl Pipeline {
             },
             place: Arc::new(permit),
             default_timeout,
+            job: incoming.job.clone(),
             deadline: incoming.deadline,
             span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
             telemetry: self.telemetry.clone(),
@@ -411,27 +426,6 @@ fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
     }
     // The last holder ends it by dropping it.
     drop(span);
-}
-
-/// What is wrong with the state directory, in the terms of the contract.
-fn storage(error: &std::io::Error) -> Error {
-    match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
-            Reason::NoSpace,
-            "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
-        ),
-        Some(libc::EMFILE | libc::ENFILE) => Error::new(
-            Reason::ResourceExhausted,
-            "the daemon has no file descriptors left; nothing was started",
-        )
-        .retry_after(Duration::from_secs(1)),
-        _ => Error::new(
-            Reason::Internal,
-            format!(
-                "the daemon's state directory cannot be used ({error}); nothing was started: its operator must mend it"
-            ),
-        ),
-    }
 }
 
 fn each_field_once(violations: Vec<Violation>) -> Vec<Violation> {

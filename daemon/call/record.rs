@@ -63,12 +63,14 @@ pub(super) fn happened<R>(
 pub(super) fn about(tool: &str, incoming: &Incoming) -> Map<String, Value> {
     // A caller that gives no id of its own finds the call by the id it was answered with.
     let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
+    let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
     [
         ("call_id", incoming.call_id.as_str()),
         ("request_id", request_id.as_str()),
         ("tool", tool),
     ]
     .into_iter()
+    .chain(job)
     .map(|(name, value)| (name.to_owned(), value.into()))
     .collect()
 }

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::{Pipeline, context::Incoming, end_span, log_end, record, storage};
+use super::{Pipeline, context::Incoming, end_span, log_end, record, state_error::of_files};
 use crate::daemon::{
     error::Error,
     store::session::{Session, Step},
@@ -39,7 +39,9 @@ impl Pipeline {
         let scene = self.scene(&incoming)?.clone();
         let session = self.session(&incoming).await?;
         let begun = record::started(name, &incoming, scene.workspace.name(), shown);
-        let step = session.begin_step(begun).map_err(|error| storage(&error))?;
+        let step = session
+            .begin_step(begun)
+            .map_err(|error| of_files(&error))?;
         Ok(Recorded {
             name,
             span: Arc::new(self.start_span(name, &incoming, &scene)),

@@ -137,6 +137,29 @@ impl Pipeline {
     }
 }
 
+impl Pipeline {
+    /// As [`Pipeline::once`]; and without a request id, the work is done to its end, whatever becomes of
+    /// the caller.
+    pub(crate) async fn once_whole<R, W>(
+        &self,
+        call: Option<Repeatable>,
+        method: &'static str,
+        work: W,
+    ) -> Result<R, Error>
+    where
+        R: Message + Default + 'static,
+        W: Future<Output = Result<R, Error>> + Send + 'static,
+    {
+        match call {
+            Some(call) => self.once(Some(call), method, work).await,
+            None => {
+                let done = task::spawn_tracked(method, work).await;
+                done.map_err(Error::internal)?
+            }
+        }
+    }
+}
+
 /// Answers all who wait, and whoever comes later.
 pub(super) async fn answer<R: Message>(ticket: Ticket, result: &Result<R, Error>) {
     if let Err(error) = result

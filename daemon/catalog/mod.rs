@@ -1,6 +1,7 @@
 //! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing
 //! about a tool is written down twice.
 
+mod json;
 mod rules;
 
 use std::{
@@ -9,7 +10,8 @@ use std::{
 };
 
 use prost::Message;
-use prost_reflect::{DescriptorPool, MethodDescriptor};
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor};
+use serde_json::{Map, Value};
 
 pub(crate) use self::rules::Checked;
 use self::rules::Rules;
@@ -33,6 +35,8 @@ pub(crate) struct ToolSpec {
     /// Its options.
     pub(crate) options: v1::ToolOptions,
     rules: Rules,
+    request: MessageDescriptor,
+    response: MessageDescriptor,
 }
 
 // === impl Catalog ===
@@ -51,7 +55,13 @@ impl Catalog {
                 let input = method.input();
                 if let Some(options) = tool_options(&pool, &method) {
                     let rules = Rules::of(&pool, &input);
-                    tools.insert(options.name.clone(), ToolSpec { options, rules });
+                    let spec = ToolSpec {
+                        options,
+                        rules,
+                        request: input,
+                        response: method.output(),
+                    };
+                    tools.insert(spec.options.name.clone(), spec);
                 } else {
                     messages.insert(input.full_name().to_owned(), Rules::of(&pool, &input));
                 }
@@ -67,6 +77,12 @@ impl Catalog {
     /// The tool of this name.
     pub(crate) fn tool(&self, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name)
+    }
+
+    /// The names of all tools.
+    #[cfg(test)]
+    pub(crate) fn tools(&self) -> impl Iterator<Item = &str> {
+        self.tools.keys().map(String::as_str)
     }
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.
@@ -113,6 +129,22 @@ impl ToolSpec {
     /// Checks a request of this tool, and fills in defaults.
     pub(crate) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
         self.rules.check(request)
+    }
+
+    /// Reads parameters by their names as a request of this tool.
+    pub(crate) fn read<T: Message + Default>(
+        &self,
+        parameters: &Map<String, Value>,
+    ) -> Result<T, Error> {
+        let message = json::read(&self.request, parameters).map_err(Error::invalid)?;
+        message.transcode_to().map_err(Error::internal)
+    }
+
+    /// Writes an answer of this tool by the names of its fields.
+    pub(crate) fn write<T: Message>(&self, response: &T) -> Result<Map<String, Value>, Error> {
+        let bytes = response.encode_to_vec();
+        let message = DynamicMessage::decode(self.response.clone(), bytes.as_slice());
+        json::write(&message.map_err(Error::internal)?)
     }
 
     /// How long a call may take that names no limit of its own.

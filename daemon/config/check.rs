@@ -8,6 +8,7 @@ use super::{
     default_state_dir,
     exposure::{binds, keep_apart},
     file::File,
+    jobs::jobs,
     keys::Keys,
     limits::limits,
     listen::Address,
@@ -137,6 +138,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     }
     let limits = limits(&file.limits, &mut problems);
     let requests = requests(&file.requests, &mut problems);
+    let jobs = jobs(file.jobs, &mut problems);
     let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
     if !REPLAY_BYTES.contains(&replay_bytes) {
         problems.push(format!(
@@ -203,6 +205,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         replay_bytes,
         process_retention,
         requests,
+        jobs,
         sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,

@@ -2,6 +2,7 @@
 //! silently none.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -24,6 +25,7 @@ pub(super) struct File {
     pub(super) sandbox: Sandbox,
     pub(super) limits: Limits,
     pub(super) requests: Requests,
+    pub(super) jobs: Jobs,
     pub(super) proxy: Option<Proxy>,
 }
 
@@ -105,6 +107,19 @@ pub(super) struct Requests {
     pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
     pub(super) linger: Option<String>,
+}
+
+/// The `[jobs]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Jobs {
+    pub(super) retention: Option<String>,
+    pub(super) kept: Option<u32>,
+    pub(super) kept_bytes: Option<u64>,
+    pub(super) queued: Option<u32>,
+    pub(super) concurrent: Option<u32>,
+    pub(super) queue_concurrency: Option<u32>,
+    pub(super) queues: BTreeMap<String, u32>,
 }
 
 impl File {

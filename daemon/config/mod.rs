@@ -8,6 +8,7 @@ pub(crate) mod args;
 mod check;
 mod exposure;
 mod file;
+pub(crate) mod jobs;
 pub(crate) mod keys;
 mod limits;
 pub(crate) mod listen;
@@ -18,7 +19,7 @@ mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use self::{keys::Keys, listen::Address, requests::Requests};
+use self::{jobs::Jobs, keys::Keys, listen::Address, requests::Requests};
 use crate::daemon::{
     egress::policy::Policy,
     sandbox::{
@@ -96,6 +97,8 @@ pub(crate) struct Config {
     pub(crate) process_retention: Duration,
     /// What is kept of calls with a request id.
     pub(crate) requests: Requests,
+    /// How jobs are done and kept.
+    pub(crate) jobs: Jobs,
     /// Whether a change of a file is answered only when the disk has written it down.
     pub(crate) sync_files: bool,
     /// Calls at one time.

@@ -2,6 +2,7 @@
 
 pub(crate) mod artifacts;
 pub(crate) mod info;
+pub(crate) mod jobs;
 pub(crate) mod metadata;
 pub(crate) mod processes;
 pub(crate) mod status;

@@ -74,7 +74,8 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::ArtifactNotFound
         | Reason::UploadNotFound
         | Reason::CellNotFound
-        | Reason::ProcessNotFound => Code::NotFound,
+        | Reason::ProcessNotFound
+        | Reason::JobNotFound => Code::NotFound,
         Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
         // Read again, and decide anew.
         Reason::StaleFile | Reason::ChecksumMismatch | Reason::DaemonLost => Code::Aborted,

@@ -54,6 +54,8 @@ pub(crate) struct Stream {
     /// Memory for what is read while `pending` is being written.
     spare: Vec<u8>,
     artifact: Artifact,
+    /// Whether what was read is written at once, and not by the block.
+    is_prompt: bool,
     /// Who else gets all of it.
     tap: Option<Tap>,
 }
@@ -106,6 +108,7 @@ impl Stream {
             capture: Capture::new(inline_bytes),
             pending: Vec::new(),
             spare: Vec::new(),
+            is_prompt: sink.is_followed(),
             artifact: Artifact::Idle(sink),
             tap,
         }
@@ -140,13 +143,19 @@ impl Stream {
     /// cancelled: nothing that was read is lost.
     pub(super) async fn advance(&mut self) {
         if self.pending.len() >= FLUSH_BYTES {
-            self.written().await;
+            written(&mut self.artifact, &mut self.spare).await;
             self.flush();
         }
-        match &self.pipe {
-            Some(pipe) if pipe.readable().await.is_ok() => {}
-            Some(_) | None => std::future::pending().await,
+        if self.is_prompt && !self.pending.is_empty() {
+            tokio::select! {
+                () = written(&mut self.artifact, &mut self.spare) => {
+                    self.flush();
+                    return;
+                }
+                () = readable(self.pipe.as_ref()) => {}
+            }
         }
+        readable(self.pipe.as_ref()).await;
         if let Some(tap) = &self.tap {
             tap.process.transcript.room().await;
         }
@@ -265,26 +274,13 @@ impl Stream {
         }
     }
 
-    /// Waits until nothing is being written. May be cancelled.
-    async fn written(&mut self) {
-        if let Artifact::Writing(thread) = &mut self.artifact {
-            self.artifact = match thread.await {
-                Ok((sink, spare)) => {
-                    self.spare = spare;
-                    Artifact::Idle(sink)
-                }
-                Err(_) => Artifact::Lost,
-            };
-        }
-    }
-
     /// Writes the rest to the artifact. Answers what is wrong with it; nothing when it is whole.
     async fn close(&mut self, deadline: Instant) -> String {
         let all_written = async {
-            self.written().await;
+            written(&mut self.artifact, &mut self.spare).await;
             if !self.pending.is_empty() {
                 self.flush();
-                self.written().await;
+                written(&mut self.artifact, &mut self.spare).await;
             }
         };
         let in_time = timeout_at(deadline.into(), all_written).await.is_ok();
@@ -310,6 +306,27 @@ impl Artifact {
             Self::Writing(_) => true, // it will leave out what does not fit
             Self::Lost => false,
         }
+    }
+}
+
+/// Waits until nothing is being written, and takes back the buffer that was. May be cancelled.
+async fn written(artifact: &mut Artifact, spare: &mut Vec<u8>) {
+    if let Artifact::Writing(thread) = artifact {
+        *artifact = match thread.await {
+            Ok((sink, buffer)) => {
+                *spare = buffer;
+                Artifact::Idle(sink)
+            }
+            Err(_) => Artifact::Lost,
+        };
+    }
+}
+
+/// Waits until there is something to read; for ever, where there never will be.
+async fn readable(pipe: Option<&AsyncFd<OwnedFd>>) {
+    match pipe {
+        Some(pipe) if pipe.readable().await.is_ok() => {}
+        Some(_) | None => std::future::pending().await,
     }
 }
 

@@ -38,7 +38,7 @@ use crate::{
         self,
         v1::{
             artifact_service_server::ArtifactServiceServer,
-            daemon_service_server::DaemonServiceServer,
+            daemon_service_server::DaemonServiceServer, job_service_server::JobServiceServer,
             process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
             transfer_service_server::TransferServiceServer,
         },
@@ -46,7 +46,7 @@ use crate::{
     daemon::{
         call::{Pipeline, drain::Drain},
         door::{
-            artifacts::Artifacts, info::Info, processes::Processes, tools::Tools,
+            artifacts::Artifacts, info::Info, jobs::Jobs, processes::Processes, tools::Tools,
             transfer::Transfers,
         },
         sandbox::pool::Sandboxes,
@@ -155,6 +155,10 @@ pub(crate) async fn serve(
         ))))
         .add_service(
             ProcessServiceServer::new(Processes(Arc::clone(&pipeline)))
+                .max_decoding_message_size(LARGEST_REQUEST),
+        )
+        .add_service(
+            JobServiceServer::new(Jobs(Arc::clone(&pipeline)))
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
         .add_service(DaemonServiceServer::new(info));
@@ -288,6 +292,7 @@ async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bo
         ("jig.v1.ProcessService", serving && runs_commands),
         ("jig.v1.ArtifactService", serving),
         ("jig.v1.TransferService", serving),
+        ("jig.v1.JobService", serving && runs_commands),
         ("jig.v1.DaemonService", serving),
     ] {
         health.set_service_status(service, status(serving)).await;

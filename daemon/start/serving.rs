@@ -17,6 +17,7 @@ use crate::daemon::{
         admission::Admission,
         drain::Drain,
         idempotency::Idempotency,
+        jobs::Jobs,
     },
     catalog::Catalog,
     config::{Config, ConfigError, requests::Requests},
@@ -105,7 +106,9 @@ pub(super) async fn serve(
             source: io::Error::other("there is no workspace"),
         });
     };
-    let requests = requests(&store, config.requests, announce).await?;
+    let database = database(&store, announce)?;
+    let requests = requests(database.clone(), config.requests).await?;
+    let jobs = jobs(database, &store, &config).await?;
     let access = access(&config, &catalog)?;
     let pipeline = Arc::new(Pipeline {
         access,
@@ -120,7 +123,9 @@ pub(super) async fn serve(
         grace: config.grace,
         finished: Default::default(),
         processes: Arc::new(Registry::new(config.process_retention)),
+        jobs,
     });
+    pipeline.do_jobs();
     let runs_commands = isolation.is_ready();
     let info = Info {
         pipeline: Arc::clone(&pipeline),
@@ -145,18 +150,19 @@ pub(super) async fn serve(
     served.map_err(io_error("serving"))
 }
 
-/// The request ids: kept in the state directory, or where that is for one call, in memory.
-async fn requests(
-    store: &StateDir,
-    config: Requests,
-    is_kept: bool,
-) -> Result<Arc<Idempotency>, StartError> {
+/// The database: kept in the state directory, or where that is for one call, in memory.
+fn database(store: &StateDir, is_kept: bool) -> Result<Database, StartError> {
     let opened = if is_kept {
         Database::open(&store.database())
     } else {
         Database::in_memory()
     };
-    let log = RequestLog::open(opened.map_err(StartError::Database)?).await;
+    opened.map_err(StartError::Database)
+}
+
+/// The request ids.
+async fn requests(database: Database, config: Requests) -> Result<Arc<Idempotency>, StartError> {
+    let log = RequestLog::open(database).await;
     let log = log.map_err(|error| StartError::Io {
         what: "reading the database",
         source: io::Error::other(error),
@@ -167,6 +173,19 @@ async fn requests(
         bytes: config.kept_bytes,
     };
     Ok(Idempotency::new(log, retention, config.linger))
+}
+
+/// The jobs.
+async fn jobs(
+    database: Database,
+    store: &StateDir,
+    config: &Config,
+) -> Result<Arc<Jobs>, StartError> {
+    let jobs = Jobs::open(database, store.job_params(), config.jobs.clone()).await;
+    jobs.map_err(|error| StartError::Io {
+        what: "reading the jobs",
+        source: io::Error::other(error),
+    })
 }
 
 /// Who may call.

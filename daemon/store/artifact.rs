@@ -7,6 +7,8 @@ use std::{
     path::PathBuf,
 };
 
+use tokio::sync::watch;
+
 /// Where one stream of one command is written to. The file is made with its first byte: an empty
 /// stream needs none.
 #[derive(Debug)]
@@ -16,6 +18,7 @@ pub(crate) struct Sink {
     /// Bytes that may still be written.
     room: u64,
     error: Option<io::Error>,
+    written: Option<watch::Sender<()>>,
 }
 
 impl Sink {
@@ -26,7 +29,18 @@ impl Sink {
             file: None,
             room: cap,
             error: None,
+            written: None,
         }
+    }
+
+    /// The same, which tells whenever something was written.
+    pub(crate) fn telling(self, written: Option<watch::Sender<()>>) -> Self {
+        Self { written, ..self }
+    }
+
+    /// Whether somebody waits for each byte.
+    pub(crate) fn is_followed(&self) -> bool {
+        self.written.is_some()
     }
 
     /// Whether anything more would be kept.
@@ -45,7 +59,12 @@ impl Sink {
             return;
         }
         match self.open().and_then(|file| file.write_all(data)) {
-            Ok(()) => self.room -= data.len() as u64,
+            Ok(()) => {
+                self.room -= data.len() as u64;
+                if let Some(written) = &self.written {
+                    written.send_replace(());
+                }
+            }
             Err(error) => self.error = Some(error),
         }
     }

@@ -8,12 +8,15 @@
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
+//!   jobs/ID.json                          what a job that waits is to do; gone once it starts
 //!   uploads/NAME.json                     an upload that has begun, to be resumed or swept
 //!   embedded-uploads/DEVICE-INODE/NAME.json   those of daemons for one call, on this workspace
 //! ```
 
 pub(crate) mod artifact;
 pub(crate) mod database;
+pub(crate) mod job_params;
+pub(crate) mod jobs;
 mod record_locks;
 pub(crate) mod requests;
 pub(crate) mod session;

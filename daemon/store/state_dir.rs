@@ -15,6 +15,7 @@ use rustix::{
 };
 
 use super::{
+    job_params::JobParams,
     session::{Session, SessionId},
     session_folders::SessionFolders,
     uploads::UploadRecords,
@@ -70,6 +71,11 @@ impl StateDir {
     /// The file of the database.
     pub(crate) fn database(&self) -> PathBuf {
         self.path.join("jig.db")
+    }
+
+    /// What jobs that wait are to do.
+    pub(crate) fn job_params(&self) -> JobParams {
+        JobParams::new(self.path.join("jobs"))
     }
 
     /// Folder for what changes of files are about to do.

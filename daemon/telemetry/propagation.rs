@@ -1,7 +1,7 @@
 //! Trace context and baggage across boundaries: in from metadata, out into the environment of a
 //! child.
 
-use std::env;
+use std::{collections::HashMap, env};
 
 use http::HeaderMap;
 use opentelemetry::{
@@ -119,6 +119,19 @@ impl Propagators {
         }
         variables.0
     }
+}
+
+/// Which span a context is about, as text that [`read_parent`] reads; empty, where it is about none.
+pub(crate) fn write_parent(context: &Context) -> String {
+    let mut fields = HashMap::new();
+    TraceContextPropagator::new().inject_context(context, &mut fields);
+    fields.remove("traceparent").unwrap_or_default()
+}
+
+/// The context of a span that may have ended long ago.
+pub(crate) fn read_parent(text: &str) -> Context {
+    let fields = HashMap::from([("traceparent".to_owned(), text.to_owned())]);
+    TraceContextPropagator::new().extract_with_context(&Context::new(), &fields)
 }
 
 #[cfg(test)]

@@ -26,7 +26,10 @@ use std::{
 };
 
 use prost::Message;
-use tokio::{sync::OwnedSemaphorePermit, time::timeout_at};
+use tokio::{
+    sync::{OwnedSemaphorePermit, watch},
+    time::timeout_at,
+};
 
 use crate::daemon::{
     egress::proxy::Proxy,
@@ -143,12 +146,23 @@ pub(crate) struct Work {
     pub(crate) place: Arc<OwnedSemaphorePermit>,
     /// How long a call may take that names no limit of its own.
     pub(crate) default_timeout: Duration,
+    /// The job that makes the call, where one does.
+    pub(crate) job: Option<JobContext>,
     /// When the caller stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// The tool's span.
     pub(crate) span: Arc<Span>,
     /// What spans are made with.
     pub(crate) telemetry: Telemetry,
+}
+
+/// A job, for the call that it makes.
+#[derive(Debug, Clone)]
+pub(crate) struct JobContext {
+    /// Its id.
+    pub(crate) id: String,
+    /// Told whenever its command has written something.
+    pub(crate) written: watch::Sender<()>,
 }
 
 /// Work that was done.

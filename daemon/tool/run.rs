@@ -162,14 +162,16 @@ impl Tool for Run {
     }
 
     async fn execute(params: Params, work: Work) -> Result<Done<v1::RunResponse>, Error> {
-        let timeout = params.timeout.unwrap_or(work.default_timeout);
+        // Nobody waits for a job: it is as good as a process that was started.
+        let default = work.job.is_none().then_some(work.default_timeout);
+        let timeout = params.timeout.or(default);
         let connection = Connection {
             stdin: Stdin::Whole(params.stdin.clone()),
             terminal: None,
             live: None,
         };
         let isolation = work.scene.isolation.level.to_string();
-        let done = perform(params, Some(timeout), connection, work).await?;
+        let done = perform(params, timeout, connection, work).await?;
         Ok(done.map(|exit| response(exit, isolation)))
     }
 }
@@ -199,6 +201,7 @@ pub(super) async fn perform(
         span,
         telemetry,
         about,
+        job,
         ..
     } = work;
     if !scene.isolation.is_ready() {
@@ -238,10 +241,11 @@ pub(super) async fn perform(
         inline_bytes,
     };
     let cap = scene.settings.artifact_bytes;
-    let (stdout, stderr) = (
-        session.sink(step, StreamName::Stdout, cap),
-        session.sink(step, StreamName::Stderr, cap),
-    );
+    let written = job.map(|job| job.written);
+    let [stdout, stderr] = [StreamName::Stdout, StreamName::Stderr].map(|stream| {
+        let (sink, path) = session.sink(step, stream, cap);
+        (sink.telling(written.clone()), path)
+    });
     let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
     if let Some(live) = &live {
         live.process

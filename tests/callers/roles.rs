@@ -21,6 +21,13 @@ const NEEDED: &[(&str, &[Row])] = &[
     ("ArtifactService", &[("invoke", &["ReadArtifact"])]),
     ("DaemonService", &[("read", &["GetInfo"])]),
     (
+        "JobService",
+        &[
+            ("read", &["GetJob", "ListJobs", "WaitJob"]),
+            ("invoke", &["CancelJob", "SubmitJob", "WatchJob"]),
+        ],
+    ),
+    (
         "ProcessService",
         &[
             ("read", &["ListProcesses"]),

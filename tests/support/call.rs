@@ -105,7 +105,9 @@ fn code_of(reason: &str) -> Code {
         | "ARTIFACT_NOT_FOUND"
         | "UPLOAD_NOT_FOUND"
         | "CELL_NOT_FOUND"
-        | "PROCESS_NOT_FOUND" => Code::NotFound,
+        | "PROCESS_NOT_FOUND"
+        | "UNKNOWN_TOOL"
+        | "JOB_NOT_FOUND" => Code::NotFound,
         "FILE_EXISTS" | "REQUEST_ID_REUSED" => Code::AlreadyExists,
         "STALE_FILE" | "CHECKSUM_MISMATCH" | "DAEMON_LOST" => Code::Aborted,
         "NOT_A_FILE"

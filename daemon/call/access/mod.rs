@@ -133,6 +133,22 @@ impl Access {
         }
     }
 
+    /// Who is called so in records, if he may still call.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Principal>> {
+        if let Some(uid) = name.strip_prefix("uid:") {
+            let uid = uid.parse().ok()?;
+            return (uid == 0 || Some(uid) == self.trust.own).then(|| Principal::of_user(uid));
+        }
+        let loopback = Principal::of_loopback();
+        if name == loopback.name() {
+            return self.trust.loopback.then_some(loopback);
+        }
+        let holders = self.holders()?;
+        let mut holders = holders.iter().filter(|holder| !holder.has_expired());
+        let holder = holders.find(|holder| holder.principal.name() == name)?;
+        Some(Arc::clone(&holder.principal))
+    }
+
     fn trusts(&self, origin: Origin) -> bool {
         self.user(origin).is_ok()
             || self.trust.loopback && matches!(origin, Origin::Loopback { .. })
@@ -173,6 +189,12 @@ impl Access {
     }
 }
 
+impl Holder {
+    fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|end| end <= SystemTime::now())
+    }
+}
+
 /// Finds the key that was shown. All are looked at, whichever it is.
 fn holder_of(holders: &[Holder], shown: &[u8]) -> Result<Arc<Principal>, Error> {
     let digest = Digest::of(shown);
@@ -185,7 +207,7 @@ fn holder_of(holders: &[Holder], shown: &[u8]) -> Result<Arc<Principal>, Error> 
     let holder = found.ok_or_else(|| {
         unauthenticated("this is no key of this daemon, or not any more: ask its operator for one")
     })?;
-    if holder.expires.is_some_and(|end| end <= SystemTime::now()) {
+    if holder.has_expired() {
         return Err(unauthenticated(
             "this key has expired: ask the operator of the daemon for another",
         ));

@@ -26,12 +26,10 @@ use std::{
 use bytes::Bytes;
 use tokio::{sync::watch, time::sleep};
 
+use super::state_error::of_database;
 use crate::daemon::{
     error::{Error, Reason},
-    store::{
-        database::DatabaseError,
-        requests::{Asked, Found, Key, RequestLog, Retention},
-    },
+    store::requests::{Asked, Found, Key, RequestLog, Retention},
     task,
 };
 
@@ -210,7 +208,7 @@ impl Ticket {
     async fn claim(mut self, asked: Asked) -> Result<Claimed, Error> {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
         let found = found.inspect_err(|_| self.forget());
-        match found.map_err(|error| unusable(&error))? {
+        match found.map_err(|error| of_database(&error))? {
             Found::New => {
                 self.owner.count_claim();
                 Ok(Claimed::Ours(self))
@@ -239,7 +237,7 @@ impl Ticket {
     /// Says which step of its session the work is.
     pub(super) async fn begin(&self, step: u64) -> Result<(), Error> {
         let begun = self.owner.log.begin(self.key.clone(), step).await;
-        begun.map_err(|error| unusable(&error))
+        begun.map_err(|error| of_database(&error))
     }
 
     /// Somebody who waits for the answer.
@@ -350,19 +348,4 @@ fn same(key: &Key, asked: &Asked, before: &Asked) -> Result<(), Error> {
         differences.join(", ")
     );
     Err(Error::new(Reason::RequestIdReused, text).with("request_id", key.id.clone()))
-}
-
-/// What is wrong with the log, in the terms of the contract.
-fn unusable(error: &DatabaseError) -> Error {
-    match error {
-        DatabaseError::Full => Error::new(
-            Reason::NoSpace,
-            format!("{error}, and try again; nothing was started"),
-        ),
-        DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
-            Reason::Internal,
-            format!("{error}; nothing was started: its operator must mend it"),
-        )
-        .caused_by(error.clone()),
-    }
 }

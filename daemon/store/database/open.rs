@@ -16,7 +16,7 @@ use super::connection::Database;
 const APPLICATION: i32 = 0x6a69_6764;
 
 /// What makes each version of the schema from the one before it; the first, from nothing.
-const VERSIONS: [&str; 1] = [include_str!("1.sql")];
+const VERSIONS: [&str; 2] = [include_str!("1.sql"), include_str!("2.sql")];
 
 /// Why a database cannot be used. Display says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -225,7 +225,7 @@ mod tests {
         others(&format!(
             "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
         ));
-        refused("schema 99; this one knows 1");
+        refused("schema 99; this one knows 2");
         std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
         refused("is damaged");
         std::fs::remove_file(&path).unwrap();

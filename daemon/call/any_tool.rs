@@ -1,0 +1,153 @@
+//! Tools by their names, with parameters as JSON: what typed calls do, for those who have no types.
+
+use std::{
+    collections::BTreeMap,
+    future::Future,
+    marker::PhantomData,
+    pin::Pin,
+    sync::{Arc, LazyLock},
+};
+
+use prost::Message;
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+
+use super::{Pipeline, context::Incoming, until_its_time_is_up};
+use crate::daemon::{
+    error::{Error, Reason},
+    tool::{
+        Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory, delete_path::DeletePath,
+        edit_file::EditFile, edit_notebook::EditNotebook, list_directory::ListDirectory,
+        list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
+        read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
+        write_file::WriteFile,
+    },
+};
+
+/// What is being waited for.
+pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Any tool.
+pub(super) trait AnyTool: Send + Sync {
+    /// Looks whether a call could be made, and does nothing.
+    fn check(
+        &self,
+        pipeline: &Pipeline,
+        incoming: &Incoming,
+        params: &Map<String, Value>,
+    ) -> Result<(), Error>;
+
+    /// Lets a call in, records that it starts, and starts it.
+    fn begin<'a>(
+        &'a self,
+        pipeline: &'a Arc<Pipeline>,
+        incoming: Incoming,
+        params: &'a Map<String, Value>,
+    ) -> Boxed<'a, Result<Going, Error>>;
+}
+
+/// A call that goes on.
+pub(super) struct Going {
+    /// Its step of the session.
+    pub(super) step: u64,
+    /// Tells it to end at once.
+    pub(super) abandon: CancellationToken,
+    /// Its answer, once it has one. Dropped, it is told to end.
+    pub(super) answer: Boxed<'static, Result<Map<String, Value>, Error>>,
+}
+
+struct Typed<T>(PhantomData<fn() -> T>);
+
+/// All tools, by their names.
+type Tools = BTreeMap<&'static str, Box<dyn AnyTool>>;
+
+static TOOLS: LazyLock<Tools> = LazyLock::new(|| {
+    let mut tools = Tools::new();
+    add::<ApplyPatch>(&mut tools);
+    add::<CreateDirectory>(&mut tools);
+    add::<DeletePath>(&mut tools);
+    add::<EditFile>(&mut tools);
+    add::<EditNotebook>(&mut tools);
+    add::<ListDirectory>(&mut tools);
+    add::<ListFiles>(&mut tools);
+    add::<MovePath>(&mut tools);
+    add::<ReadFile>(&mut tools);
+    add::<ReadNotebook>(&mut tools);
+    add::<Run>(&mut tools);
+    add::<Search>(&mut tools);
+    add::<StatPath>(&mut tools);
+    add::<WriteFile>(&mut tools);
+    tools
+});
+
+fn add<T: Tool>(tools: &mut Tools)
+where
+    T::Response: Message + Default,
+{
+    tools.insert(T::NAME, Box::new(Typed::<T>(PhantomData)));
+}
+
+/// The tool of this name.
+pub(super) fn find(name: &str) -> Result<&'static dyn AnyTool, Error> {
+    TOOLS.get(name).map(Box::as_ref).ok_or_else(|| {
+        let known: Vec<_> = TOOLS.keys().copied().collect();
+        let text = format!("there is no tool {name:?}; there are {}", known.join(", "));
+        Error::new(Reason::UnknownTool, text).with("tool", name)
+    })
+}
+
+impl<T: Tool> AnyTool for Typed<T>
+where
+    T::Response: Message + Default,
+{
+    fn check(
+        &self,
+        pipeline: &Pipeline,
+        incoming: &Incoming,
+        params: &Map<String, Value>,
+    ) -> Result<(), Error> {
+        let request = pipeline.spec::<T>()?.read(params)?;
+        pipeline.check::<T>(incoming, request).map(drop)
+    }
+
+    fn begin<'a>(
+        &'a self,
+        pipeline: &'a Arc<Pipeline>,
+        incoming: Incoming,
+        params: &'a Map<String, Value>,
+    ) -> Boxed<'a, Result<Going, Error>> {
+        Box::pin(async move {
+            let request = pipeline.spec::<T>()?.read(params)?;
+            let checked = pipeline.check::<T>(&incoming, request)?;
+            let begun = pipeline.begin::<T>(incoming, checked).await?;
+            let (step, until) = (begun.work.step.number(), begun.until);
+            let (task, abandon) = begun.spawn(pipeline);
+            let guard = abandon.clone().drop_guard();
+            let pipeline = Arc::clone(pipeline);
+            let answer = async move {
+                let response = until_its_time_is_up::<T>(task, until, guard).await?;
+                pipeline.spec::<T>()?.write(&response)
+            };
+            Ok(Going {
+                step,
+                abandon,
+                answer: Box::pin(answer),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::catalog::Catalog;
+
+    #[test]
+    fn every_tool_is_here() {
+        let catalog = Catalog::load().unwrap();
+        let here: Vec<_> = TOOLS.keys().copied().collect();
+        let mut described: Vec<_> = catalog.tools().collect();
+        described.sort_unstable();
+        assert_eq!(here, described);
+    }
+}

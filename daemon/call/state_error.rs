@@ -1,0 +1,44 @@
+//! What is wrong with the daemon's state, in the terms of the contract.
+
+use std::{io, time::Duration};
+
+use crate::daemon::{
+    error::{Error, Reason},
+    store::database::DatabaseError,
+};
+
+/// What is wrong with its files.
+pub(super) fn of_files(error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
+            Reason::NoSpace,
+            "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
+        ),
+        Some(libc::EMFILE | libc::ENFILE) => Error::new(
+            Reason::ResourceExhausted,
+            "the daemon has no file descriptors left; nothing was started",
+        )
+        .retry_after(Duration::from_secs(1)),
+        _ => Error::new(
+            Reason::Internal,
+            format!(
+                "the daemon's state directory cannot be used ({error}); nothing was started: its operator must mend it"
+            ),
+        ),
+    }
+}
+
+/// What is wrong with its database.
+pub(super) fn of_database(error: &DatabaseError) -> Error {
+    match error {
+        DatabaseError::Full => Error::new(
+            Reason::NoSpace,
+            format!("{error}, and try again; nothing was started"),
+        ),
+        DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
+            Reason::Internal,
+            format!("{error}; nothing was started: its operator must mend it"),
+        )
+        .caused_by(error.clone()),
+    }
+}

@@ -1,0 +1,384 @@
+//! Messages as JSON: parameters that come by name, and answers that go out so. Every field that does not
+//! fit is told, not only the first.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "kinds of values that fit nothing, in enums of another crate"
+)]
+
+use base64::{
+    Engine as _,
+    alphabet::{STANDARD, URL_SAFE},
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+use prost_reflect::{
+    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
+    ReflectMessage as _, SerializeOptions, Value,
+};
+use serde_json::{Map, Value as Json};
+
+use crate::daemon::error::{Error, Violation};
+
+/// Reads both alphabets, with and without padding, as the mapping of protobuf says.
+const LENIENT: GeneralPurposeConfig =
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+
+/// Reads `parameters` as a message of this kind. Numbers may be written as strings; null is as good as
+/// not given.
+pub(super) fn read(
+    descriptor: &MessageDescriptor,
+    parameters: &Map<String, Json>,
+) -> Result<DynamicMessage, Vec<Violation>> {
+    let mut reader = Reader {
+        violations: Vec::new(),
+    };
+    let message = reader.message(descriptor, parameters, "");
+    match reader.violations.is_empty() {
+        true => Ok(message),
+        false => Err(reader.violations),
+    }
+}
+
+/// Writes a message, with the zero values of fields that always have one.
+pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error> {
+    let options = SerializeOptions::new()
+        .use_proto_field_name(true)
+        .stringify_64_bit_integers(false)
+        .skip_default_fields(false);
+    let json = message
+        .serialize_with_options(serde_json::value::Serializer, &options)
+        .map_err(Error::internal)?;
+    let Json::Object(mut fields) = json else {
+        return Err(Error::internal("a message is no JSON object"));
+    };
+    // What was not given and could have been is left out, rather than null.
+    let descriptor = message.descriptor();
+    fields.retain(|name, _| {
+        let field = descriptor.get_field_by_name(name);
+        field.is_none_or(|field| !field.supports_presence() || message.has_field(&field))
+    });
+    Ok(fields)
+}
+
+struct Reader {
+    violations: Vec<Violation>,
+}
+
+impl Reader {
+    fn message(
+        &mut self,
+        descriptor: &MessageDescriptor,
+        fields: &Map<String, Json>,
+        prefix: &str,
+    ) -> DynamicMessage {
+        let mut message = DynamicMessage::new(descriptor.clone());
+        for (name, value) in fields {
+            let path = format!("{prefix}{name}");
+            let field = descriptor
+                .get_field_by_name(name)
+                .or_else(|| descriptor.get_field_by_json_name(name));
+            match field {
+                None => {
+                    let known: Vec<_> = descriptor
+                        .fields()
+                        .map(|field| field.name().to_owned())
+                        .collect();
+                    let text = match known.as_slice() {
+                        [] => "is not known: there are no parameters".to_owned(),
+                        known => format!("is not known; there are {}", known.join(", ")),
+                    };
+                    self.report(&path, text);
+                }
+                Some(_) if value.is_null() => {}
+                Some(field) if message.has_field(&field) => {
+                    self.report(&path, format!("is given twice, also as {}", field.name()));
+                }
+                Some(field) => {
+                    if let Some(value) = self.field(&field, value, &path) {
+                        message.set_field(&field, value);
+                    }
+                }
+            }
+        }
+        message
+    }
+
+    fn field(&mut self, field: &FieldDescriptor, value: &Json, path: &str) -> Option<Value> {
+        if field.is_map() {
+            let Kind::Message(entry) = field.kind() else {
+                return None;
+            };
+            let Json::Object(entries) = value else {
+                return self.refuse(path, "an object", value);
+            };
+            let kind = entry.map_entry_value_field().kind();
+            let before = self.violations.len();
+            let entries = entries.iter().filter_map(|(key, value)| {
+                let value = self.value(&kind, value, &format!("{path}[{key:?}]"))?;
+                Some((MapKey::String(key.clone()), value))
+            });
+            let entries = entries.collect();
+            return (self.violations.len() == before).then_some(Value::Map(entries));
+        }
+        if field.is_list() {
+            let Json::Array(items) = value else {
+                return self.refuse(path, "an array", value);
+            };
+            let before = self.violations.len();
+            let items = items.iter().enumerate().filter_map(|(index, item)| {
+                self.value(&field.kind(), item, &format!("{path}[{index}]"))
+            });
+            let items = items.collect();
+            return (self.violations.len() == before).then_some(Value::List(items));
+        }
+        self.value(&field.kind(), value, path)
+    }
+
+    fn value(&mut self, kind: &Kind, value: &Json, path: &str) -> Option<Value> {
+        let read = match (kind, value) {
+            (Kind::String, Json::String(text)) => Some(Value::String(text.clone())),
+            (Kind::Bool, Json::Bool(flag)) => Some(Value::Bool(*flag)),
+            (Kind::Bool, Json::String(text)) => text.parse().ok().map(Value::Bool),
+            (Kind::Bytes, Json::String(text)) => {
+                base64(text).map(|bytes| Value::Bytes(bytes.into()))
+            }
+            (Kind::Int32 | Kind::Sint32 | Kind::Sfixed32, _) => {
+                integer(value).and_then(|number| number.try_into().ok().map(Value::I32))
+            }
+            (Kind::Int64 | Kind::Sint64 | Kind::Sfixed64, _) => {
+                integer(value).and_then(|number| number.try_into().ok().map(Value::I64))
+            }
+            (Kind::Uint32 | Kind::Fixed32, _) => {
+                integer(value).and_then(|number| number.try_into().ok().map(Value::U32))
+            }
+            (Kind::Uint64 | Kind::Fixed64, _) => {
+                integer(value).and_then(|number| number.try_into().ok().map(Value::U64))
+            }
+            (Kind::Double, Json::Number(number)) => number.as_f64().map(Value::F64),
+            (Kind::Enum(values), Json::String(name)) => {
+                let found = enum_value(values, name);
+                if found.is_none() {
+                    let known = values.values().skip(1);
+                    let known: Vec<_> = known
+                        .map(|value| short_name(values, value.name()).to_owned())
+                        .collect();
+                    let text = format!("is {name:?}; it must be one of {}", known.join(", "));
+                    self.report(path, text);
+                    return None;
+                }
+                found.map(Value::EnumNumber)
+            }
+            (Kind::Message(descriptor), Json::Object(fields)) => {
+                let before = self.violations.len();
+                let message = self.message(descriptor, fields, &format!("{path}."));
+                if self.violations.len() > before {
+                    return None;
+                }
+                Some(Value::Message(message))
+            }
+            _ => None,
+        };
+        match read {
+            Some(read) => Some(read),
+            None => self.refuse(path, expected(kind), value),
+        }
+    }
+
+    fn refuse<T>(&mut self, path: &str, expected: &str, value: &Json) -> Option<T> {
+        let found = match value {
+            Json::Null => "null",
+            Json::Bool(_) => "a boolean",
+            Json::Number(_) => "a number",
+            Json::String(_) => "a string",
+            Json::Array(_) => "an array",
+            Json::Object(_) => "an object",
+        };
+        // Not the value: it may be a secret in the wrong place.
+        self.report(path, format!("must be {expected}; this is {found}"));
+        None
+    }
+
+    fn report(&mut self, path: &str, text: String) {
+        self.violations.push(Violation::new(path, text));
+    }
+}
+
+fn expected(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::String => "a string",
+        Kind::Bool => "true or false",
+        Kind::Bytes => "a string in base64",
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => "a whole number of 32 bits",
+        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => "a whole number of 64 bits",
+        Kind::Uint32 | Kind::Fixed32 => "a whole number from 0 to 4294967295",
+        Kind::Uint64 | Kind::Fixed64 => "a whole number from 0 to 18446744073709551615",
+        Kind::Enum(_) => "the name of a value",
+        Kind::Message(_) => "an object",
+        _ => "a number",
+    }
+}
+
+/// A whole number, also one written with a fraction of zero, as those that come as `double` are.
+fn integer(value: &Json) -> Option<i128> {
+    match value {
+        Json::Number(number) => number
+            .as_i64()
+            .map(i128::from)
+            .or_else(|| number.as_u64().map(i128::from))
+            .or_else(|| number.as_f64().and_then(whole)),
+        Json::String(text) => text.parse().ok(),
+        _ => None,
+    }
+}
+
+/// The number, if it is whole and a double holds it exactly.
+fn whole(number: f64) -> Option<i128> {
+    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53
+    let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
+    is_whole
+        .then(|| format!("{number:.0}").parse().ok())
+        .flatten()
+}
+
+fn base64(text: &str) -> Option<Vec<u8>> {
+    [&STANDARD, &URL_SAFE]
+        .into_iter()
+        .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT).decode(text).ok())
+}
+
+/// The value of this name, which may stand without the prefix that all of them have. The first one,
+/// which means that nothing was given, has none.
+fn enum_value(values: &EnumDescriptor, name: &str) -> Option<i32> {
+    let found = values.values().skip(1).find(|value| {
+        let full = value.name();
+        full.eq_ignore_ascii_case(name) || short_name(values, full).eq_ignore_ascii_case(name)
+    });
+    found.map(|value| value.number())
+}
+
+/// The name of a value without the prefix, which is the name of the enum, as buf's STANDARD asks for.
+fn short_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
+    let mut prefix = String::new();
+    for (index, letter) in values.name().char_indices() {
+        if letter.is_ascii_uppercase() && index > 0 {
+            prefix.push('_');
+        }
+        prefix.push(letter.to_ascii_uppercase());
+    }
+    full.strip_prefix(&prefix)
+        .and_then(|rest| rest.strip_prefix('_'))
+        .unwrap_or(full)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use prost_reflect::DescriptorPool;
+    use serde_json::json;
+
+    use super::*;
+    use crate::api::{self, v1};
+
+    fn descriptor(name: &str) -> MessageDescriptor {
+        let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
+        pool.get_message_by_name(&format!("jig.v1.{name}")).unwrap()
+    }
+
+    fn parse(name: &str, json: Json) -> Result<DynamicMessage, Vec<(String, String)>> {
+        let Json::Object(fields) = json else {
+            panic!("an object")
+        };
+        read(&descriptor(name), &fields).map_err(|violations| {
+            let told = violations.into_iter();
+            let told = told.map(|violation| (violation.field, violation.description));
+            told.collect()
+        })
+    }
+
+    #[test]
+    fn what_fits_becomes_a_message() {
+        let message = parse(
+            "RunRequest",
+            json!({
+                "argv": ["a", "b"],
+                "env": {"K": "V"},
+                "stdin": "aGk",
+                "timeout_sec": "7",
+                "maxOutputBytes": 5.0,
+                "cwd": null,
+                "limits": {"memory_bytes": 1 << 30},
+            }),
+        );
+        let run: v1::RunRequest = message.unwrap().transcode_to().unwrap();
+        assert_eq!(run.argv, ["a", "b"]);
+        assert_eq!(run.env.get("K").map(String::as_str), Some("V"));
+        assert_eq!(&*run.stdin, b"hi");
+        assert_eq!((run.timeout_sec, run.max_output_bytes), (Some(7), Some(5)));
+        assert_eq!(run.cwd, None);
+        assert_eq!(run.limits.unwrap().memory_bytes, Some(1 << 30));
+        for mode in ["CREATE_NEW", "create_new", "WRITE_MODE_CREATE_NEW"] {
+            let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
+            let write: v1::WriteFileRequest = message.transcode_to().unwrap();
+            assert_eq!(write.mode(), v1::WriteMode::CreateNew, "{mode}");
+        }
+    }
+
+    #[test]
+    fn all_that_does_not_fit_is_told() {
+        let problems = parse(
+            "RunRequest",
+            json!({
+                "comand": "x",
+                "argv": ["a", 1],
+                "env": {"K": {}},
+                "stdin": "?",
+                "timeout_sec": -1,
+                "timeoutSec": 5,
+                "max_output_bytes": 1.5,
+                "cwd": ["secret"],
+                "limits": {"memory": 1, "cpu_sec": "x"},
+            }),
+        );
+        let problems = problems.unwrap_err();
+        let fields: Vec<_> = problems.iter().map(|(field, _)| &**field).collect();
+        let expected = [
+            "argv[1]",
+            "comand",
+            "cwd",
+            "env[\"K\"]",
+            "limits.cpu_sec",
+            "limits.memory",
+            "max_output_bytes",
+            "stdin",
+            "timeout_sec",
+        ];
+        assert_eq!(fields, expected, "{problems:#?}");
+        let text = format!("{problems:?}");
+        assert!(
+            text.contains("command, ") && !text.contains("secret"),
+            "{text}"
+        );
+        let twice = parse("RunRequest", json!({"timeout_sec": 1, "timeoutSec": 5}));
+        assert_eq!(twice.unwrap_err().len(), 1);
+        let unknown = parse("WriteFileRequest", json!({"mode": "UNSPECIFIED"})).unwrap_err();
+        assert!(
+            unknown.first().unwrap().1.contains("OVERWRITE, "),
+            "{unknown:?}"
+        );
+    }
+
+    #[test]
+    fn answers_have_their_zeros_and_not_what_was_not_given() {
+        let response = v1::RunResponse {
+            stdout_bytes: 5,
+            ..v1::RunResponse::default()
+        };
+        let bytes = response.encode_to_vec();
+        let message = DynamicMessage::decode(descriptor("RunResponse"), &*bytes).unwrap();
+        let json = Json::Object(write(&message).unwrap());
+        assert_eq!(json["stdout_bytes"], 5);
+        assert_eq!(json["stdout_truncated"], false);
+        assert_eq!(json.get("exit_code"), None);
+        assert_eq!(json.get("usage"), None);
+    }
+}

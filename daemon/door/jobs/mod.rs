@@ -1,0 +1,242 @@
+//! `jig.v1.JobService`: calls that nobody waits for.
+
+mod watch;
+mod wire;
+
+use std::{sync::Arc, time::Duration};
+
+use serde_json::{Map, Value};
+use tokio::{sync::mpsc, time::timeout};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use self::{
+    watch::Watch,
+    wire::{job, lean, selected, token},
+};
+use super::{
+    answered,
+    metadata::incoming,
+    status::{self, to_status},
+};
+use crate::{
+    api::v1::{
+        CancelJobRequest, CancelJobResponse, GetJobRequest, GetJobResponse, ListJobsRequest,
+        ListJobsResponse, SubmitJobRequest, SubmitJobResponse, WaitJobRequest, WaitJobResponse,
+        WatchJobRequest, WatchJobResponse, job_service_server::JobService,
+    },
+    daemon::{
+        call::{
+            Pipeline, context::Incoming, envelope::unwrapped, job_work::Submission, jobs::Found,
+        },
+        error::{Error, Violation},
+        store::jobs::Selection,
+        task,
+    },
+};
+
+/// Messages that are made ahead of a slow client.
+const AHEAD: usize = 4;
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Jobs(pub(crate) Arc<Pipeline>);
+
+#[tonic::async_trait]
+impl JobService for Jobs {
+    type WatchJobStream = ReceiverStream<Result<WatchJobResponse, Status>>;
+
+    async fn submit_job(
+        &self,
+        request: Request<SubmitJobRequest>,
+    ) -> Result<Response<SubmitJobResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let call = self
+                .0
+                .repeatable(&incoming, "jig.v1.JobService/SubmitJob", &request)?;
+            let submission = self.submission(request)?;
+            let pipeline = Arc::clone(&self.0);
+            let work = async move {
+                let submitted = pipeline.submit_job(&incoming, submission).await?;
+                Ok(SubmitJobResponse {
+                    job: Some(lean(&submitted)),
+                })
+            };
+            // In a task of its own: a caller who goes away does not leave half a job.
+            let submitted = self.0.once_whole(call, "SubmitJob", work);
+            submitted.await
+        })
+        .await
+    }
+
+    async fn get_job(
+        &self,
+        request: Request<GetJobRequest>,
+    ) -> Result<Response<GetJobResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let request = self.0.catalog.check("jig.v1.GetJobRequest", request)?;
+            let seen = match self.find(&incoming, &request.job_id).await? {
+                Found::Live(live) => live.seen(),
+                Found::Ended(seen) => *seen,
+            };
+            Ok(GetJobResponse {
+                job: Some(job(seen)?),
+            })
+        })
+        .await
+    }
+
+    async fn list_jobs(
+        &self,
+        request: Request<ListJobsRequest>,
+    ) -> Result<Response<ListJobsResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let request = self.0.catalog.check("jig.v1.ListJobsRequest", request)?;
+            let workspace = self.0.scene(&incoming)?.workspace.name();
+            let selection = selected(request, workspace)?;
+            let asked = Selection {
+                // One more, to know whether there is one.
+                number: selection.number + 1,
+                ..selection.clone()
+            };
+            let mut jobs = self.0.jobs.list(asked).await?;
+            let is_cut = jobs.len() > selection.number as usize;
+            jobs.truncate(selection.number as usize);
+            let last = jobs.last().filter(|_| is_cut);
+            Ok(ListJobsResponse {
+                next_page_token: last.map(token).unwrap_or_default(),
+                jobs: jobs.iter().map(lean).collect(),
+            })
+        })
+        .await
+    }
+
+    async fn wait_job(
+        &self,
+        request: Request<WaitJobRequest>,
+    ) -> Result<Response<WaitJobResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let request = self.0.catalog.check("jig.v1.WaitJobRequest", request)?;
+            let seen = match self.find(&incoming, &request.job_id).await? {
+                Found::Ended(seen) => *seen,
+                Found::Live(live) => match request.wait_ms {
+                    None => live.ended().await,
+                    Some(wait) => {
+                        let wait = Duration::from_millis(u64::from(wait));
+                        let ended = timeout(wait, live.ended()).await;
+                        ended.unwrap_or_else(|_| live.seen())
+                    }
+                },
+            };
+            Ok(WaitJobResponse {
+                job: Some(job(seen)?),
+            })
+        })
+        .await
+    }
+
+    async fn cancel_job(
+        &self,
+        request: Request<CancelJobRequest>,
+    ) -> Result<Response<CancelJobResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let call = self
+                .0
+                .repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
+            let request = self.0.catalog.check("jig.v1.CancelJobRequest", request)?;
+            let door = Self(Arc::clone(&self.0));
+            let work = async move {
+                let seen = match door.find(&incoming, &request.job_id).await? {
+                    Found::Ended(seen) => *seen,
+                    Found::Live(live) => {
+                        door.0.jobs.cancel(&live).await;
+                        live.ended().await
+                    }
+                };
+                Ok(CancelJobResponse {
+                    job: Some(job(seen)?),
+                })
+            };
+            self.0.once_whole(call, "CancelJob", work).await
+        })
+        .await
+    }
+
+    async fn watch_job(
+        &self,
+        request: Request<WatchJobRequest>,
+    ) -> Result<Response<Self::WatchJobStream>, Status> {
+        let incoming = incoming(&request)?;
+        let call_id = incoming.call_id.clone();
+        let watched = async {
+            let request = self
+                .0
+                .catalog
+                .check("jig.v1.WatchJobRequest", request.into_inner())?;
+            let found = self.find(&incoming, &request.job_id).await?;
+            Watch::new(Arc::clone(&self.0), incoming, found, &request)
+        };
+        let watch = watched
+            .await
+            .map_err(|error: Error| status::answer(&error, &call_id))?;
+        let (sender, receiver) = mpsc::channel(AHEAD + 1);
+        let last = sender.clone().try_reserve_owned();
+        let last = last.map_err(|error| to_status(&Error::internal(error)))?;
+        task::spawn_tracked("watch of a job", watch.send(sender, last));
+        Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+}
+
+impl Jobs {
+    async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
+        let workspace = self.0.scene(incoming)?.workspace.name();
+        self.0.jobs.find(workspace, id).await
+    }
+
+    /// What is to be done, of a request.
+    fn submission(&self, request: SubmitJobRequest) -> Result<Submission, Error> {
+        let checked = self.0.catalog.look_at("jig.v1.SubmitJobRequest", request)?;
+        let (request, mut violations) = (checked.request, checked.violations);
+        let mut report = |field: &str, text: String| violations.push(Violation::new(field, text));
+        if !request.dialect.is_empty() {
+            let text = "must be empty: this version knows the names of this contract only";
+            report("dialect", text.to_owned());
+        }
+        let params = match (request.params, request.params_json.as_str()) {
+            (Some(_), json) if !json.is_empty() => {
+                for field in ["params", "params_json"] {
+                    report(field, "must not be given both: give one of them".to_owned());
+                }
+                Map::new()
+            }
+            (Some(params), _) => unwrapped(params),
+            (None, "") => Map::new(),
+            (None, json) => match serde_json::from_str(json) {
+                Ok(Value::Object(params)) => params,
+                Ok(_) => {
+                    report("params_json", "must be a JSON object".to_owned());
+                    Map::new()
+                }
+                Err(error) => {
+                    // Not the text: it may hold secrets.
+                    let text = format!(
+                        "is no JSON: line {}, column {}",
+                        error.line(),
+                        error.column()
+                    );
+                    report("params_json", text);
+                    Map::new()
+                }
+            },
+        };
+        if !violations.is_empty() {
+            return Err(Error::invalid(violations));
+        }
+        Ok(Submission {
+            tool: request.tool,
+            params,
+            queue: request.queue.unwrap_or_default(),
+            priority: request.priority.unwrap_or_default(),
+        })
+    }
+}

@@ -1,0 +1,119 @@
+//! Jobs as messages.
+
+use prost::Message;
+
+use crate::{
+    api::v1::{self, InvokeResponse, InvokeStatus, ListJobsRequest},
+    daemon::{
+        call::jobs::Seen,
+        error::{Error, Violation},
+        store::jobs::{Job, JobState, Selection},
+    },
+};
+
+/// Length of an id: a ULID.
+const ID_LENGTH: usize = 26;
+
+/// A job, with what came of it.
+pub(super) fn job(seen: Seen) -> Result<v1::Job, Error> {
+    let result = match (seen.result, seen.job.state) {
+        (Some(result), _) => Some(InvokeResponse::decode(result).map_err(Error::internal)?),
+        (None, JobState::Lost) => Some(lost(&seen.job)),
+        (None, _) => None,
+    };
+    Ok(v1::Job {
+        result: result.map(|result| InvokeResponse {
+            job_id: seen.job.id.clone(),
+            ..result
+        }),
+        ..lean(&seen.job)
+    })
+}
+
+/// A job, without what came of it.
+pub(super) fn lean(job: &Job) -> v1::Job {
+    v1::Job {
+        job_id: job.id.clone(),
+        state: state(job.state).into(),
+        tool: job.tool.clone(),
+        queue: job.queue.clone(),
+        priority: job.priority,
+        session: job.session.clone(),
+        principal: job.principal.clone(),
+        step: job.step,
+        submit_time: Some(job.submitted.into()),
+        start_time: job.started.map(Into::into),
+        end_time: job.ended.map(Into::into),
+        result: None,
+    }
+}
+
+/// What is told of a job whose daemon died.
+fn lost(job: &Job) -> InvokeResponse {
+    let text = "the daemon died while this job ran, so that it is not known how far it came: look what there is, then submit it again";
+    InvokeResponse {
+        tool: job.tool.clone(),
+        status: InvokeStatus::Error.into(),
+        started_at: job.started.map(Into::into),
+        text: text.to_owned(),
+        error: Some(v1::ToolError {
+            error_type: "daemon_lost".to_owned(),
+            message: text.to_owned(),
+            suggestion: "Look at how far it came before you do it again.".to_owned(),
+            details: None,
+        }),
+        ..InvokeResponse::default()
+    }
+}
+
+/// Which jobs a request asks for.
+pub(super) fn selected(request: ListJobsRequest, workspace: &str) -> Result<Selection, Error> {
+    let states = request.states().filter_map(|state| match state {
+        v1::JobState::Queued => Some(JobState::Queued),
+        v1::JobState::Running => Some(JobState::Running),
+        v1::JobState::Succeeded => Some(JobState::Succeeded),
+        v1::JobState::Failed => Some(JobState::Failed),
+        v1::JobState::Cancelled => Some(JobState::Cancelled),
+        v1::JobState::Lost => Some(JobState::Lost),
+        v1::JobState::Unspecified => None,
+    });
+    let states: Vec<_> = states.collect();
+    let mut violations = Vec::new();
+    if states.len() < request.states.len() {
+        let text = "must be states of jobs: JOB_STATE_QUEUED and those after it";
+        violations.push(Violation::new("states", text));
+    }
+    let token = &request.page_token;
+    let is_token =
+        token.len() == ID_LENGTH && token.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    if !token.is_empty() && !is_token {
+        let text = "must be next_page_token of the response before this one";
+        violations.push(Violation::new("page_token", text));
+    }
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+    Ok(Selection {
+        workspace: workspace.to_owned(),
+        states,
+        queue: Some(request.queue).filter(|queue| !queue.is_empty()),
+        before: Some(request.page_token).filter(|token| !token.is_empty()),
+        number: request.page_size.unwrap_or_default(),
+    })
+}
+
+/// What the jobs behind this one are asked for with.
+pub(super) fn token(last: &Job) -> String {
+    last.id.clone()
+}
+
+fn state(state: JobState) -> v1::JobState {
+    match state {
+        JobState::Queued => v1::JobState::Queued,
+        JobState::Running => v1::JobState::Running,
+        JobState::Succeeded => v1::JobState::Succeeded,
+        JobState::Failed => v1::JobState::Failed,
+        JobState::Cancelled => v1::JobState::Cancelled,
+        JobState::Lost => v1::JobState::Lost,
+    }
+}

@@ -1,0 +1,107 @@
+//! What jobs that wait are to do: a file each, which is removed when the job starts. They are not in the
+//! database, whose files would go on holding what was deleted in it (sqlite.org/wal.html: frames stay
+//! until they are overwritten).
+
+use std::{
+    collections::HashSet,
+    fs::{self, DirBuilder, File},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+};
+
+/// The files.
+#[derive(Debug, Clone)]
+pub(crate) struct JobParams {
+    folder: PathBuf,
+}
+
+impl JobParams {
+    /// Those in `folder`.
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self { folder }
+    }
+
+    /// Keeps the parameters of a job: all of them, or nothing. Blocks.
+    pub(crate) fn keep(&self, id: &str, params: &[u8]) -> io::Result<()> {
+        let path = self.path(id);
+        let made = create(&path).or_else(|error| {
+            if error.kind() != io::ErrorKind::NotFound {
+                return Err(error);
+            }
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&self.folder)?;
+            create(&path)
+        });
+        made?.write_all(params).inspect_err(|_| self.erase(id))
+    }
+
+    /// The parameters of a job. Blocks.
+    pub(crate) fn read(&self, id: &str) -> io::Result<Vec<u8>> {
+        fs::read(self.path(id))
+    }
+
+    /// Removes the parameters of a job. Blocks.
+    pub(crate) fn erase(&self, id: &str) {
+        if let Err(error) = fs::remove_file(self.path(id))
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::error!(%error, job_id = id, "the parameters of a job could not be erased");
+        }
+    }
+
+    /// Removes those of all jobs but these, which a daemon that died has left. Blocks.
+    pub(crate) fn sweep(&self, queued: &HashSet<&str>) -> io::Result<()> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        for entry in entries {
+            let path = entry?.path();
+            let id = path.file_stem().and_then(|stem| stem.to_str());
+            if id.is_none_or(|id| !queued.contains(id)) {
+                fs::remove_file(path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// No id has a slash: they are made here.
+    fn path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.json"))
+    }
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_are_kept_until_they_are_erased() {
+        let folder = tempfile::tempdir().unwrap();
+        let params = JobParams::new(folder.path().join("jobs"));
+        params.sweep(&HashSet::new()).unwrap();
+        params.keep("1", b"{}").unwrap();
+        params.keep("2", b"[]").unwrap();
+        params.keep("3", b"[]").unwrap();
+        assert!(params.keep("1", b"x").is_err());
+        assert_eq!(params.read("1").unwrap(), b"{}");
+        params.erase("2");
+        params.erase("2");
+        params.sweep(&["1"].into()).unwrap();
+        let left = fs::read_dir(folder.path().join("jobs")).unwrap().count();
+        assert_eq!(left, 1);
+        assert_eq!(params.read("1").unwrap(), b"{}");
+    }
+}

@@ -1,0 +1,486 @@
+//! The log of jobs: what was acknowledged, how far it is, and what came of it.
+
+use std::{
+    fmt,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
+
+use super::database::{Database, DatabaseError};
+
+/// Most rows that are removed in one go: others wait meanwhile.
+const REMOVED_TOGETHER: u32 = 1000;
+/// What is read of a row, in the order of [`read`].
+const COLUMNS: &str = "id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, started_ms, ended_ms, step";
+
+/// The log.
+#[derive(Debug, Clone)]
+pub(crate) struct JobLog(Database);
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum JobState {
+    /// It waits for its turn.
+    Queued,
+    /// It is done.
+    Running,
+    /// The tool could do it.
+    Succeeded,
+    /// The tool could not.
+    Failed,
+    /// It was ended, or not begun.
+    Cancelled,
+    /// The daemon died while it ran.
+    Lost,
+}
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// Its id (a ULID).
+    pub(crate) id: String,
+    /// Name of its workspace.
+    pub(crate) workspace: String,
+    /// The session whose step it is.
+    pub(crate) session: String,
+    /// Who submitted it.
+    pub(crate) principal: String,
+    /// The tool that it calls.
+    pub(crate) tool: String,
+    /// The queue that it waits in.
+    pub(crate) queue: String,
+    /// Who comes first: higher before lower.
+    pub(crate) priority: i32,
+    /// How far it is.
+    pub(crate) state: JobState,
+    /// The trace that it is part of; may be empty.
+    pub(crate) trace: String,
+    /// When it was submitted.
+    pub(crate) submitted: SystemTime,
+    /// When it started.
+    pub(crate) started: Option<SystemTime>,
+    /// When it ended.
+    pub(crate) ended: Option<SystemTime>,
+    /// Its step of the session, once it runs.
+    pub(crate) step: Option<u64>,
+}
+
+/// Which jobs to list.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Selection {
+    /// Name of their workspace.
+    pub(crate) workspace: String,
+    /// Their states; all, where this is empty.
+    pub(crate) states: Vec<JobState>,
+    /// Their queue; all, where there is none.
+    pub(crate) queue: Option<String>,
+    /// Only those that were submitted before this one.
+    pub(crate) before: Option<String>,
+    /// How many at most.
+    pub(crate) number: u32,
+}
+
+/// How much is kept of jobs that have ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct JobRetention {
+    /// How long.
+    pub(crate) age: Duration,
+    /// How many.
+    pub(crate) number: u32,
+    /// Bytes of all results.
+    pub(crate) bytes: u64,
+}
+
+impl JobLog {
+    /// The log in `database`. Those that ran when the daemon before this one died are lost; answers
+    /// those that wait, in the order in which they were submitted.
+    pub(crate) async fn open(database: Database) -> Result<(Self, Vec<Job>), DatabaseError> {
+        let queued = database
+            .apply(move |connection| {
+                connection.execute(
+                    "UPDATE job SET state = ?1, ended_ms = ?2 WHERE state = ?3",
+                    params![JobState::Lost.name(), now_ms(), JobState::Running.name()],
+                )?;
+                let sql = format!("SELECT {COLUMNS} FROM job WHERE state = ?1 ORDER BY id");
+                let mut select = connection.prepare(&sql)?;
+                let rows = select.query_map([JobState::Queued.name()], read)?;
+                rows.collect::<rusqlite::Result<Vec<_>>>()
+            })
+            .await?;
+        Ok((Self(database), queued))
+    }
+
+    /// Keeps a job that waits.
+    pub(crate) async fn submit(&self, job: Job) -> Result<(), DatabaseError> {
+        self.change(move |connection| {
+            connection
+                .prepare_cached(
+                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                )?
+                .execute(params![
+                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, ms(job.submitted)
+                ])
+        })
+        .await
+    }
+
+    /// Keeps that a job runs.
+    pub(crate) async fn start(&self, id: String, time: SystemTime) -> Result<(), DatabaseError> {
+        self.change(move |connection| {
+            connection
+                .prepare_cached("UPDATE job SET state = ?2, started_ms = ?3 WHERE id = ?1")?
+                .execute(params![id, JobState::Running.name(), ms(time)])
+        })
+        .await
+    }
+
+    /// Keeps that a job waits again: nothing of it was done.
+    pub(crate) async fn requeue(&self, id: String) -> Result<(), DatabaseError> {
+        self.change(move |connection| {
+            connection
+                .prepare_cached("UPDATE job SET state = ?2, started_ms = NULL WHERE id = ?1")?
+                .execute(params![id, JobState::Queued.name()])
+        })
+        .await
+    }
+
+    /// Keeps which step of its session a job is.
+    pub(crate) async fn begin(&self, id: String, step: u64) -> Result<(), DatabaseError> {
+        let step = i64::try_from(step).unwrap_or(i64::MAX);
+        self.change(move |connection| {
+            connection
+                .prepare_cached("UPDATE job SET step = ?2 WHERE id = ?1")?
+                .execute(params![id, step])
+        })
+        .await
+    }
+
+    /// Keeps how a job has ended.
+    pub(crate) async fn end(
+        &self,
+        id: String,
+        state: JobState,
+        time: SystemTime,
+        result: Option<Bytes>,
+    ) -> Result<(), DatabaseError> {
+        self.change(move |connection| {
+            let bytes = result.as_ref().map_or(0, Bytes::len);
+            connection
+                .prepare_cached(
+                    "UPDATE job SET state = ?2, ended_ms = ?3, result = ?4, result_bytes = ?5 WHERE id = ?1",
+                )?
+                .execute(params![
+                    id, state.name(), ms(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
+                ])
+        })
+        .await
+    }
+
+    /// A job of a workspace, and its result.
+    pub(crate) async fn find(
+        &self,
+        workspace: String,
+        id: String,
+    ) -> Result<Option<(Job, Option<Bytes>)>, DatabaseError> {
+        self.0
+            .apply(move |connection| {
+                let sql =
+                    format!("SELECT {COLUMNS}, result FROM job WHERE id = ?1 AND workspace = ?2");
+                connection
+                    .prepare_cached(&sql)?
+                    .query_row(params![id, workspace], |row| {
+                        let result: Option<Vec<u8>> = row.get("result")?;
+                        Ok((read(row)?, result.map(Bytes::from)))
+                    })
+                    .optional()
+            })
+            .await
+    }
+
+    /// The jobs of a selection, those that were submitted last first.
+    pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, DatabaseError> {
+        self.0
+            .apply(move |connection| {
+                let mut sql = format!("SELECT {COLUMNS} FROM job WHERE workspace = ?");
+                let mut values = vec![Value::from(selection.workspace)];
+                if !selection.states.is_empty() {
+                    let marks = vec!["?"; selection.states.len()].join(", ");
+                    sql += &format!(" AND state IN ({marks})");
+                    let names = selection.states.iter().map(|state| state.name().to_owned());
+                    values.extend(names.map(Value::from));
+                }
+                if let Some(queue) = selection.queue {
+                    sql += " AND queue = ?";
+                    values.push(queue.into());
+                }
+                if let Some(before) = selection.before {
+                    sql += " AND id < ?";
+                    values.push(before.into());
+                }
+                sql += " ORDER BY id DESC LIMIT ?";
+                values.push(i64::from(selection.number).into());
+                let mut select = connection.prepare_cached(&sql)?;
+                let rows = select.query_map(rusqlite::params_from_iter(values), read)?;
+                rows.collect()
+            })
+            .await
+    }
+
+    /// Removes what is not to be kept any more, oldest first; never what has not ended.
+    pub(crate) async fn retain(&self, retention: JobRetention) -> Result<(), DatabaseError> {
+        loop {
+            let removed = self
+                .0
+                .apply(move |connection| remove(connection, retention));
+            if removed.await? < REMOVED_TOGETHER as usize {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn change(
+        &self,
+        change: impl FnOnce(&Connection) -> rusqlite::Result<usize> + Send + 'static,
+    ) -> Result<(), DatabaseError> {
+        self.0.apply(change).await.map(drop)
+    }
+}
+
+fn remove(connection: &Connection, retention: JobRetention) -> rusqlite::Result<usize> {
+    let age = i64::try_from(retention.age.as_millis()).unwrap_or(i64::MAX);
+    let oldest = now_ms().saturating_sub(age);
+    let (number, bytes): (i64, i64) = connection.query_row(
+        "SELECT count(*), coalesce(sum(result_bytes), 0) FROM job WHERE ended_ms IS NOT NULL",
+        [],
+        |row| Ok((row.get(0)?, row.get(1)?)),
+    )?;
+    let excess = number - i64::from(retention.number);
+    let excess_bytes = bytes - i64::try_from(retention.bytes).unwrap_or(i64::MAX);
+    let mut select = connection.prepare_cached(
+        "SELECT id, ended_ms, result_bytes FROM job WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT ?1",
+    )?;
+    let rows = select.query_map([REMOVED_TOGETHER], |row| {
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, i64>(1)?,
+            row.get::<_, i64>(2)?,
+        ))
+    })?;
+    let (mut ids, mut freed) = (Vec::new(), 0);
+    for row in rows {
+        let (id, ended, bytes) = row?;
+        let count = i64::try_from(ids.len()).unwrap_or(i64::MAX);
+        if ended >= oldest && count >= excess && freed >= excess_bytes {
+            break;
+        }
+        freed += bytes;
+        ids.push(id);
+    }
+    let mut delete = connection.prepare_cached("DELETE FROM job WHERE id = ?1")?;
+    for id in &ids {
+        delete.execute([id])?;
+    }
+    Ok(ids.len())
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
+    let state: String = row.get(7)?;
+    let number: Option<i64> = row.get(12)?;
+    Ok(Job {
+        id: row.get(0)?,
+        workspace: row.get(1)?,
+        session: row.get(2)?,
+        principal: row.get(3)?,
+        tool: row.get(4)?,
+        queue: row.get(5)?,
+        priority: row.get(6)?,
+        state: JobState::from_name(&state).unwrap_or(JobState::Lost),
+        trace: row.get(8)?,
+        submitted: time(row.get(9)?),
+        started: row.get::<_, Option<i64>>(10)?.map(time),
+        ended: row.get::<_, Option<i64>>(11)?.map(time),
+        step: number.and_then(|step| u64::try_from(step).ok()),
+    })
+}
+
+impl JobState {
+    const ALL: [Self; 6] = [
+        Self::Queued,
+        Self::Running,
+        Self::Succeeded,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Lost,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Lost => "lost",
+        }
+    }
+
+    fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.name() == name)
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn is_final(self) -> bool {
+        !matches!(self, Self::Queued | Self::Running)
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The time, as precisely as the log keeps it.
+pub(crate) fn now() -> SystemTime {
+    time(now_ms())
+}
+
+fn ms(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn now_ms() -> i64 {
+    ms(SystemTime::now())
+}
+
+fn time(ms: i64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(id: &str, queue: &str) -> Job {
+        Job {
+            id: id.to_owned(),
+            workspace: "w".to_owned(),
+            session: "default".to_owned(),
+            principal: "uid:0".to_owned(),
+            tool: "run".to_owned(),
+            queue: queue.to_owned(),
+            priority: -3,
+            state: JobState::Queued,
+            trace: String::new(),
+            submitted: time(now_ms()),
+            started: None,
+            ended: None,
+            step: None,
+        }
+    }
+
+    async fn list(log: &JobLog, change: impl FnOnce(&mut Selection)) -> Vec<String> {
+        let mut selection = Selection {
+            workspace: "w".to_owned(),
+            number: 100,
+            ..Selection::default()
+        };
+        change(&mut selection);
+        let jobs = log.list(selection).await.unwrap();
+        jobs.into_iter().map(|job| job.id).collect()
+    }
+
+    #[tokio::test]
+    async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
+        let database = Database::in_memory().unwrap();
+        let (log, queued) = JobLog::open(database.clone()).await.unwrap();
+        assert_eq!(queued, []);
+        for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
+            log.submit(job(id, queue)).await.unwrap();
+        }
+        let begun = time(now_ms());
+        log.start("1".to_owned(), begun).await.unwrap();
+        log.begin("1".to_owned(), 7).await.unwrap();
+        log.start("2".to_owned(), begun).await.unwrap();
+        let result = Some(Bytes::from_static(b"result"));
+        let end = log.end("2".to_owned(), JobState::Failed, begun, result.clone());
+        end.await.unwrap();
+        let (log, queued) = JobLog::open(database).await.unwrap();
+        assert_eq!(
+            queued,
+            [job("3", "b")].map(|mut job| {
+                job.submitted = queued.first().unwrap().submitted;
+                job
+            })
+        );
+        let found = |id: &str| log.find("w".to_owned(), id.to_owned());
+        let (lost, none) = found("1").await.unwrap().unwrap();
+        assert_eq!(
+            (lost.state, lost.step, none),
+            (JobState::Lost, Some(7), None)
+        );
+        assert!(lost.ended.is_some());
+        let (failed, kept) = found("2").await.unwrap().unwrap();
+        assert_eq!(
+            (failed.state, failed.started, kept),
+            (JobState::Failed, Some(begun), result)
+        );
+        assert_eq!(
+            log.find("v".to_owned(), "1".to_owned()).await.unwrap(),
+            None
+        );
+        assert_eq!(list(&log, |_| {}).await, ["3", "2", "1"]);
+        assert_eq!(
+            list(&log, |s| s.queue = Some("a".to_owned())).await,
+            ["2", "1"]
+        );
+        assert_eq!(
+            list(&log, |s| s.before = Some("3".to_owned())).await,
+            ["2", "1"]
+        );
+        assert_eq!(list(&log, |s| s.number = 1).await, ["3"]);
+        assert_eq!(
+            list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await,
+            ["3", "1"]
+        );
+        assert_eq!(list(&log, |s| s.workspace = "v".to_owned()).await, [""; 0]);
+    }
+
+    #[tokio::test]
+    async fn what_is_old_or_too_much_goes_oldest_first() {
+        let all = JobRetention {
+            age: Duration::from_secs(3600),
+            number: 100,
+            bytes: 1000,
+        };
+        let hour_ago = SystemTime::now() - Duration::from_secs(3601);
+        for (retention, left) in [
+            (all, &["6", "5", "4", "3", "2"][..]),
+            (JobRetention { number: 2, ..all }, &["6", "5", "4"]),
+            (JobRetention { bytes: 25, ..all }, &["6", "5", "4"]),
+            (JobRetention { bytes: 0, ..all }, &["6"]),
+        ] {
+            let (log, _) = JobLog::open(Database::in_memory().unwrap()).await.unwrap();
+            for number in 1..=6 {
+                let id = number.to_string();
+                log.submit(job(&id, "a")).await.unwrap();
+                let time = if number == 1 {
+                    hour_ago
+                } else {
+                    SystemTime::now() + Duration::from_millis(number)
+                };
+                if number < 6 {
+                    let result = Some(Bytes::from_static(&[0; 10]));
+                    log.end(id, JobState::Succeeded, time, result)
+                        .await
+                        .unwrap();
+                }
+            }
+            log.retain(retention).await.unwrap();
+            assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
+        }
+    }
+}

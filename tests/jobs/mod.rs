@@ -1,0 +1,103 @@
+//! Jobs: calls that nobody waits for, done once, whatever becomes of the daemon.
+
+mod cancelled;
+mod params;
+mod queues;
+mod restarted;
+mod results;
+mod watched;
+
+use jig::api::v1::{
+    CancelJobRequest, GetJobRequest, InvokeResponse, Job, JobState, ListJobsRequest,
+    SubmitJobRequest, WaitJobRequest, job_service_client::JobServiceClient,
+};
+use prost_types::{Struct, value::Kind};
+use serde_json::{Value, json};
+use tonic::{IntoRequest, transport::Channel};
+
+use crate::support::{Daemon, Refusal};
+
+/// Jobs of a daemon.
+struct Jobs(JobServiceClient<Channel>);
+
+impl Jobs {
+    fn of(daemon: &Daemon) -> Self {
+        Self(JobServiceClient::new(daemon.channel()))
+    }
+
+    async fn try_submit(
+        &mut self,
+        request: impl IntoRequest<SubmitJobRequest>,
+    ) -> Result<Job, Refusal> {
+        match self.0.submit_job(request).await {
+            Ok(response) => Ok(response.into_inner().job.unwrap()),
+            Err(status) => Err(Refusal::of(&status)),
+        }
+    }
+
+    /// Submits a job; answers its id.
+    async fn submit(&mut self, request: impl IntoRequest<SubmitJobRequest>) -> String {
+        let job = self.try_submit(request).await.unwrap();
+        assert!(job.result.is_none());
+        job.job_id
+    }
+
+    async fn get(&mut self, id: &str) -> Job {
+        let job_id = id.to_owned();
+        let response = self.0.get_job(GetJobRequest { job_id }).await;
+        response.unwrap().into_inner().job.unwrap()
+    }
+
+    async fn wait(&mut self, id: &str) -> Job {
+        self.wait_for(id, None).await
+    }
+
+    async fn wait_for(&mut self, id: &str, wait_ms: Option<u32>) -> Job {
+        let job_id = id.to_owned();
+        let response = self.0.wait_job(WaitJobRequest { job_id, wait_ms }).await;
+        response.unwrap().into_inner().job.unwrap()
+    }
+
+    async fn cancel(&mut self, id: &str) -> Job {
+        let job_id = id.to_owned();
+        let response = self.0.cancel_job(CancelJobRequest { job_id }).await;
+        response.unwrap().into_inner().job.unwrap()
+    }
+
+    async fn list(&mut self, request: ListJobsRequest) -> Vec<Job> {
+        self.0.list_jobs(request).await.unwrap().into_inner().jobs
+    }
+}
+
+/// A call of a tool, as a job.
+fn job(tool: &str, params: Value) -> SubmitJobRequest {
+    SubmitJobRequest {
+        tool: tool.to_owned(),
+        params_json: params.to_string(),
+        ..SubmitJobRequest::default()
+    }
+}
+
+/// A command, as a job.
+fn command(text: &str) -> SubmitJobRequest {
+    job("run", json!({ "command": text }))
+}
+
+/// What came of a job that has ended so.
+fn result(job: Job, state: JobState) -> InvokeResponse {
+    assert_eq!(job.state(), state, "{job:?}");
+    assert!(job.end_time.is_some());
+    job.result.unwrap()
+}
+
+/// What a tool has answered.
+fn data(response: &InvokeResponse) -> Value {
+    serde_json::from_str(&response.text).unwrap_or_else(|_| panic!("{response:?}"))
+}
+
+/// A field of a message that stands for JSON.
+fn field<'a>(structure: &'a Struct, name: &str) -> &'a Kind {
+    let value = structure.fields.get(name);
+    let value = value.unwrap_or_else(|| panic!("{name} in {structure:?}"));
+    value.kind.as_ref().unwrap()
+}

@@ -1,0 +1,177 @@
+//! Jobs whose daemon dies at any moment: what was acknowledged is there, nothing is done twice, and what
+//! ran is lost.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    time::Duration,
+};
+
+use jig::api::v1::{JobState, ListJobsRequest, SubmitJobRequest};
+use serde_json::json;
+use tonic::Code;
+
+use super::{Jobs, command, job, result};
+use crate::support::{Daemon, Mark, Setup, eventually, full_size, marked_count, shell, with};
+
+#[tokio::test]
+async fn what_waited_is_done_and_what_ran_is_lost() {
+    let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
+    let daemon = setup.start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let done = jobs.submit(command("echo done >> runs")).await;
+    let done_job = jobs.wait(&done).await;
+    let mark = Mark::new();
+    let marked = mark.on(shell("echo ran >> runs; sleep 1000"));
+    let params = json!({ "command": marked.command, "env": marked.env });
+    let ran = jobs.submit(job("run", params)).await;
+    mark.appears(1).await;
+    eventually("it is known to run", async || {
+        jobs.get(&ran).await.step.is_some()
+    })
+    .await;
+    let waits = jobs.submit(command("echo waited >> runs")).await;
+    let daemon = daemon.restart().await;
+    mark.vanishes().await;
+    let mut jobs = Jobs::of(&daemon);
+    let lost = jobs.get(&ran).await;
+    assert_eq!(lost.step, Some(2));
+    let response = result(lost, JobState::Lost);
+    assert_eq!(response.error.unwrap().error_type, "daemon_lost");
+    result(jobs.wait(&waits).await, JobState::Succeeded);
+    assert_eq!(jobs.get(&done).await, done_job);
+    let runs = fs::read_to_string(daemon.file("runs")).unwrap();
+    assert_eq!(runs, "done\nran\nwaited\n");
+    let daemon = daemon.restart().await;
+    let mut jobs = Jobs::of(&daemon);
+    assert_eq!(jobs.get(&ran).await.state(), JobState::Lost);
+}
+
+/// A command that leaves a line when it runs, and may go on for a while.
+fn counted(number: usize, mark: &Mark) -> SubmitJobRequest {
+    let rest = if number.is_multiple_of(10) {
+        "sleep 0.2"
+    } else {
+        "true"
+    };
+    let marked = mark.on(shell(&format!("echo {number} >> runs; {rest}")));
+    let params = json!({ "command": marked.command, "env": marked.env });
+    SubmitJobRequest {
+        queue: Some(format!("q{}", number % 3)),
+        priority: Some(i32::try_from(number % 7).unwrap() - 3),
+        ..job("run", params)
+    }
+}
+
+/// What has become of submitting: the ids of the jobs that were acknowledged, by their numbers, and how
+/// many there may be that were not.
+#[derive(Default)]
+struct Submitted {
+    acknowledged: BTreeMap<usize, String>,
+    unknown: BTreeSet<usize>,
+}
+
+impl Submitted {
+    /// Submits what was not yet, until the daemon dies.
+    async fn go_on(&mut self, daemon: &Daemon, until: usize, mark: &Mark) {
+        let mut jobs = Jobs::of(daemon);
+        for number in 0..until {
+            if self.acknowledged.contains_key(&number) || self.unknown.contains(&number) {
+                continue;
+            }
+            // With an id, so that one that was not answered can be asked for again.
+            let id = format!("job-{number}");
+            let request = with("jig-request-id", &id, counted(number, mark));
+            match jobs.0.submit_job(request).await {
+                Ok(response) => {
+                    let job = response.into_inner().job.unwrap();
+                    self.acknowledged.insert(number, job.job_id);
+                }
+                // The daemon before has died over it.
+                Err(status) if status.code() == Code::Aborted => {
+                    self.unknown.insert(number);
+                }
+                Err(_died) => break,
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn killed_at_any_moment_none_is_missing_and_none_is_done_twice() {
+    let deaths = full_size(200, 12);
+    let all = full_size(1000, 150);
+    let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 4\n");
+    let mut daemon = setup.alone().start().await;
+    let mark = Mark::new();
+    let mut submitted = Submitted::default();
+    for death in 0..deaths {
+        let until = all * (death + 1) / deaths;
+        let life = Duration::from_micros(1_000 + (death as u64 * 7_919) % 150_000);
+        let submitting = submitted.go_on(&daemon, until, &mark);
+        // Others may still run when it dies.
+        let _in_time = tokio::time::timeout(life, submitting).await;
+        daemon = daemon.restart().await;
+        let listed = list_all(&daemon).await;
+        let known = submitted.acknowledged.values();
+        let missing: Vec<_> = known.filter(|id| !listed.contains(id)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+    submitted.go_on(&daemon, all, &mark).await;
+    let Submitted {
+        acknowledged,
+        unknown,
+    } = submitted;
+    assert_eq!(acknowledged.len() + unknown.len(), all);
+    assert!(unknown.len() <= deaths, "{unknown:?}");
+    let mut jobs = Jobs::of(&daemon);
+    let mut states: BTreeMap<usize, JobState> = BTreeMap::new();
+    for (number, id) in &acknowledged {
+        states.insert(*number, jobs.wait(id).await.state());
+    }
+    let listed = list_all(&daemon).await.len();
+    let expected = acknowledged.len()..=all;
+    assert!(expected.contains(&listed), "{listed}: one job for each id");
+    let runs = fs::read_to_string(daemon.file("runs")).unwrap_or_default();
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+    for line in runs.lines() {
+        *counts.entry(line.parse().unwrap()).or_default() += 1;
+    }
+    assert!(counts.values().all(|count| *count == 1), "{counts:?}");
+    for (number, state) in &states {
+        match state {
+            JobState::Succeeded => assert!(counts.contains_key(number), "{number}"),
+            // It may have come as far as that, or not.
+            JobState::Lost => {}
+            other => panic!("{number} is {other:?}"),
+        }
+    }
+    let lost = states.values().filter(|state| **state == JobState::Lost);
+    let lost = lost.count();
+    // Three queues, of each of which four are done at a time.
+    assert!(lost <= deaths * 12, "{lost} of {all} are lost");
+    eventually("no process survives", async || marked_count(&mark) == 0).await;
+    println!(
+        "{deaths} deaths, {all} jobs, {lost} lost, {} unknown",
+        unknown.len()
+    );
+}
+
+/// The ids of all jobs.
+async fn list_all(daemon: &Daemon) -> Vec<String> {
+    let mut jobs = Jobs::of(daemon);
+    let (mut ids, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListJobsRequest {
+            page_size: Some(1000),
+            page_token,
+            ..ListJobsRequest::default()
+        };
+        let page = jobs.0.list_jobs(request).await.unwrap().into_inner();
+        ids.extend(page.jobs.into_iter().map(|job| job.job_id));
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return ids;
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What comes of jobs of every kind.
+
+use std::fs;
+
+use jig::api::v1::{InvokeStatus, JobState, ListJobsRequest};
+use prost_types::value::Kind;
+use serde_json::json;
+
+use super::{Jobs, command, data, field, job, result};
+use crate::support::{Daemon, Refusal, with};
+
+#[tokio::test]
+async fn a_command_is_a_success_whatever_it_did() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let id = jobs.submit(command("echo out; echo err >&2; exit 3")).await;
+    let job = jobs.wait(&id).await;
+    assert_eq!(
+        (&*job.tool, &*job.queue, job.priority),
+        ("run", "default", 0)
+    );
+    assert_eq!((&*job.session, &*job.principal), ("default", "uid:0"));
+    assert_eq!(job.step, Some(1));
+    assert!(job.submit_time.is_some() && job.start_time.is_some());
+    let response = result(job, JobState::Succeeded);
+    assert_eq!(response.status(), InvokeStatus::Success);
+    assert_eq!((&*response.tool, &*response.job_id), ("run", &*id));
+    assert_eq!(response.exit_code, Some(3));
+    let answered = data(&response);
+    assert_eq!(answered["stdout"], "out\n");
+    assert_eq!(answered["stderr"], "err\n");
+    assert_eq!(answered["outcome"], "OUTCOME_EXITED");
+    let told = response.error.unwrap();
+    assert_eq!(told.error_type, "abnormal_exit");
+    let structure = response.data.unwrap();
+    assert_eq!(field(&structure, "exit_code"), &Kind::NumberValue(3.0));
+    assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+    assert_eq!(daemon.artifact(&response.stdout_path).await.0, b"out\n");
+}
+
+#[tokio::test]
+async fn any_tool_can_be_one() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    fs::write(daemon.file("text"), "some text\n").unwrap();
+    for (tool, params, expected) in [
+        (
+            "write_file",
+            json!({"path": "a", "content": "x"}),
+            json!({"created": true}),
+        ),
+        (
+            "read_file",
+            json!({"path": "text"}),
+            json!({"content": "some text\n"}),
+        ),
+        (
+            "create_directory",
+            json!({"path": "d"}),
+            json!({"created": ["d"]}),
+        ),
+        ("list_files", json!({}), json!({"files": ["a", "text"]})),
+        ("list_dir", json!({"path": "d"}), json!({"entries": []})),
+        (
+            "search",
+            json!({"query": "SOME"}),
+            json!({"total_matches": 1}),
+        ),
+        (
+            "move_path",
+            json!({"source": "a", "destination": "d/a"}),
+            json!({"replaced": false}),
+        ),
+        (
+            "delete_path",
+            json!({"path": "d", "recursive": "true"}),
+            json!({"deleted_count": 2}),
+        ),
+    ] {
+        let id = jobs.submit(job(tool, params)).await;
+        let response = result(jobs.wait(&id).await, JobState::Succeeded);
+        assert_eq!(response.error, None);
+        let answered = data(&response);
+        for (name, value) in expected.as_object().unwrap() {
+            assert_eq!(&answered[name], value, "{tool}: {answered}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_tool_could_not_do_is_a_failure_with_its_reason() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let id = jobs.submit(job("read_file", json!({"path": "none"}))).await;
+    let response = result(jobs.wait(&id).await, JobState::Failed);
+    assert_eq!(response.status(), InvokeStatus::Error);
+    assert_eq!(response.data, None);
+    let error = response.error.unwrap();
+    assert_eq!(error.error_type, "file_not_found");
+    assert_eq!(error.message, response.text);
+    assert!(!error.suggestion.is_empty());
+    let details = error.details.unwrap();
+    assert_eq!(
+        field(&details, "path"),
+        &Kind::StringValue("none".to_owned())
+    );
+}
+
+#[tokio::test]
+async fn what_could_never_be_done_is_refused_at_once() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut refused = async |request, reason: &str, fields: &[&str]| {
+        let refusal: Refusal = jobs.try_submit(request).await.unwrap_err();
+        assert_eq!(refusal.reason, reason, "{refusal:?}");
+        assert_eq!(refusal.fields(), fields, "{refusal:?}");
+        refusal.message
+    };
+    let text = refused(job("dance", json!({})), "UNKNOWN_TOOL", &[]).await;
+    assert!(text.contains("read_file, "), "{text}");
+    let params = json!({"comand": "secret-1", "timeout_sec": 0, "env": {"A=B": "secret-2"}});
+    let text = refused(job("run", params), "INVALID_PARAMS", &["params.comand"]).await;
+    assert!(
+        text.contains("command, ") && !text.contains("secret"),
+        "{text}"
+    );
+    let params = json!({"timeout_sec": 0, "env": {"A=B": "secret-2"}});
+    let fields = [
+        "params.command",
+        "params.env[\"A=B\"]",
+        "params.timeout_sec",
+    ];
+    refused(job("run", params), "INVALID_PARAMS", &fields).await;
+    refused(
+        job("read_file", json!({})),
+        "INVALID_PARAMS",
+        &["params.path"],
+    )
+    .await;
+    let mut both = command("true");
+    both.params = Some(prost_types::Struct::default());
+    refused(both, "INVALID_PARAMS", &["params", "params_json"]).await;
+    for json in ["{\"command\": secret}", "[]", "3"] {
+        let mut bad = command("true");
+        bad.params_json = json.to_owned();
+        let text = refused(bad, "INVALID_PARAMS", &["params_json"]).await;
+        assert!(!text.contains("secret"), "{text}");
+    }
+    let mut bad = command("true");
+    bad.dialect = "claude".to_owned();
+    bad.priority = Some(101);
+    bad.tool = "x".repeat(65);
+    refused(bad, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;
+    for queue in ["Upper", "a b", "a/b", &"x".repeat(81)] {
+        let mut bad = command("true");
+        bad.queue = Some(queue.to_owned());
+        refused(bad, "INVALID_PARAMS", &["queue"]).await;
+    }
+    assert_eq!(jobs.list(ListJobsRequest::default()).await, []);
+    assert!(!daemon.state().join("jobs").exists());
+}
+
+#[tokio::test]
+async fn jobs_are_listed_page_by_page() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut ids = Vec::new();
+    for number in 0..7 {
+        let mut request = command("true");
+        request.queue = Some(format!("q{}", number % 2));
+        ids.push(jobs.submit(request).await);
+    }
+    for id in &ids {
+        jobs.wait(id).await;
+    }
+    ids.reverse();
+    let (mut found, mut token) = (Vec::new(), String::new());
+    loop {
+        let request = ListJobsRequest {
+            page_size: Some(3),
+            page_token: token,
+            ..ListJobsRequest::default()
+        };
+        let page = jobs.0.list_jobs(request).await.unwrap().into_inner();
+        assert!(page.jobs.iter().all(|job| job.result.is_none()));
+        found.extend(page.jobs.into_iter().map(|job| job.job_id));
+        token = page.next_page_token;
+        if token.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(found, ids);
+    let of_queue = jobs.list(ListJobsRequest {
+        queue: "q1".to_owned(),
+        ..ListJobsRequest::default()
+    });
+    assert_eq!(of_queue.await.len(), 3);
+    let waiting = jobs.list(ListJobsRequest {
+        states: vec![JobState::Queued.into(), JobState::Running.into()],
+        ..ListJobsRequest::default()
+    });
+    assert_eq!(waiting.await, []);
+    let bad = jobs.0.list_jobs(ListJobsRequest {
+        states: vec![99],
+        page_token: "nonsense".to_owned(),
+        page_size: Some(0),
+        ..ListJobsRequest::default()
+    });
+    let refusal = Refusal::of(&bad.await.unwrap_err());
+    assert!(refusal.fields().contains(&"page_size"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn a_job_is_submitted_once_by_its_request_id() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let request = || with("jig-request-id", "once", command("echo ran >> runs"));
+    let first = jobs.submit(request()).await;
+    for _ in 0..5 {
+        assert_eq!(jobs.submit(request()).await, first);
+    }
+    jobs.wait(&first).await;
+    assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
+    let other = with("jig-request-id", "once", command("true"));
+    let refusal = jobs.try_submit(other).await.unwrap_err();
+    assert_eq!(refusal.reason, "REQUEST_ID_REUSED");
+    assert_eq!(jobs.list(ListJobsRequest::default()).await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_job_that_is_not_there_is_told_to_be() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let request = jig::api::v1::GetJobRequest {
+        job_id: "01JZZZZZZZZZZZZZZZZZZZZZZZ".to_owned(),
+    };
+    let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
+    assert_eq!(refusal.reason, "JOB_NOT_FOUND");
+    assert!(refusal.message.contains("ListJobs"), "{refusal:?}");
+}
