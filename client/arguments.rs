@@ -50,6 +50,7 @@ pub(crate) enum Command {
     Info,
     Health(command::health::HealthArgs),
     Artifact(command::artifact::ArtifactArgs),
+    Job(command::job::JobArgs),
     Key(command::key::KeyArgs),
     /// Serve the current directory, or what the daemon's own flags say: `jig serve --help`.
     #[command(disable_help_flag = true)]

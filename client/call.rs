@@ -21,8 +21,8 @@ use crate::api::v1::{
     ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
     StatPathResponse, WriteFileRequest, WriteFileResponse,
     artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
-    process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
-    transfer_service_client::TransferServiceClient,
+    job_service_client::JobServiceClient, process_service_client::ProcessServiceClient,
+    tool_service_client::ToolServiceClient, transfer_service_client::TransferServiceClient,
 };
 
 /// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
@@ -142,6 +142,10 @@ impl Client {
 
     pub(super) fn processes(&self) -> ProcessServiceClient<Channel> {
         ProcessServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    pub(super) fn jobs(&self) -> JobServiceClient<Channel> {
+        JobServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
     pub(super) fn transfers(&self) -> TransferServiceClient<Channel> {

@@ -57,6 +57,7 @@ fn main() -> ExitCode {
             Command::Info => command::info::info(&global),
             Command::Health(args) => command::health::health(&global, args),
             Command::Artifact(args) => command::artifact::artifact(&global, args),
+            Command::Job(args) => command::job::job(&global, args),
             Command::Key(args) => command::key::key(&global, args),
             Command::Serve(_) => command::serve::misplaced(global.json),
             Command::Bench(args) => bench::bench(&global, args),

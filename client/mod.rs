@@ -22,6 +22,7 @@ mod content;
 mod deadline;
 mod error;
 mod health;
+mod job;
 mod pages;
 mod process;
 #[cfg(feature = "daemon")]
@@ -39,6 +40,7 @@ pub use connect::{ConnectError, Options};
 pub use content::{BytePages, LinePages};
 pub use error::{CallError, FieldViolation};
 pub use health::ServingStatus;
+pub use job::JobEvents;
 pub use pages::FilePages;
 pub use process::{ProcessEvent, ProcessEvents};
 pub use stream::{ArtifactParts, CopyError};

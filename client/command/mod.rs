@@ -8,6 +8,7 @@ mod ended;
 pub(crate) mod exec;
 pub(crate) mod health;
 pub(crate) mod info;
+pub(crate) mod job;
 pub(crate) mod key;
 pub(crate) mod ls;
 pub(crate) mod nb;

@@ -1,6 +1,7 @@
 //! Jobs: calls that nobody waits for, done once, whatever becomes of the daemon.
 
 mod cancelled;
+mod client;
 mod params;
 mod queues;
 mod restarted;

@@ -151,7 +151,7 @@ async fn killed_at_any_moment_none_is_missing_and_none_is_done_twice() {
     // Three queues, of each of which four are done at a time.
     assert!(lost <= deaths * 12, "{lost} of {all} are lost");
     eventually("no process survives", async || marked_count(&mark) == 0).await;
-    println!(
+    eprintln!(
         "{deaths} deaths, {all} jobs, {lost} lost, {} unknown",
         unknown.len()
     );

@@ -1,0 +1,344 @@
+//! `jig job`: calls of tools that nobody waits for.
+
+mod print;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use jig::{
+    api::v1::{
+        CancelJobRequest, GetJobRequest, Job, JobState, ListJobsRequest, SubmitJobRequest,
+        WaitJobRequest, WatchJobRequest, watch_job_response::Event,
+    },
+    client::{CallError, Client},
+};
+use serde_json::{Map, Value, json};
+
+use self::print::{print_job, print_list, to_json};
+use crate::{connection, exit, failure::Failure, global::Global, output};
+
+/// Most jobs of one page.
+const PAGE: u32 = 1000;
+
+/// Submit, list, wait for, watch and cancel jobs: calls of tools that the daemon makes when their turn
+/// comes, and whose results it keeps.
+#[derive(Debug, Args)]
+pub(crate) struct JobArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// What to do with jobs.
+#[derive(Debug, Subcommand)]
+enum Action {
+    Submit(SubmitArgs),
+    /// Tell how far a job is and, once it has ended, what came of it.
+    Get {
+        /// Its id.
+        #[arg(value_name = "JOB")]
+        job: String,
+    },
+    Ls(LsArgs),
+    /// Wait until a job has ended, and tell what came of it.
+    Wait {
+        /// Its id.
+        #[arg(value_name = "JOB")]
+        job: String,
+        /// Seconds to wait at most; then tell how far it is.
+        #[arg(long, value_name = "SEC")]
+        at_most: Option<u32>,
+    },
+    /// End a job, wait until nothing is left of it, and tell what came of it.
+    Cancel {
+        /// Its id.
+        #[arg(value_name = "JOB")]
+        job: String,
+    },
+    Watch(WatchArgs),
+}
+
+/// Put a call of a tool into a queue, and print the job's id.
+#[derive(Debug, Args)]
+struct SubmitArgs {
+    /// Name of the tool: `run`.
+    tool: String,
+    /// Its parameters: `command='make test'`, `timeout_sec=600`.
+    #[arg(value_name = "NAME=VALUE", conflicts_with = "params")]
+    parameters: Vec<String>,
+    /// Its parameters as a JSON object, or `-` to read it from standard input: other users can see
+    /// arguments.
+    #[arg(long, value_name = "JSON")]
+    params: Option<String>,
+    /// Queue to wait in.
+    #[arg(long, default_value = "default")]
+    queue: String,
+    /// Who comes first in the queue, from -100 to 100: higher before lower.
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    priority: i32,
+    /// Wait until it has ended, and tell what came of it.
+    #[arg(long)]
+    wait: bool,
+}
+
+/// List jobs, those that were submitted last first.
+#[derive(Debug, Args)]
+struct LsArgs {
+    /// Only those in this state. Can be given several times.
+    #[arg(long, value_enum)]
+    state: Vec<State>,
+    /// Only those of this queue.
+    #[arg(long)]
+    queue: Option<String>,
+    /// How many at most.
+    #[arg(short, long, default_value_t = 50)]
+    number: u32,
+}
+
+/// Print what the command of a job writes, from the offsets on, until it has ended; exit as it did.
+#[derive(Debug, Args)]
+struct WatchArgs {
+    /// Its id.
+    #[arg(value_name = "JOB")]
+    job: String,
+    /// First byte of standard output to print.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    stdout_offset: u64,
+    /// First byte of standard error to print.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    stderr_offset: u64,
+}
+
+/// State of a job.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum State {
+    Queued,
+    Running,
+    Succeeded,
+    Failed,
+    Cancelled,
+    Lost,
+}
+
+pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
+    let done = address(global).and_then(|address| match args.action {
+        Action::Submit(args) => submit(address, global, args),
+        Action::Get { job } => get(address, global, job),
+        Action::Ls(args) => list(address, global, args),
+        Action::Wait { job, at_most } => {
+            let wait_ms = at_most.map(|seconds| seconds.saturating_mul(1000));
+            let job = call(address, global, async |client| {
+                let request = WaitJobRequest {
+                    job_id: job,
+                    wait_ms,
+                };
+                Ok(client.wait_job(request).await?.job)
+            })?;
+            tell(&job, global)
+        }
+        Action::Cancel { job } => {
+            let job = call(address, global, async |client| {
+                Ok(client
+                    .cancel_job(CancelJobRequest { job_id: job })
+                    .await?
+                    .job)
+            })?;
+            tell(&job, global)
+        }
+        Action::Watch(args) => watch(address, global, args),
+    });
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => super::finish(Err(failure), global.json),
+    }
+}
+
+/// The daemon, which must be named: one of our own would end before the job.
+fn address(global: &Global) -> Result<&str, Failure> {
+    let text = "jobs are done by a daemon: name it with --address or JIG_ADDRESS";
+    global
+        .address()
+        .ok_or_else(|| Failure::Usage(text.to_owned()))
+}
+
+/// Makes a call that answers a job.
+fn call<F>(address: &str, global: &Global, call: F) -> Result<Job, Failure>
+where
+    F: AsyncFnOnce(Client) -> Result<Option<Job>, CallError>,
+{
+    let job = connection::call_at(address, global, async |client: Client| {
+        Ok(call(client).await?)
+    })?;
+    job.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))
+}
+
+fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failure> {
+    let params_json = match args.params.as_deref() {
+        Some("-") => std::io::read_to_string(std::io::stdin()).map_err(Failure::system)?,
+        Some(params) => params.to_owned(),
+        None => Value::Object(named(&args.parameters)?).to_string(),
+    };
+    let request = SubmitJobRequest {
+        tool: args.tool,
+        params_json,
+        queue: Some(args.queue),
+        priority: Some(args.priority),
+        ..SubmitJobRequest::default()
+    };
+    let wait = args.wait;
+    let job = call(address, global, async |client| {
+        let submitted = client.submit_job(request).await?.job;
+        match submitted {
+            Some(job) if wait => {
+                let request = WaitJobRequest {
+                    job_id: job.job_id,
+                    wait_ms: None,
+                };
+                Ok(client.wait_job(request).await?.job)
+            }
+            submitted => Ok(submitted),
+        }
+    })?;
+    if wait {
+        return tell(&job, global);
+    }
+    match global.json {
+        true => output::json(&to_json(&job))?,
+        false => output::stdout(format!("{}\n", job.job_id).as_bytes())?,
+    }
+    Ok(exit::SUCCESS)
+}
+
+/// Parameters as they were named. The daemon knows which of them are numbers.
+fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
+    let mut params = Map::new();
+    for word in words {
+        let Some((name, value)) = word.split_once('=') else {
+            let text =
+                format!("{word:?} is no parameter: give NAME=VALUE, or all as --params JSON");
+            return Err(Failure::Usage(text));
+        };
+        if params.insert(name.to_owned(), value.into()).is_some() {
+            return Err(Failure::Usage(format!("{name} is given twice")));
+        }
+    }
+    Ok(params)
+}
+
+fn get(address: &str, global: &Global, job_id: String) -> Result<u8, Failure> {
+    let job = call(address, global, async |client| {
+        Ok(client.get_job(GetJobRequest { job_id }).await?.job)
+    })?;
+    print_job(&job, global.json)?;
+    Ok(exit::SUCCESS)
+}
+
+fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
+    let states: Vec<i32> = args
+        .state
+        .iter()
+        .map(|state| state.on_the_wire().into())
+        .collect();
+    let jobs = connection::call_at(address, global, async |client: Client| {
+        let (mut jobs, mut page_token) = (Vec::new(), String::new());
+        let mut left = args.number;
+        while left > 0 {
+            let request = ListJobsRequest {
+                states: states.clone(),
+                queue: args.queue.clone().unwrap_or_default(),
+                page_size: Some(left.min(PAGE)),
+                page_token,
+            };
+            let page = client.list_jobs(request).await?;
+            left -= u32::try_from(page.jobs.len()).unwrap_or(left).min(left);
+            jobs.extend(page.jobs);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        Ok(jobs)
+    })?;
+    if global.json {
+        let jobs: Vec<_> = jobs.iter().map(to_json).collect();
+        output::json(&json!({ "jobs": jobs }))?;
+    } else {
+        print_list(&jobs)?;
+    }
+    Ok(exit::SUCCESS)
+}
+
+fn watch(address: &str, global: &Global, args: WatchArgs) -> Result<u8, Failure> {
+    let request = WatchJobRequest {
+        job_id: args.job,
+        stdout_offset: args.stdout_offset,
+        stderr_offset: args.stderr_offset,
+        keep_alive_sec: None,
+    };
+    let last = connection::call_at(address, global, async |client: Client| {
+        let mut events = client.watch_job(request).await?;
+        let mut last = None;
+        while let Some(event) = events.next().await? {
+            match event {
+                Event::Job(job) => last = Some(job),
+                Event::Stdout(output) => output::stdout(&output.data)?,
+                Event::Stderr(output) => output::stderr(&output.data),
+                Event::KeepAlive(_) => {}
+            }
+        }
+        Ok(last)
+    })?;
+    let job = last.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))?;
+    let result = job.result.clone().unwrap_or_default();
+    if job.state() != JobState::Succeeded || job.tool != "run" {
+        output::note(&format!("{}: {}", print::word(job.state()), result.text));
+    }
+    Ok(code(&job))
+}
+
+/// Prints a job that was waited for.
+fn tell(job: &Job, global: &Global) -> Result<u8, Failure> {
+    print_job(job, global.json)?;
+    Ok(code(job))
+}
+
+/// The exit code that says how a job has ended: the command's own, where it is one's.
+fn code(job: &Job) -> u8 {
+    let code = job.result.as_ref().and_then(|result| result.exit_code);
+    match (job.state(), code) {
+        (JobState::Succeeded, Some(code)) => u8::try_from(code).unwrap_or(exit::FAILURE),
+        (JobState::Succeeded, None) if job.tool == "run" => exit::FAILURE,
+        (JobState::Succeeded | JobState::Queued | JobState::Running, _) => exit::SUCCESS,
+        (JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified, _) => {
+            exit::FAILURE
+        }
+    }
+}
+
+impl State {
+    fn on_the_wire(self) -> JobState {
+        match self {
+            Self::Queued => JobState::Queued,
+            Self::Running => JobState::Running,
+            Self::Succeeded => JobState::Succeeded,
+            Self::Failed => JobState::Failed,
+            Self::Cancelled => JobState::Cancelled,
+            Self::Lost => JobState::Lost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_have_names() {
+        let words = ["command=a=b".to_owned(), "timeout_sec=3".to_owned()];
+        let params = Value::Object(named(&words).unwrap());
+        assert_eq!(params, json!({"command": "a=b", "timeout_sec": "3"}));
+        for bad in [&["command"][..], &["a=1", "a=2"]] {
+            let words: Vec<_> = bad.iter().map(|word| (*word).to_owned()).collect();
+            assert!(named(&words).is_err(), "{bad:?}");
+        }
+    }
+}
