@@ -12,9 +12,9 @@
 //! daemon/
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
-//!   server/         listeners, layers (trace, explain, panic, deadline), health, reflection, drain
-//!   door/           one per way in: typed gRPC, processes, artifacts, transfers, info; errors → statuses
-//!   call/           the pipeline: context, request ids, admission, drain, record
+//!   server/         listeners, peers, layers (trace, explain, panic, deadline, auth), health, reflection, drain
+//!   door/           one per way in: typed gRPC, jobs, processes, artifacts, transfers, info; errors → statuses
+//!   call/           the pipeline: access, context, request ids, admission, drain, record; jobs, and calls by name
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
@@ -24,7 +24,8 @@
 //!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
 //!   sys/            system calls; the only module with `unsafe`
-//!   store/          state directory, database, request ids, sessions, events, artifacts
+//!   store/          state directory, database, request ids, jobs, sessions, events, artifacts
+//!   keys.rs         the key file, for `jig key`
 //!   telemetry/      spans, names, propagation, logs
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
@@ -37,8 +38,9 @@
 //!
 //! # Life of a call
 //!
-//! 1. `server` accepts the connection. Its layers give the call an id and a span, catch panics, and
-//!    keep the caller's deadline.
+//! 1. `server` accepts the connection, and asks the kernel whose process is at the other end. Its layers
+//!    give the call an id and a span, catch panics, keep the caller's deadline, and find out who calls, by
+//!    the key that is shown or by the peer: who may not make this call is refused here.
 //! 2. `door` takes the call's context from metadata and hands the typed request to the pipeline.
 //! 3. `call` checks every field against the rules in the descriptors, and what cannot be seen from
 //!    one field alone with the tool: all violations are told at once, and nothing was started.
@@ -56,6 +58,9 @@
 //! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 7: its
 //! caller, and whoever attaches, reads the process's transcript, which step 8 ends.
 //!
+//! A job goes the same way from step 3 on when its turn comes, as whoever submitted it; its parameters
+//! come as JSON, and its answer goes into an envelope that is kept.
+//!
 //! # Always true
 //!
 //! * **A command that ran is a result, never an error.** Errors are about what the daemon could not
@@ -72,6 +77,9 @@
 //!   what it will do is in a journal first, and the next start undoes what was half done.
 //! * **A call with a request id is done once.** Its id is claimed on disk before it begins; one whose
 //!   daemon died is told to be lost, and never done again.
+//! * **A job that was acknowledged is done once, or lost.** It is on disk before it is acknowledged, and
+//!   known to run before it runs; what ran when the daemon died is told to be lost.
+//! * **What a caller may not see is not there for him**: not in lists, and not in the texts of errors.
 //! * **A stream of a process ends with its one `exited`, or with an error.** Nothing is invented: a
 //!   process that was lost has no end that could be told.
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's

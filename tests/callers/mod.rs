@@ -4,6 +4,7 @@ mod files;
 mod keys;
 mod local;
 mod roles;
+mod secrets;
 mod workspaces;
 
 use std::sync::Arc;

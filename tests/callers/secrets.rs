@@ -1,0 +1,93 @@
+//! Keys and what requests hold of secrets are written nowhere.
+
+use std::{fs, path::Path, sync::Arc};
+
+use jig::api::v1::{SubmitJobRequest, WaitJobRequest, job_service_client::JobServiceClient};
+use serde_json::json;
+
+use super::with_keys;
+use crate::support::{Collector, KeyFile, Setup, promptly, shell, with_key};
+
+/// Whether bytes hold a text.
+fn holds(bytes: &[u8], text: &str) -> bool {
+    bytes
+        .windows(text.len())
+        .any(|part| part == text.as_bytes())
+}
+
+/// The files below a directory that hold a text.
+fn holders(folder: &Path, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(holders(&path, text));
+        } else if fs::read(&path).is_ok_and(|bytes| holds(&bytes, text)) {
+            found.push(path.display().to_string());
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn no_key_and_no_secret_is_written_anywhere() {
+    let [variable, input, wrong] = [
+        "secret-variable-1",
+        "secret-input-2",
+        "jig_secret-wrong-key-3",
+    ];
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("builder", "invoke", &[]);
+    let (collector, endpoint) = Collector::start();
+    let setup = Setup::new()
+        .environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint)
+        .environment("OTEL_BSP_SCHEDULE_DELAY", "50")
+        .arguments(&["--log-level", "trace"]);
+    let mut daemon = with_keys(setup, &keys).await;
+    let mut request = shell("[ \"$TOKEN\" ] && cat >/dev/null");
+    request.env.insert("TOKEN".to_owned(), variable.to_owned());
+    request.stdin = input.as_bytes().to_vec().into();
+    let traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let called = |id: &str| {
+        let mut called = with_key(&key, request.clone());
+        let metadata = called.metadata_mut();
+        metadata.insert("jig-request-id", id.parse().unwrap());
+        metadata.insert("traceparent", traceparent.parse().unwrap());
+        called
+    };
+    for id in ["one", "one", "two"] {
+        assert_eq!(daemon.run(called(id)).await.exit_code, Some(0));
+    }
+    // What is refused, too: the variable has no name that could be one, the input comes twice.
+    let mut bad = request.clone();
+    bad.env.insert("A=B".to_owned(), variable.to_owned());
+    daemon.try_run(with_key(&key, bad)).await.unwrap_err();
+    daemon
+        .try_run(with_key(wrong, request.clone()))
+        .await
+        .unwrap_err();
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let params = json!({"command": "true", "env": {"TOKEN": variable}});
+    let submit = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: params.to_string(),
+        ..SubmitJobRequest::default()
+    };
+    let submitted = jobs.submit_job(with_key(&key, submit)).await.unwrap();
+    let wait = WaitJobRequest {
+        job_id: submitted.into_inner().job.unwrap().job_id,
+        wait_ms: None,
+    };
+    jobs.wait_job(with_key(&key, wait)).await.unwrap();
+    daemon.signal(rustix::process::Signal::TERM);
+    promptly("the daemon ends", daemon.exit()).await;
+    let spans = collector.spans("0af7651916cd43dd8448eb211c80319c");
+    assert!(!spans.is_empty(), "the spans of the calls came");
+    let spans = format!("{spans:?}");
+    for secret in [&*key, variable, input, wrong] {
+        assert_eq!(holders(&daemon.state(), secret), [""; 0], "{secret}");
+        assert!(!daemon.log().contains(secret), "{secret}: {}", daemon.log());
+        assert!(!spans.contains(secret), "{secret}");
+        assert!(!fs::read_to_string(keys.path()).unwrap().contains(secret));
+    }
+}
