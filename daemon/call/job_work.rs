@@ -51,18 +51,28 @@ enum End {
 }
 
 impl Pipeline {
-    /// Takes on a job. Once this is answered, the job will be done.
+    /// Takes on a job. Once this is answered, the job will be done. `is_unfinished`: whether a daemon
+    /// died that was asked the same under this request id.
     pub(crate) async fn submit_job(
         self: &Arc<Self>,
         incoming: &Incoming,
         submission: Submission,
+        is_unfinished: bool,
     ) -> Result<Job, Error> {
+        let workspace = self.scene(incoming)?.workspace.name().to_owned();
+        let request = incoming.request_id.clone();
+        if let Some(request) = request.clone().filter(|_| is_unfinished) {
+            let principal = incoming.principal.name();
+            let submitted = self.jobs.submitted(principal, &workspace, request).await?;
+            if let Some(job) = submitted {
+                return Ok(job);
+            }
+        }
         self.drain.refuse_new()?;
         if !is_queue_name(&submission.queue) {
             let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
             return Err(Error::invalid_field("queue", text));
         }
-        let workspace = self.scene(incoming)?.workspace.name().to_owned();
         any_tool::find(&submission.tool)?
             .check(self, incoming, &submission.params)
             .map_err(of_params)?;
@@ -71,6 +81,7 @@ impl Pipeline {
             workspace,
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
+            request,
             tool: submission.tool,
             queue: submission.queue,
             priority: submission.priority,

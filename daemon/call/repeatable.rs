@@ -9,7 +9,7 @@ use super::{
     Checked, Pipeline,
     context::Incoming,
     idempotency::{
-        Claimed, Ticket,
+        Claimed, Resumed, Ticket,
         answer::{decode, encode, is_final},
     },
     until_its_time_is_up,
@@ -125,38 +125,51 @@ impl Pipeline {
             Claimed::Answered { answer, .. } => return decode(&answer),
             Claimed::Lost(_) => return Err(lost(method)),
         };
-        let caller = ticket.caller();
-        task::spawn_tracked("request", async move {
-            let result = work.await;
-            answer(ticket, &result).await;
-        });
-        match caller.wait().await {
-            Some(answer) => decode(&answer),
-            None => Err(Error::internal("work with a request id was not answered")),
-        }
+        answered_by(ticket, work).await
     }
-}
 
-impl Pipeline {
-    /// As [`Pipeline::once`]; and without a request id, the work is done to its end, whatever becomes of
-    /// the caller.
-    pub(crate) async fn once_whole<R, W>(
+    /// Does `work`, to its end, whatever becomes of the caller, or gets the answer of the call that did it
+    /// before. Where a daemon died that was asked the same, the work is told so: it must look what was
+    /// done, and do the rest.
+    pub(crate) async fn once_whole<R, W, F>(
         &self,
         call: Option<Repeatable>,
-        method: &'static str,
         work: W,
     ) -> Result<R, Error>
     where
         R: Message + Default + 'static,
-        W: Future<Output = Result<R, Error>> + Send + 'static,
+        W: FnOnce(bool) -> F,
+        F: Future<Output = Result<R, Error>> + Send + 'static,
     {
-        match call {
-            Some(call) => self.once(Some(call), method, work).await,
-            None => {
-                let done = task::spawn_tracked(method, work).await;
-                done.map_err(Error::internal)?
-            }
-        }
+        let Some(call) = call else {
+            let done = task::spawn_tracked("request", work(false)).await;
+            return done.map_err(Error::internal)?;
+        };
+        let (ticket, is_unfinished) = match self.requests.resume(call.key, call.asked).await? {
+            Resumed::Ours {
+                ticket,
+                is_unfinished,
+            } => (ticket, is_unfinished),
+            Resumed::Answered(answer) => return decode(&answer),
+        };
+        answered_by(ticket, work(is_unfinished)).await
+    }
+}
+
+/// The answer of `work`, which is done for all who have the request id.
+async fn answered_by<R, F>(ticket: Ticket, work: F) -> Result<R, Error>
+where
+    R: Message + Default + 'static,
+    F: Future<Output = Result<R, Error>> + Send + 'static,
+{
+    let caller = ticket.caller();
+    task::spawn_tracked("request", async move {
+        let result = work.await;
+        answer(ticket, &result).await;
+    });
+    match caller.wait().await {
+        Some(answer) => decode(&answer),
+        None => Err(Error::internal("work with a request id was not answered")),
     }
 }
 

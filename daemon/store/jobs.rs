@@ -13,7 +13,7 @@ use super::database::{Database, DatabaseError};
 /// Most rows that are removed in one go: others wait meanwhile.
 const REMOVED_TOGETHER: u32 = 1000;
 /// What is read of a row, in the order of [`read`].
-const COLUMNS: &str = "id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, started_ms, ended_ms, step";
+const COLUMNS: &str = "id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, started_ms, ended_ms, step, request";
 
 /// The log.
 #[derive(Debug, Clone)]
@@ -47,6 +47,8 @@ pub(crate) struct Job {
     pub(crate) session: String,
     /// Who submitted it.
     pub(crate) principal: String,
+    /// The request id that it was submitted with.
+    pub(crate) request: Option<String>,
     /// The tool that it calls.
     pub(crate) tool: String,
     /// The queue that it waits in.
@@ -115,12 +117,19 @@ impl JobLog {
     /// Keeps a job that waits.
     pub(crate) async fn submit(&self, job: Job) -> Result<(), DatabaseError> {
         self.change(move |connection| {
+            if job.request.is_some() {
+                // An id can be used again once it is not kept any more: it is the newer one's then.
+                connection
+                    .prepare_cached("UPDATE job SET request = NULL WHERE request = ?1 AND workspace = ?2 AND principal = ?3")?
+                    .execute(params![job.request, job.workspace, job.principal])?;
+            }
             connection
                 .prepare_cached(
-                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)",
+                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
                 )?
                 .execute(params![
-                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, ms(job.submitted)
+                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, ms(job.submitted),
+                    job.request
                 ])
         })
         .await
@@ -194,6 +203,26 @@ impl JobLog {
                         let result: Option<Vec<u8>> = row.get("result")?;
                         Ok((read(row)?, result.map(Bytes::from)))
                     })
+                    .optional()
+            })
+            .await
+    }
+
+    /// The job that was submitted with a request id.
+    pub(crate) async fn submitted(
+        &self,
+        principal: String,
+        workspace: String,
+        request: String,
+    ) -> Result<Option<Job>, DatabaseError> {
+        self.0
+            .apply(move |connection| {
+                let sql = format!(
+                    "SELECT {COLUMNS} FROM job WHERE request = ?1 AND workspace = ?2 AND principal = ?3"
+                );
+                connection
+                    .prepare_cached(&sql)?
+                    .query_row(params![request, workspace, principal], read)
                     .optional()
             })
             .await
@@ -302,6 +331,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         started: row.get::<_, Option<i64>>(10)?.map(time),
         ended: row.get::<_, Option<i64>>(11)?.map(time),
         step: number.and_then(|step| u64::try_from(step).ok()),
+        request: row.get(13)?,
     })
 }
 
@@ -361,126 +391,4 @@ fn time(ms: i64) -> SystemTime {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn job(id: &str, queue: &str) -> Job {
-        Job {
-            id: id.to_owned(),
-            workspace: "w".to_owned(),
-            session: "default".to_owned(),
-            principal: "uid:0".to_owned(),
-            tool: "run".to_owned(),
-            queue: queue.to_owned(),
-            priority: -3,
-            state: JobState::Queued,
-            trace: String::new(),
-            submitted: time(now_ms()),
-            started: None,
-            ended: None,
-            step: None,
-        }
-    }
-
-    async fn list(log: &JobLog, change: impl FnOnce(&mut Selection)) -> Vec<String> {
-        let mut selection = Selection {
-            workspace: "w".to_owned(),
-            number: 100,
-            ..Selection::default()
-        };
-        change(&mut selection);
-        let jobs = log.list(selection).await.unwrap();
-        jobs.into_iter().map(|job| job.id).collect()
-    }
-
-    #[tokio::test]
-    async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
-        let database = Database::in_memory().unwrap();
-        let (log, queued) = JobLog::open(database.clone()).await.unwrap();
-        assert_eq!(queued, []);
-        for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
-            log.submit(job(id, queue)).await.unwrap();
-        }
-        let begun = time(now_ms());
-        log.start("1".to_owned(), begun).await.unwrap();
-        log.begin("1".to_owned(), 7).await.unwrap();
-        log.start("2".to_owned(), begun).await.unwrap();
-        let result = Some(Bytes::from_static(b"result"));
-        let end = log.end("2".to_owned(), JobState::Failed, begun, result.clone());
-        end.await.unwrap();
-        let (log, queued) = JobLog::open(database).await.unwrap();
-        assert_eq!(
-            queued,
-            [job("3", "b")].map(|mut job| {
-                job.submitted = queued.first().unwrap().submitted;
-                job
-            })
-        );
-        let found = |id: &str| log.find("w".to_owned(), id.to_owned());
-        let (lost, none) = found("1").await.unwrap().unwrap();
-        assert_eq!(
-            (lost.state, lost.step, none),
-            (JobState::Lost, Some(7), None)
-        );
-        assert!(lost.ended.is_some());
-        let (failed, kept) = found("2").await.unwrap().unwrap();
-        assert_eq!(
-            (failed.state, failed.started, kept),
-            (JobState::Failed, Some(begun), result)
-        );
-        assert_eq!(
-            log.find("v".to_owned(), "1".to_owned()).await.unwrap(),
-            None
-        );
-        assert_eq!(list(&log, |_| {}).await, ["3", "2", "1"]);
-        assert_eq!(
-            list(&log, |s| s.queue = Some("a".to_owned())).await,
-            ["2", "1"]
-        );
-        assert_eq!(
-            list(&log, |s| s.before = Some("3".to_owned())).await,
-            ["2", "1"]
-        );
-        assert_eq!(list(&log, |s| s.number = 1).await, ["3"]);
-        assert_eq!(
-            list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await,
-            ["3", "1"]
-        );
-        assert_eq!(list(&log, |s| s.workspace = "v".to_owned()).await, [""; 0]);
-    }
-
-    #[tokio::test]
-    async fn what_is_old_or_too_much_goes_oldest_first() {
-        let all = JobRetention {
-            age: Duration::from_secs(3600),
-            number: 100,
-            bytes: 1000,
-        };
-        let hour_ago = SystemTime::now() - Duration::from_secs(3601);
-        for (retention, left) in [
-            (all, &["6", "5", "4", "3", "2"][..]),
-            (JobRetention { number: 2, ..all }, &["6", "5", "4"]),
-            (JobRetention { bytes: 25, ..all }, &["6", "5", "4"]),
-            (JobRetention { bytes: 0, ..all }, &["6"]),
-        ] {
-            let (log, _) = JobLog::open(Database::in_memory().unwrap()).await.unwrap();
-            for number in 1..=6 {
-                let id = number.to_string();
-                log.submit(job(&id, "a")).await.unwrap();
-                let time = if number == 1 {
-                    hour_ago
-                } else {
-                    SystemTime::now() + Duration::from_millis(number)
-                };
-                if number < 6 {
-                    let result = Some(Bytes::from_static(&[0; 10]));
-                    log.end(id, JobState::Succeeded, time, result)
-                        .await
-                        .unwrap();
-                }
-            }
-            log.retain(retention).await.unwrap();
-            assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
-        }
-    }
-}
+mod tests;

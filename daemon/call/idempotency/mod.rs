@@ -83,6 +83,20 @@ pub(super) enum Claimed {
     Lost(Option<u64>),
 }
 
+/// What became of a claim of work that can tell what was done of it.
+#[derive(Debug)]
+pub(super) enum Resumed {
+    /// The work is to be done by who holds this.
+    Ours {
+        /// The right to.
+        ticket: Ticket,
+        /// Whether a daemon died while it did it.
+        is_unfinished: bool,
+    },
+    /// It was done before, and answered so.
+    Answered(Bytes),
+}
+
 /// The right and the duty to do the work of a request id. Dropped without an answer, it is given back.
 #[derive(Debug)]
 pub(super) struct Ticket {
@@ -151,6 +165,23 @@ impl Idempotency {
         }
     }
 
+    /// As [`Idempotency::claim`], for work that can tell what was done of it: it is nobody's loss when the
+    /// daemon died meanwhile.
+    pub(super) async fn resume(self: &Arc<Self>, key: Key, asked: Asked) -> Result<Resumed, Error> {
+        loop {
+            let shared = match self.join(&key, &asked)? {
+                Joined::First(ticket) => {
+                    let resume = task::spawn_tracked("claim", ticket.resume(asked));
+                    return resume.await.map_err(Error::internal)?;
+                }
+                Joined::Going(caller) => caller,
+            };
+            if let Some(answer) = shared.wait().await {
+                return Ok(Resumed::Answered(answer));
+            }
+        }
+    }
+
     fn join(self: &Arc<Self>, key: &Key, asked: &Asked) -> Result<Joined, Error> {
         let mut going = self.going();
         if let Some(shared) = going.get(key) {
@@ -205,10 +236,47 @@ enum Joined {
 }
 
 impl Ticket {
-    async fn claim(mut self, asked: Asked) -> Result<Claimed, Error> {
+    async fn find(&mut self, asked: &Asked) -> Result<Found, Error> {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
         let found = found.inspect_err(|_| self.forget());
-        match found.map_err(|error| of_database(&error))? {
+        found.map_err(|error| of_database(&error))
+    }
+
+    async fn resume(mut self, asked: Asked) -> Result<Resumed, Error> {
+        let (before, answer) = match self.find(&asked).await? {
+            Found::New => {
+                self.owner.count_claim();
+                return Ok(Resumed::Ours {
+                    ticket: self,
+                    is_unfinished: false,
+                });
+            }
+            Found::Unanswered { asked: before, .. } => (before, None),
+            Found::Answered {
+                asked: before,
+                answer,
+                ..
+            } => (before, Some(answer)),
+        };
+        // What is in the log already is not given back.
+        let is_same = same(&self.key, &asked, &before);
+        match answer {
+            None if is_same.is_ok() => Ok(Resumed::Ours {
+                ticket: self,
+                is_unfinished: true,
+            }),
+            answer => {
+                self.forget();
+                is_same?;
+                answer
+                    .map(Resumed::Answered)
+                    .ok_or_else(|| Error::internal("a request is neither answered nor another one"))
+            }
+        }
+    }
+
+    async fn claim(mut self, asked: Asked) -> Result<Claimed, Error> {
+        match self.find(&asked).await? {
             Found::New => {
                 self.owner.count_claim();
                 Ok(Claimed::Ours(self))

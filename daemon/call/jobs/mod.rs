@@ -315,6 +315,18 @@ impl Jobs {
         }
     }
 
+    /// The job that this caller has submitted with a request id.
+    pub(crate) async fn submitted(
+        &self,
+        principal: &str,
+        workspace: &str,
+        request: String,
+    ) -> Result<Option<Job>, Error> {
+        let (principal, workspace) = (principal.to_owned(), workspace.to_owned());
+        let found = self.log.submitted(principal, workspace, request).await;
+        found.map_err(|error| of_database(&error))
+    }
+
     /// The jobs of a selection, without what came of them.
     pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, Error> {
         let listed = self.log.list(selection).await;

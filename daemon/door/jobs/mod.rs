@@ -56,14 +56,16 @@ impl JobService for Jobs {
                 .repeatable(&incoming, "jig.v1.JobService/SubmitJob", &request)?;
             let submission = self.submission(request)?;
             let pipeline = Arc::clone(&self.0);
-            let work = async move {
-                let submitted = pipeline.submit_job(&incoming, submission).await?;
+            let work = async move |is_unfinished: bool| {
+                let submitted = pipeline
+                    .submit_job(&incoming, submission, is_unfinished)
+                    .await?;
                 Ok(SubmitJobResponse {
                     job: Some(lean(&submitted)),
                 })
             };
             // In a task of its own: a caller who goes away does not leave half a job.
-            let submitted = self.0.once_whole(call, "SubmitJob", work);
+            let submitted = self.0.once_whole(call, work);
             submitted.await
         })
         .await
@@ -145,7 +147,8 @@ impl JobService for Jobs {
                 .repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
             let request = self.0.catalog.check("jig.v1.CancelJobRequest", request)?;
             let door = Self(Arc::clone(&self.0));
-            let work = async move {
+            // Ended once or twice, it has ended.
+            let work = async move |_is_unfinished: bool| {
                 let seen = match door.find(&incoming, &request.job_id).await? {
                     Found::Ended(seen) => *seen,
                     Found::Live(live) => {
@@ -157,7 +160,7 @@ impl JobService for Jobs {
                     job: Some(job(seen)?),
                 })
             };
-            self.0.once_whole(call, "CancelJob", work).await
+            self.0.once_whole(call, work).await
         })
         .await
     }

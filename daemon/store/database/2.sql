@@ -5,6 +5,8 @@ CREATE TABLE job (
     workspace TEXT NOT NULL,
     session TEXT NOT NULL,
     principal TEXT NOT NULL,
+    -- The request id that it was submitted with, if any.
+    request TEXT,
     tool TEXT NOT NULL,
     queue TEXT NOT NULL,
     priority INTEGER NOT NULL,
@@ -23,5 +25,6 @@ CREATE TABLE job (
     result_bytes INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX job_by_workspace ON job (workspace, id);
+CREATE INDEX job_by_request ON job (request, workspace, principal) WHERE request IS NOT NULL;
 CREATE INDEX job_by_state ON job (state);
 CREATE INDEX job_by_end ON job (ended_ms, result_bytes) WHERE ended_ms IS NOT NULL;

@@ -1,0 +1,132 @@
+//! What the log of jobs keeps, and for how long.
+
+use super::*;
+
+fn job(id: &str, queue: &str) -> Job {
+    Job {
+        id: id.to_owned(),
+        workspace: "w".to_owned(),
+        session: "default".to_owned(),
+        principal: "uid:0".to_owned(),
+        request: Some(format!("r{id}")),
+        tool: "run".to_owned(),
+        queue: queue.to_owned(),
+        priority: -3,
+        state: JobState::Queued,
+        trace: String::new(),
+        submitted: time(now_ms()),
+        started: None,
+        ended: None,
+        step: None,
+    }
+}
+
+async fn list(log: &JobLog, change: impl FnOnce(&mut Selection)) -> Vec<String> {
+    let mut selection = Selection {
+        workspace: "w".to_owned(),
+        number: 100,
+        ..Selection::default()
+    };
+    change(&mut selection);
+    let jobs = log.list(selection).await.unwrap();
+    jobs.into_iter().map(|job| job.id).collect()
+}
+
+#[tokio::test]
+async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
+    let database = Database::in_memory().unwrap();
+    let (log, queued) = JobLog::open(database.clone()).await.unwrap();
+    assert_eq!(queued, []);
+    for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
+        log.submit(job(id, queue)).await.unwrap();
+    }
+    let begun = time(now_ms());
+    log.start("1".to_owned(), begun).await.unwrap();
+    log.begin("1".to_owned(), 7).await.unwrap();
+    log.start("2".to_owned(), begun).await.unwrap();
+    let result = Some(Bytes::from_static(b"result"));
+    let end = log.end("2".to_owned(), JobState::Failed, begun, result.clone());
+    end.await.unwrap();
+    let (log, queued) = JobLog::open(database).await.unwrap();
+    assert_eq!(
+        queued,
+        [job("3", "b")].map(|mut job| {
+            job.submitted = queued.first().unwrap().submitted;
+            job
+        })
+    );
+    let found = |id: &str| log.find("w".to_owned(), id.to_owned());
+    let (lost, none) = found("1").await.unwrap().unwrap();
+    assert_eq!(
+        (lost.state, lost.step, none),
+        (JobState::Lost, Some(7), None)
+    );
+    assert!(lost.ended.is_some());
+    let (failed, kept) = found("2").await.unwrap().unwrap();
+    assert_eq!(
+        (failed.state, failed.started, kept),
+        (JobState::Failed, Some(begun), result)
+    );
+    assert_eq!(
+        log.find("v".to_owned(), "1".to_owned()).await.unwrap(),
+        None
+    );
+    let submitted = async |principal: &str, request: &str| {
+        let [principal, request] = [principal, request].map(str::to_owned);
+        let found = log.submitted(principal, "w".to_owned(), request).await;
+        found.unwrap().map(|job| job.id)
+    };
+    assert_eq!(submitted("uid:0", "r2").await.as_deref(), Some("2"));
+    assert_eq!(submitted("uid:0", "2").await, None);
+    assert_eq!(submitted("uid:1", "r2").await, None);
+    assert_eq!(list(&log, |_| {}).await, ["3", "2", "1"]);
+    assert_eq!(
+        list(&log, |s| s.queue = Some("a".to_owned())).await,
+        ["2", "1"]
+    );
+    assert_eq!(
+        list(&log, |s| s.before = Some("3".to_owned())).await,
+        ["2", "1"]
+    );
+    assert_eq!(list(&log, |s| s.number = 1).await, ["3"]);
+    assert_eq!(
+        list(&log, |s| s.states = vec![JobState::Lost, JobState::Queued]).await,
+        ["3", "1"]
+    );
+    assert_eq!(list(&log, |s| s.workspace = "v".to_owned()).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn what_is_old_or_too_much_goes_oldest_first() {
+    let all = JobRetention {
+        age: Duration::from_secs(3600),
+        number: 100,
+        bytes: 1000,
+    };
+    let hour_ago = SystemTime::now() - Duration::from_secs(3601);
+    for (retention, left) in [
+        (all, &["6", "5", "4", "3", "2"][..]),
+        (JobRetention { number: 2, ..all }, &["6", "5", "4"]),
+        (JobRetention { bytes: 25, ..all }, &["6", "5", "4"]),
+        (JobRetention { bytes: 0, ..all }, &["6"]),
+    ] {
+        let (log, _) = JobLog::open(Database::in_memory().unwrap()).await.unwrap();
+        for number in 1..=6 {
+            let id = number.to_string();
+            log.submit(job(&id, "a")).await.unwrap();
+            let time = if number == 1 {
+                hour_ago
+            } else {
+                SystemTime::now() + Duration::from_millis(number)
+            };
+            if number < 6 {
+                let result = Some(Bytes::from_static(&[0; 10]));
+                log.end(id, JobState::Succeeded, time, result)
+                    .await
+                    .unwrap();
+            }
+        }
+        log.retain(retention).await.unwrap();
+        assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
+    }
+}
