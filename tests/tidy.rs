@@ -47,6 +47,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/sys"],
     &["daemon/config"],
     &["daemon/telemetry"],
+    &["daemon/descriptors", "daemon/queue"],
     &["daemon/task"],
     &["daemon/checksum"],
     &["daemon/error"],

@@ -17,6 +17,12 @@ impl Daemon {
         ))
     }
 
+    pub(super) fn start_with_keys<const N: usize>(
+        _: [&str; N],
+    ) -> Result<(Self, [String; N]), crate::failure::Failure> {
+        Self::start().map(|daemon| match daemon {})
+    }
+
     pub(super) fn workspace(&self) -> std::path::PathBuf {
         match *self {}
     }
@@ -42,6 +48,7 @@ mod started {
         time::{Duration, Instant},
     };
 
+    use jig::daemon::keys::{self, Grant};
     use rustix::process::{Pid, Signal, kill_process};
     use tempfile::TempDir;
 
@@ -66,16 +73,46 @@ mod started {
     impl Daemon {
         /// Starts this binary as a daemon on a Unix socket and waits until it answers calls.
         pub(in super::super) fn start() -> Result<Self, Failure> {
+            Self::start_with(|_| Ok(Vec::new())).map(|(daemon, _)| daemon)
+        }
+
+        /// As [`Self::start`], for callers with keys; answers these.
+        pub(in super::super) fn start_with_keys<const N: usize>(
+            names: [&str; N],
+        ) -> Result<(Self, [String; N]), Failure> {
+            let (daemon, keys) = Self::start_with(|file| {
+                let names = names.iter();
+                let keys = names.map(|name| {
+                    let grant = Grant {
+                        name: (*name).to_owned(),
+                        role: "invoke".to_owned(),
+                        ..Grant::default()
+                    };
+                    keys::add(file, &grant).map_err(system)
+                });
+                keys.collect()
+            })?;
+            let keys = <[String; N]>::try_from(keys);
+            Ok((daemon, keys.map_err(|_| system("a key is missing"))?))
+        }
+
+        fn start_with(
+            make_keys: impl FnOnce(&Path) -> Result<Vec<String>, Failure>,
+        ) -> Result<(Self, Vec<String>), Failure> {
             let directory = tempfile::Builder::new()
                 .prefix("jig-bench-")
                 .tempdir()
                 .map_err(system)?;
             let path = directory.path();
             fs::create_dir(path.join("ws")).map_err(system)?;
+            let file = path.join("keys.toml");
+            let keys = make_keys(&file)?;
             let log = path.join("log");
-            let child = command(path, File::create(&log).map_err(system)?)
-                .spawn()
-                .map_err(system)?;
+            let mut command = command(path, File::create(&log).map_err(system)?);
+            if !keys.is_empty() {
+                command.arg("--keys").arg(file);
+            }
+            let child = command.spawn().map_err(system)?;
             let mut daemon = Self {
                 child,
                 address: String::new(),
@@ -91,7 +128,7 @@ mod started {
                     )));
                 }
             }
-            Ok(daemon)
+            Ok((daemon, keys))
         }
 
         /// Its workspace.

@@ -3,6 +3,7 @@
 //! machine does meanwhile; times of different runs of it must not be compared.
 
 mod daemon;
+mod fair;
 mod files;
 mod machine;
 mod patch;
@@ -27,6 +28,9 @@ pub(crate) struct BenchArgs {
 enum What {
     Run(run::RunArgs),
     Files(files::FilesArgs),
+    Fair(fair::FairArgs),
+    #[command(hide = true)]
+    Flood(fair::FloodArgs),
 }
 
 pub(crate) fn bench(global: &Global, args: BenchArgs) -> ExitCode {
@@ -36,6 +40,8 @@ pub(crate) fn bench(global: &Global, args: BenchArgs) -> ExitCode {
     let measured = match args.what {
         What::Run(args) => run::bench_run(global, &args),
         What::Files(args) => files::bench_files(global, &args),
+        What::Fair(args) => fair::bench_fair(global, &args),
+        What::Flood(args) => fair::bench_flood(global, &args),
     };
     match measured {
         Ok(()) => ExitCode::SUCCESS,

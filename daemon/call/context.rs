@@ -17,8 +17,6 @@ pub(crate) struct Incoming {
     pub(crate) call_id: String,
     /// Whose it is.
     pub(crate) principal: Arc<Principal>,
-    /// When it came.
-    pub(crate) received: Instant,
     /// When its caller stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// The workspace that it names.
@@ -38,7 +36,6 @@ impl Incoming {
     pub(crate) fn new<'a>(
         call_id: String,
         principal: Arc<Principal>,
-        received: Instant,
         deadline: Option<Instant>,
         parent: Context,
         get: impl Fn(&str) -> Option<&'a str>,
@@ -71,7 +68,6 @@ impl Incoming {
             Some(session) if violations.is_empty() => Ok(Self {
                 call_id,
                 principal,
-                received,
                 deadline,
                 workspace: get("jig-workspace").map(str::to_owned),
                 session,

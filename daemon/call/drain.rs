@@ -47,11 +47,16 @@ impl Drain {
 
     /// Refuses what is not begun yet, once the daemon is shutting down.
     pub(crate) fn refuse_new(&self) -> Result<(), Error> {
-        if !self.has_begun() {
-            return Ok(());
+        match self.has_begun() {
+            true => Err(Self::refusal()),
+            false => Ok(()),
         }
+    }
+
+    /// What new calls are told then.
+    pub(crate) fn refusal() -> Error {
         let text = "the daemon is shutting down and takes no new calls: retry elsewhere, or when it is back";
-        Err(Error::new(Reason::Draining, text).retry_after(RETRY_AFTER))
+        Error::new(Reason::Draining, text).retry_after(RETRY_AFTER)
     }
 
     /// Cancelled when new calls are refused.

@@ -30,6 +30,7 @@ mod suggestion;
 
 use std::{
     collections::HashSet,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -39,7 +40,7 @@ use std::{
 
 use opentelemetry::{KeyValue, trace::SpanKind};
 use prost::Message;
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::{
     sync::{CancellationToken, DropGuard},
     task::task_tracker::TaskTrackerToken,
@@ -48,7 +49,7 @@ use tracing::Instrument as _;
 
 use self::{
     access::{Access, principal::Principal},
-    admission::Admission,
+    admission::{Admission, Admitted},
     context::Incoming,
     drain::Drain,
     idempotency::Idempotency,
@@ -56,6 +57,7 @@ use self::{
 };
 use crate::daemon::{
     catalog::{self, Catalog, ToolSpec},
+    descriptors::Attempts,
     error::{Error, Reason, Violation},
     process::{registry::Registry, supervise::Stop},
     store::{session::Session, state_dir::StateDir},
@@ -84,8 +86,6 @@ pub(crate) struct Pipeline {
     pub(crate) telemetry: Telemetry,
     /// How much may go on at once.
     pub(crate) admission: Admission,
-    /// How many started processes there may be.
-    pub(crate) process_places: Admission,
     /// Whether the daemon is shutting down.
     pub(crate) drain: Drain,
     /// Time between SIGTERM and SIGKILL.
@@ -174,12 +174,17 @@ impl Pipeline {
         if let Some(session) = self.store.open_session(workspace, &incoming.session) {
             return Ok(session);
         }
-        let (pipeline, workspace) = (Arc::clone(self), workspace.to_owned());
-        let id = incoming.session.clone();
-        task::blocking(move || pipeline.store.session(&workspace, &id))
-            .await
-            .map_err(Error::internal)?
-            .map_err(|error| state_error::of_files(&error))
+        let mut attempts = Attempts::until(incoming.deadline);
+        loop {
+            let (pipeline, workspace) = (Arc::clone(self), workspace.to_owned());
+            let id = incoming.session.clone();
+            let opened = task::blocking(move || pipeline.store.session(&workspace, &id));
+            let opened = opened.await.map_err(Error::internal)?;
+            match opened.map_err(|error| state_error::of_files(&error)) {
+                Err(error) if attempts.another(&error).await => {}
+                result => return result,
+            }
+        }
     }
 
     /// The session that a call belongs to, if there is one.
@@ -268,12 +273,12 @@ impl Pipeline {
         } = checked;
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
-        let places = if T::IS_WAITED_FOR {
-            &self.admission
-        } else {
-            &self.process_places
+        let principal = &incoming.principal;
+        let admitted = match T::IS_WAITED_FOR {
+            true => self.admission.enter(principal, &self.drain).await,
+            false => self.admission.enter_process(principal, &self.drain).await,
         };
-        let permit = places.enter(&self.drain)?;
+        let Admitted { place, turn } = admitted?;
         let session = self.session(&incoming).await?;
         let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
         let step = session
@@ -290,7 +295,9 @@ impl Pipeline {
                 drain: self.drain.end_token(),
                 grace: self.grace,
             },
-            place: Arc::new(permit),
+            caller: Arc::clone(incoming.principal.lane()),
+            place: Arc::new(place),
+            turn,
             default_timeout,
             job: incoming.job.clone(),
             deadline: incoming.deadline,
@@ -299,7 +306,7 @@ impl Pipeline {
             scene,
         };
         Ok(Begun {
-            until: incoming.received + default_timeout,
+            until: Instant::now() + default_timeout,
             incoming,
             params,
             work,
@@ -316,9 +323,16 @@ impl Pipeline {
         work: Work,
     ) -> Result<T::Response, Error> {
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
-        let place = Arc::clone(&work.place);
+        let (place, turn) = (Arc::clone(&work.place), work.turn.clone());
         let begun = Instant::now();
-        let result = T::execute(params, work).await;
+        let mut done = pin!(T::execute(params, work));
+        let result = match timeout(T::TURN, &mut done).await {
+            Ok(result) => result,
+            Err(_) => {
+                turn.end();
+                done.await
+            }
+        };
         let happened = record::happened(T::NAME, &incoming, &result);
         let finished = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
         for fields in happened.into_iter().chain([finished]) {
@@ -329,7 +343,7 @@ impl Pipeline {
         end_span(span, &result);
         log_end(&result);
         self.finished.fetch_add(1, Ordering::Relaxed);
-        drop(place);
+        drop((turn, place));
         result.map(|done| done.response)
     }
 

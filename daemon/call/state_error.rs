@@ -1,8 +1,9 @@
 //! What is wrong with the daemon's state, in the terms of the contract.
 
-use std::{io, time::Duration};
+use std::io;
 
 use crate::daemon::{
+    descriptors,
     error::{Error, Reason},
     store::database::DatabaseError,
 };
@@ -14,11 +15,9 @@ pub(super) fn of_files(error: &io::Error) -> Error {
             Reason::NoSpace,
             "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
         ),
-        Some(libc::EMFILE | libc::ENFILE) => Error::new(
-            Reason::ResourceExhausted,
-            "the daemon has no file descriptors left; nothing was started",
-        )
-        .retry_after(Duration::from_secs(1)),
+        Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
+            descriptors::exhausted(io::Error::from_raw_os_error(errno), "the records of the call")
+        }
         _ => Error::new(
             Reason::Internal,
             format!(

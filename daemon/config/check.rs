@@ -2,8 +2,9 @@
 
 use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
-    DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS, DEFAULT_DRAIN, DEFAULT_GRACE,
-    DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_REPLAY_BYTES, DEFAULT_SANDBOX_ID,
+    DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
+    DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_WAIT,
+    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_SANDBOX_ID,
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
@@ -177,6 +178,28 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "concurrent_processes",
         &mut problems,
     );
+    let concurrent_file_operations = count(
+        file.limits.concurrent_file_operations,
+        DEFAULT_CONCURRENT_FILE_OPERATIONS,
+        "concurrent_file_operations",
+        &mut problems,
+    );
+    let queued_calls = count(
+        file.limits.queued_calls,
+        DEFAULT_QUEUED_CALLS,
+        "queued_calls",
+        &mut problems,
+    );
+    let queue_wait = parse(
+        file.limits.queue_wait.as_deref(),
+        DEFAULT_QUEUE_WAIT,
+        &mut problems,
+        |text| {
+            time(text).ok_or_else(|| {
+                format!("limits.queue_wait {text}: give a time of at most a day, such as 10s")
+            })
+        },
+    );
     let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
     if sandbox_id == 0 || sandbox_id == u32::MAX {
         problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
@@ -210,6 +233,9 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         concurrent_calls,
         concurrent_runs,
         concurrent_processes,
+        concurrent_file_operations,
+        queued_calls,
+        queue_wait,
     })
 }
 

@@ -97,6 +97,9 @@ pub(super) struct Limits {
     pub(super) concurrent_calls: Option<usize>,
     pub(super) concurrent_runs: Option<usize>,
     pub(super) concurrent_processes: Option<usize>,
+    pub(super) concurrent_file_operations: Option<usize>,
+    pub(super) queued_calls: Option<usize>,
+    pub(super) queue_wait: Option<String>,
 }
 
 /// The `[requests]` table.

@@ -50,6 +50,13 @@ const DEFAULT_CONCURRENT_CALLS: usize = 2048;
 const DEFAULT_CONCURRENT_RUNS: usize = 1024;
 /// Processes at one time that were started and are not waited for, in all workspaces.
 const DEFAULT_CONCURRENT_PROCESSES: usize = 512;
+/// Work with files at one time: each holds some descriptors, and a thread that may block.
+const DEFAULT_CONCURRENT_FILE_OPERATIONS: usize = 100;
+/// Calls of one caller that wait: as many as one connection can carry.
+const DEFAULT_QUEUED_CALLS: usize = 1024;
+/// How long a call waits until it may begin: longer than most calls last, and not so long that who
+/// waits would rather have gone elsewhere.
+const DEFAULT_QUEUE_WAIT: Duration = Duration::from_secs(10);
 /// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd
 /// leave alone (60706 to 61183).
 const DEFAULT_SANDBOX_ID: u32 = 61_000;
@@ -107,6 +114,12 @@ pub(crate) struct Config {
     pub(crate) concurrent_processes: usize,
     /// Runs at one time in one workspace.
     pub(crate) concurrent_runs: usize,
+    /// Work with files at one time.
+    pub(crate) concurrent_file_operations: usize,
+    /// Calls of one caller that wait.
+    pub(crate) queued_calls: usize,
+    /// How long a call waits.
+    pub(crate) queue_wait: Duration,
 }
 
 /// A workspace to serve.

@@ -191,6 +191,7 @@ impl Info {
         v1::Counts {
             calls_finished: self.pipeline.finished.load(Ordering::Relaxed),
             calls_active: saturate(self.pipeline.admission.active()),
+            calls_waiting: saturate(self.pipeline.admission.waiting()),
             runs_active: self.sandboxes.lent(),
             sandboxes_warm: self.sandboxes.warm(),
             sandboxes_quarantined: self.sandboxes.quarantined(),

@@ -16,8 +16,6 @@ use crate::daemon::{
 pub(crate) struct Arrival {
     /// Id of the call.
     pub(crate) call_id: String,
-    /// When it came.
-    pub(crate) received: Instant,
     /// The span of the RPC.
     pub(crate) context: Context,
 }
@@ -29,12 +27,7 @@ pub(crate) struct Deadline(pub(crate) Instant);
 /// Reads the call's context from a request.
 pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     let arrival = request.extensions().get::<Arrival>().cloned();
-    let Some(Arrival {
-        call_id,
-        received,
-        context,
-    }) = arrival
-    else {
+    let Some(Arrival { call_id, context }) = arrival else {
         return Err(around_the_layers());
     };
     let principal = principal(request)?;
@@ -59,7 +52,7 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     if !unreadable.is_empty() {
         return Err(to_status(&Error::invalid(unreadable)));
     }
-    Incoming::new(call_id, principal, received, deadline, context, |key| {
+    Incoming::new(call_id, principal, deadline, context, |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))

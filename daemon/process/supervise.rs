@@ -20,6 +20,7 @@ use super::{
     watchdog::Watchdog,
 };
 use crate::daemon::{
+    descriptors::Attempts,
     sandbox::{
         entrance::Visit,
         pool::Pool,
@@ -100,19 +101,34 @@ pub(crate) async fn run(
     let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
     let Artifacts { stdout, stderr } = artifacts;
     let (stdout_path, stderr_path) = (stdout.1, stderr.1);
-    let (mut connections, ends) =
-        connect(spec, stdout.0, stderr.0, process.as_ref()).map_err(not_connected)?;
+    let mut attempts = Attempts::until(deadline);
+    let (mut connections, ends) = loop {
+        let sinks = (stdout.0.anew(), stderr.0.anew());
+        let connected = connect(spec, sinks.0, sinks.1, process.as_ref());
+        match connected {
+            Err(error) if attempts.another_of_kernel(&error).await => {}
+            connected => break connected.map_err(not_connected)?,
+        }
+        early(stop)?;
+    };
     let streams = ends.streams(spec);
     let command = spec.command();
     let (mut stale, mut held_back) = (0, VecDeque::new());
     let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = pool.take_for(&spec.limits) => taken.map_err(RunError::NotStarted)?,
+            taken = pool.take_for(&spec.limits) => taken,
             () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
             () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
+        };
+        let warm = match warm {
+            Err(failure) if attempts.another_of_kernel(&failure.error()).await => {
+                early(stop)?;
+                continue;
+            }
+            warm => warm.map_err(RunError::NotStarted)?,
         };
         let dispatched = Instant::now();
         ends.give_to(pool);
@@ -193,6 +209,15 @@ pub(crate) async fn run(
         stderr,
         duration: duration.max(dispatched.elapsed()),
     })
+}
+
+/// Ends what has not begun, if nobody waits for it any more.
+fn early(stop: &Stop) -> Result<(), RunError> {
+    match (stop.abandon.is_cancelled(), stop.drain.is_cancelled()) {
+        (true, _) => Err(RunError::Abandoned),
+        (_, true) => Err(RunError::Draining),
+        _ => Ok(()),
+    }
 }
 
 fn not_connected(error: std::io::Error) -> RunError {

@@ -288,6 +288,11 @@ impl Failure {
         }
     }
 
+    /// The kernel's error, if it was one.
+    pub(crate) fn error(&self) -> std::io::Error {
+        std::io::Error::from_raw_os_error(self.errno)
+    }
+
     /// A failure that is not the kernel's.
     pub(crate) fn other(stage: Stage, detail: impl Into<String>) -> Self {
         Self {

@@ -7,7 +7,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::Instant,
 };
 
 use bytes::Bytes;
@@ -153,7 +152,6 @@ where
         let span = self.layer.start(&request, &call_id);
         let arrival = Arrival {
             call_id: call_id.clone(),
-            received: Instant::now(),
             context: span.context().clone(),
         };
         request.extensions_mut().insert(arrival);

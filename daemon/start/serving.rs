@@ -14,7 +14,7 @@ use crate::daemon::{
     call::{
         Pipeline,
         access::{Access, Trust},
-        admission::Admission,
+        admission::{self, Admission},
         drain::Drain,
         idempotency::Idempotency,
         jobs::Jobs,
@@ -32,8 +32,8 @@ use crate::daemon::{
         state_dir::StateDir,
     },
     telemetry::Telemetry,
-    tool::{RunSettings, Scene},
-    workspace::Workspace,
+    tool::{FilePlaces, RunSettings, Scene},
+    workspace::{Workspace, cores},
 };
 
 /// What there is before the first call.
@@ -80,6 +80,7 @@ pub(super) async fn serve(
         network: config.network,
         proxy: proxy.clone(),
     });
+    let files = FilePlaces::new(config.concurrent_file_operations);
     let mut scenes = Vec::new();
     for (index, mut workspace) in workspaces.into_iter().enumerate() {
         let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
@@ -93,6 +94,7 @@ pub(super) async fn serve(
             sandboxes: Arc::clone(pool),
             isolation: Arc::new(isolation),
             settings: Arc::clone(&settings),
+            files: files.clone(),
         });
     }
     // What is told about the whole is what is true of its weakest part.
@@ -110,6 +112,12 @@ pub(super) async fn serve(
     let requests = requests(database.clone(), config.requests).await?;
     let jobs = jobs(database, &store, &config).await?;
     let access = access(&config, &catalog)?;
+    let limits = admission::Limits {
+        calls: config.concurrent_calls,
+        processes: config.concurrent_processes,
+        queued: config.queued_calls,
+        wait: config.queue_wait,
+    };
     let pipeline = Arc::new(Pipeline {
         access,
         catalog,
@@ -117,8 +125,7 @@ pub(super) async fn serve(
         store,
         requests,
         telemetry: telemetry.clone(),
-        admission: Admission::new(config.concurrent_calls),
-        process_places: Admission::of_processes(config.concurrent_processes),
+        admission: Admission::new(limits, cores()),
         drain: Drain::default(),
         grace: config.grace,
         finished: Default::default(),

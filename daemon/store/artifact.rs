@@ -9,6 +9,8 @@ use std::{
 
 use tokio::sync::watch;
 
+use crate::daemon::descriptors;
+
 /// Where one stream of one command is written to. The file is made with its first byte: an empty
 /// stream needs none.
 #[derive(Debug)]
@@ -41,6 +43,11 @@ impl Sink {
     /// Whether somebody waits for each byte.
     pub(crate) fn is_followed(&self) -> bool {
         self.written.is_some()
+    }
+
+    /// Another one for the same file, instead of this one that nothing was written to.
+    pub(crate) fn anew(&self) -> Self {
+        Self::new(self.path.clone(), self.room).telling(self.written.clone())
     }
 
     /// Whether anything more would be kept.
@@ -78,11 +85,11 @@ impl Sink {
         match &mut self.file {
             Some(file) => Ok(file),
             empty => {
-                let file = OpenOptions::new()
-                    .write(true)
-                    .create_new(true)
-                    .mode(0o600)
-                    .open(&self.path)?;
+                let file = descriptors::retrying(|| {
+                    let mut options = OpenOptions::new();
+                    let options = options.write(true).create_new(true).mode(0o600);
+                    options.open(&self.path)
+                })?;
                 Ok(empty.insert(file))
             }
         }

@@ -22,6 +22,7 @@ use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
     daemon::{
+        descriptors,
         error::{Error, Reason, Violation},
         store::session::{Session, Step},
         text::patch::{self, Changed, Fate, File, FilePatch},
@@ -273,6 +274,9 @@ fn not_kept(error: io::Error) -> Error {
             "the disk that holds the daemon's state directory is full; nothing was changed: make room there, and try again",
         )
         .caused_by(error);
+    }
+    if descriptors::are_missing(&error) {
+        return descriptors::exhausted(error, "the patch's artifact");
     }
     Error::internal(error)
 }

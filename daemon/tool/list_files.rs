@@ -9,6 +9,7 @@ use super::{
 use crate::{
     api::v1,
     daemon::{
+        descriptors::Attempts,
         error::{Error, Violation},
         workspace::{RelativePath, Selection, Stop, Workspace, globs},
     },
@@ -60,17 +61,22 @@ impl Tool for ListFiles {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        let page = Arc::new(Mutex::new(Page::default()));
-        let (told, until) = (Arc::clone(&page), work.until());
-        let list = in_time(work, until, move |workspace, stop| {
-            list(workspace, &request, &told, stop)
-        });
-        let complete = match list.await? {
-            Some(complete) => complete?,
-            None => false,
-        };
-        let page = std::mem::take(&mut *locked(&page));
-        page.finish(complete)
+        let request = Arc::new(request);
+        let until = work.until();
+        let mut attempts = Attempts::until(Some(until));
+        loop {
+            let page = Arc::new(Mutex::new(Page::default()));
+            let (told, request) = (Arc::clone(&page), Arc::clone(&request));
+            let list = in_time(&work, until, move |workspace, stop| {
+                list(workspace, &request, &told, stop)
+            });
+            let complete = match list.await?.transpose() {
+                Err(error) if work.again(&mut attempts, &error).await => continue,
+                complete => complete?.unwrap_or(false),
+            };
+            let page = std::mem::take(&mut *locked(&page));
+            return page.finish(complete);
+        }
     }
 }
 

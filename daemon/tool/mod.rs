@@ -26,19 +26,19 @@ use std::{
 };
 
 use prost::Message;
-use tokio::{
-    sync::{OwnedSemaphorePermit, watch},
-    time::timeout_at,
-};
+use tokio::{sync::watch, time::timeout_at};
 
 use crate::daemon::{
+    descriptors::Attempts,
     egress::proxy::Proxy,
     error::{Error, Reason, Violation},
     process::supervise::Stop,
+    queue::{Entry, Full, Name, Place, Queue, Turn},
     sandbox::{level::Isolation, limits::Limits, plan::Network, pool::Pool},
     store::session::{Session, Step},
+    task,
     telemetry::{Telemetry, spans::Span},
-    workspace::{Stop as FileStop, Workspace},
+    workspace::{Occupied, Stop as FileStop, Workspace},
 };
 
 /// Most time that is left before the caller's deadline for an answer to reach it.
@@ -47,6 +47,17 @@ const WAY_BACK: Duration = Duration::from_millis(100);
 /// How long work may take to notice that its time is up. A search for something complicated in a
 /// long line notices it behind that line; the answer does not wait so long.
 const NOTICE: Duration = Duration::from_millis(20);
+
+/// Searches at once; others wait for their turn. Each keeps every core busy, and takes some MiB for
+/// each of its threads.
+const SEARCHES: usize = 32;
+
+/// Most work with files that one caller does at once, in terms of what is left for others.
+const SHARE: usize = 15;
+
+/// How long work with files keeps its turn. It wants a core as long as it lasts; but it may as well wait
+/// for a disk, and others must not wait for that.
+const TURN_OF_FILES: Duration = Duration::from_millis(50);
 
 /// A tool.
 pub(crate) trait Tool: Send + 'static {
@@ -58,6 +69,8 @@ pub(crate) trait Tool: Send + 'static {
     const IS_WAITED_FOR: bool = true;
     /// Whether it takes its time limit from the request and enforces it itself.
     const LIMITS_ITSELF: bool = false;
+    /// How long it keeps its turn, if it lasts so long.
+    const TURN: Duration = TURN_OF_FILES;
     /// What is asked.
     type Request: Message + Default + Send + 'static;
     /// What is answered.
@@ -109,6 +122,39 @@ pub(crate) struct Scene {
     pub(crate) isolation: Arc<Isolation>,
     /// What every run gets.
     pub(crate) settings: Arc<RunSettings>,
+    /// Where work with files takes place.
+    pub(crate) files: FilePlaces,
+}
+
+/// Bounds on work with files, in all workspaces.
+#[derive(Debug, Clone)]
+pub(crate) struct FilePlaces {
+    /// For what opens files.
+    pub(crate) operations: Arc<Queue>,
+    /// For searches, beside that.
+    pub(crate) searches: Arc<Queue>,
+}
+
+impl FilePlaces {
+    /// So many of them.
+    pub(crate) fn new(operations: usize) -> Self {
+        // Who waits has a place among the calls, so that they are bounded.
+        Self {
+            operations: Queue::new(operations, SHARE, usize::MAX),
+            searches: Queue::new(SEARCHES, SHARE, usize::MAX),
+        }
+    }
+
+    /// Waits for a place among the work with files that is no tool's.
+    pub(crate) async fn occupy(&self, caller: &Name) -> Result<Occupied, Error> {
+        let place = match self.operations.enter(caller, usize::MAX) {
+            Ok(Entry::Place(place)) => place,
+            Ok(Entry::Wait(mut waiting)) => waiting.place().await,
+            Err(full) => return Err(too_busy(full)),
+        };
+        let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
+        Ok(Occupied::new(operations, caller, place, None))
+    }
 }
 
 /// What every run gets from the configuration.
@@ -141,9 +187,13 @@ pub(crate) struct Work {
     pub(crate) about: serde_json::Map<String, serde_json::Value>,
     /// How it may be ended early.
     pub(crate) stop: Stop,
+    /// Whose it is.
+    pub(crate) caller: Name,
     /// Its place among the calls that may go on at once: free again when the last of the work is
     /// done.
-    pub(crate) place: Arc<OwnedSemaphorePermit>,
+    pub(crate) place: Arc<Place>,
+    /// Its turn, while it costs the daemon the most.
+    pub(crate) turn: Turn,
     /// How long a call may take that names no limit of its own.
     pub(crate) default_timeout: Duration,
     /// The job that makes the call, where one does.
@@ -209,15 +259,23 @@ impl<R> Done<R> {
 }
 
 /// Runs `function` on a thread that may block, and tells it to stop when nobody waits for it any
-/// more.
+/// more. Where it fails for want of descriptors, which it has given back then, it is tried again.
 async fn on_files<R: Send + 'static>(
     work: Work,
-    function: impl FnOnce(&Workspace, &FileStop) -> Result<R, Error> + Send + 'static,
+    function: impl Fn(&Workspace, &FileStop) -> Result<R, Error> + Send + Sync + 'static,
 ) -> Result<Done<R>, Error> {
-    let workspace = Arc::clone(&work.scene.workspace);
-    let end = work.stop.abandon.cancelled();
-    let answer = FileStop::at(end, move |stop| function(&workspace, stop)).await?;
-    answer.map(Done::plain)
+    let function = Arc::new(function);
+    let mut attempts = Attempts::until(work.deadline);
+    loop {
+        let occupied = work.occupy(None).await?;
+        let (workspace, function) = (Arc::clone(&work.scene.workspace), Arc::clone(&function));
+        let end = work.stop.abandon.cancelled();
+        let function = move |stop: &FileStop| function(&workspace, stop);
+        match FileStop::at(occupied, end, function).await? {
+            Err(error) if work.again(&mut attempts, &error).await => {}
+            answer => return answer.map(Done::plain),
+        }
+    }
 }
 
 impl Work {
@@ -225,21 +283,63 @@ impl Work {
     fn until(&self) -> Instant {
         limit(Instant::now(), self.default_timeout, self.deadline)
     }
+
+    /// Waits for a place among the work with files, until nobody waits for the work any more, or its time
+    /// is up. Meanwhile it is others' turn.
+    async fn occupy(&self, until: Option<Instant>) -> Result<Occupied, Error> {
+        let operations = &self.scene.files.operations;
+        let place = self.wait_for(operations, until).await?;
+        let (operations, caller) = (Arc::clone(operations), Arc::clone(&self.caller));
+        let turn = Some(self.turn.clone());
+        Ok(Occupied::new(operations, caller, place, turn))
+    }
+
+    async fn wait_for(&self, queue: &Arc<Queue>, until: Option<Instant>) -> Result<Place, Error> {
+        match queue.enter(&self.caller, usize::MAX) {
+            Ok(Entry::Place(place)) => Ok(place),
+            Ok(Entry::Wait(mut waiting)) => {
+                self.turn.end();
+                tokio::select! {
+                    place = waiting.place() => Ok(place),
+                    () = self.stop.abandon.cancelled() => Err(FileStop::late()),
+                    () = task::until(until) => Err(too_busy(queue.fullness(&self.caller, usize::MAX))),
+                }
+            }
+            Err(full) => Err(too_busy(full)),
+        }
+    }
+
+    /// Whether what failed so is to be tried again; then it is time to.
+    async fn again(&self, attempts: &mut Attempts, error: &Error) -> bool {
+        tokio::select! {
+            again = attempts.another(error) => again,
+            () = self.stop.abandon.cancelled() => false,
+        }
+    }
+}
+
+fn too_busy(full: Full) -> Error {
+    let text = format!(
+        "the time for the call has passed while {} other calls of this caller worked with files: retry after the time given, with fewer at a time",
+        full.held
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(full.retry_after)
 }
 
 /// As [`on_files`], for work that ends with what it has when its time is up. Without an answer it
 /// has not noticed soon enough: it goes on until it does, and keeps its place among the calls.
 async fn in_time<R: Send + 'static>(
-    work: Work,
+    work: &Work,
     until: Instant,
     function: impl FnOnce(&Workspace, &FileStop) -> R + Send + 'static,
 ) -> Result<Option<R>, Error> {
+    let occupied = work.occupy(Some(until)).await?;
     let end = async {
         // Whichever comes first.
         let _either = timeout_at(until.into(), work.stop.abandon.cancelled()).await;
     };
     let (workspace, place) = (Arc::clone(&work.scene.workspace), Arc::clone(&work.place));
-    FileStop::soon_after(end, NOTICE, move |stop| {
+    FileStop::soon_after(occupied, end, NOTICE, move |stop| {
         let _place = place;
         function(&workspace, stop)
     })

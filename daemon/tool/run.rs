@@ -35,6 +35,10 @@ use crate::{
     },
 };
 
+/// How long a command keeps the turn of its call: as long as it takes to start one. From then on the
+/// kernel shares out the CPUs.
+pub(super) const TURN: Duration = Duration::from_millis(3);
+
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct Run;
@@ -54,6 +58,7 @@ pub(crate) struct Params {
 impl Tool for Run {
     const NAME: &'static str = "run";
     const LIMITS_ITSELF: bool = true;
+    const TURN: Duration = TURN;
     type Request = v1::RunRequest;
     type Response = v1::RunResponse;
     type Params = Params;

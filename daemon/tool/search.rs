@@ -1,14 +1,13 @@
 //! `search`: matching lines of the files below a directory.
 
-use std::{sync::Arc, time::Duration};
-
-use tokio::{sync::Semaphore, time::timeout_at};
+use std::sync::Arc;
 
 use super::{Done, Scene, Tool, Work, in_time};
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, Reason, Violation},
+        descriptors::Attempts,
+        error::{Error, Violation},
         workspace::{
             Finds, Hit, Pattern, Progress, Query, SearchWish, Selection, Stop, Workspace, globs,
         },
@@ -22,12 +21,6 @@ const DEFAULT_RESULTS: u32 = 50;
 /// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
 const ANSWER_BYTES: usize = 3 << 20;
-/// Searches at once; others wait for their turn. Each keeps every core busy, and takes some MiB for
-/// each of its threads.
-static TURNS: Semaphore = Semaphore::const_new(32);
-/// When to try again after waiting for a turn in vain.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct Search;
@@ -56,27 +49,28 @@ impl Tool for Search {
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
-        let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
-        let told = Arc::clone(&progress);
+        let request = Arc::new(request);
         let until = work.until();
-        let turn = tokio::select! {
-            turn = timeout_at(until.into(), TURNS.acquire()) => turn,
-            () = work.stop.abandon.cancelled() => return Err(Stop::late()),
-        };
-        let Ok(Ok(turn)) = turn else {
-            let text = "too many searches are under way: try again";
-            return Err(Error::new(Reason::ResourceExhausted, text).retry_after(RETRY));
-        };
-        let complete = in_time(work, until, move |workspace, stop| {
-            let _turn = turn;
-            search(workspace, &request, &told, stop)
-        });
-        let complete = complete.await?.transpose()?.unwrap_or(false);
-        let answer = response(progress.take(), complete);
-        Ok(match complete {
-            true => Done::plain(answer),
-            false => Done::cut_short(answer),
-        })
+        let mut attempts = Attempts::until(Some(until));
+        loop {
+            let place = work.wait_for(&work.scene.files.searches, Some(until));
+            let place = place.await?;
+            let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
+            let (told, request) = (Arc::clone(&progress), Arc::clone(&request));
+            let complete = in_time(&work, until, move |workspace, stop| {
+                let _place = place;
+                search(workspace, &request, &told, stop)
+            });
+            let complete = match complete.await?.transpose() {
+                Err(error) if work.again(&mut attempts, &error).await => continue,
+                complete => complete?.unwrap_or(false),
+            };
+            let answer = response(progress.take(), complete);
+            return Ok(match complete {
+                true => Done::plain(answer),
+                false => Done::cut_short(answer),
+            });
+        }
     }
 }
 

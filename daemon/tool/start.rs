@@ -1,7 +1,7 @@
 //! `ProcessService.Start`: one command in a sandbox of its own, as [`super::run`] runs them, that is
 //! watched and fed while it runs.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Done, Scene, Tool, Work,
@@ -48,6 +48,7 @@ impl Tool for Start {
     const MESSAGE: Option<&'static str> = Some("jig.v1.StartRequest");
     const IS_WAITED_FOR: bool = false;
     const LIMITS_ITSELF: bool = true;
+    const TURN: Duration = run::TURN;
     type Request = v1::StartRequest;
     type Response = Exit;
     type Params = Params;

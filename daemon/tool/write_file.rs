@@ -1,5 +1,7 @@
 //! `write_file`: a file of the workspace gets a new content, or more of it.
 
+use std::borrow::Cow;
+
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
 use super::{Done, Scene, Tool, Work, on_files};
@@ -83,7 +85,7 @@ impl Tool for WriteFile {
 
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
-            write_file(workspace, params, stop)
+            write_file(workspace, &params, stop)
         })
         .await
     }
@@ -91,19 +93,19 @@ impl Tool for WriteFile {
 
 fn write_file(
     workspace: &Workspace,
-    params: Params,
+    params: &Params,
     stop: &Stop,
 ) -> Result<v1::WriteFileResponse, Error> {
     let Params { path, content, .. } = params;
-    let mut change = workspace.change(std::slice::from_ref(&path), stop)?;
+    let mut change = workspace.change(std::slice::from_ref(path), stop)?;
     if !params.create_directories {
         change.keep_to_directories();
     }
     let needs_old = params.mode == WriteMode::Append || params.expected_sha256.is_some();
     let old = if needs_old {
-        change.read(&path, MOST_OLD)?
+        change.read(path, MOST_OLD)?
     } else {
-        change.look(&path)?
+        change.look(path)?
     };
     match &old {
         Some(_) if params.mode == WriteMode::CreateNew => {
@@ -113,7 +115,7 @@ fn write_file(
             );
             return Err(Error::new(Reason::FileExists, text).with("path", path.as_str()));
         }
-        Some(old) => old.expect(&path, params.expected_sha256.as_deref())?,
+        Some(old) => old.expect(path, params.expected_sha256.as_deref())?,
         None if params.expected_sha256.is_some() => {
             let text = format!(
                 "no file is at {:?}, so it cannot be the one of expected_sha256",
@@ -127,14 +129,14 @@ fn write_file(
     let whole = match &old {
         Some(Original {
             content: before, ..
-        }) if params.mode == WriteMode::Append => [before.as_slice(), &content].concat(),
-        _ => content,
+        }) if params.mode == WriteMode::Append => Cow::Owned([before.as_slice(), content].concat()),
+        _ => Cow::Borrowed(content),
     };
     let content = Content {
         mode: params.file_mode,
         ..Content::new(&whole)
     };
-    change.write(&path, old.as_ref(), content)?;
+    change.write(path, old.as_ref(), content)?;
     change.commit()?.written_down()?;
     Ok(v1::WriteFileResponse {
         bytes_written,
@@ -191,7 +193,7 @@ mod tests {
                 expected_sha256: expected.map(|hash| hash.to_uppercase()),
                 ..params(&workspace, "d/f", "n")
             };
-            let result = write_file(&workspace, params, &Stop::new());
+            let result = write_file(&workspace, &params, &Stop::new());
             let found = result.as_ref().map(|_| fs::read_to_string(&file).unwrap());
             assert_eq!(
                 found.as_deref().map_err(|error| error.reason),
@@ -222,7 +224,7 @@ mod tests {
         };
         set("user.jig", b"kept").unwrap();
         let workspace = Workspace::open("w", folder.path(), "/workspace").unwrap();
-        write_file(&workspace, params(&workspace, "f", "new"), &Stop::new()).unwrap();
+        write_file(&workspace, &params(&workspace, "f", "new"), &Stop::new()).unwrap();
         let metadata = fs::metadata(at("f")).unwrap();
         assert_eq!((metadata.uid(), metadata.gid()), (1234, 4321));
         assert_eq!(metadata.mode() & 0o7777, 0o750, "no set-user-id bit");
@@ -263,7 +265,7 @@ mod tests {
                 create_directories,
                 ..params(&workspace, path, "x")
             };
-            let error = write_file(&workspace, params, &Stop::new()).unwrap_err();
+            let error = write_file(&workspace, &params, &Stop::new()).unwrap_err();
             assert_eq!(error.reason, reason, "{path}: {error}");
         }
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);

@@ -4,11 +4,12 @@ use std::{io, time::Duration};
 
 use super::path::RelativePath;
 use crate::daemon::{
+    descriptors,
     error::{Error, Reason},
     sys::Errno,
 };
 
-/// When to try again after descriptors ran out: calls that hold many last about as long.
+/// When to try again: those that rename last about as long.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What a call hoped to find at a path.
@@ -86,10 +87,10 @@ pub(super) fn failure(errno: Errno, path: &str, wanted: Wanted) -> Error {
             Reason::NoSpace,
             format!("the directory of {path:?} can hold no more directories: choose another one"),
         ),
-        (Errno::MFILE | Errno::NFILE, _) => (
-            Reason::ResourceExhausted,
-            format!("too many files are open to open {path:?}: try again"),
-        ),
+        (Errno::MFILE | Errno::NFILE, _) => {
+            let error = io::Error::from(errno);
+            return descriptors::exhausted(error, &format!("{path:?}")).with("path", path);
+        }
         (Errno::AGAIN, _) => (
             Reason::ResourceExhausted,
             format!("directories are being renamed too quickly to find {path:?}: try again"),

@@ -40,6 +40,8 @@ impl Locks {
             }
             if told.is_none() {
                 drop(held);
+                // Who waits for others is not to keep them from their work.
+                stop.leave_place();
                 let shared = Arc::clone(&self.0);
                 // With the lock, or it might come between the look and the wait.
                 told = Some(stop.tell(Arc::new(move || {
@@ -53,10 +55,14 @@ impl Locks {
         }
         held.extend(paths.iter().cloned());
         drop(held);
-        Ok(Held {
+        let held = Held {
             locks: self,
             paths: paths.to_vec(),
-        })
+        };
+        if told.is_some() {
+            stop.come_back();
+        }
+        Ok(held)
     }
 }
 

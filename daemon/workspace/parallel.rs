@@ -45,7 +45,7 @@ pub(crate) fn in_parallel<'t, T: Sync, R: Send>(
 }
 
 /// Threads that can run at once. Asked for once: the answer is in several files.
-pub(super) fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
     *CORES.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }

@@ -13,6 +13,7 @@ use std::{
 
 use tokio::{task::JoinHandle, time::timeout};
 
+use super::occupied::Occupied;
 use crate::daemon::{
     error::{Error, Reason},
     task,
@@ -27,6 +28,8 @@ struct Shared {
     is_stopped: AtomicBool,
     /// Whom to tell, by number.
     listeners: Mutex<BTreeMap<u64, Listener>>,
+    /// The place of the work.
+    occupied: Option<Occupied>,
 }
 
 /// Called when a call should end.
@@ -45,13 +48,22 @@ impl Stop {
         Self::default()
     }
 
+    /// A call that may go on, and has this place until it ends.
+    fn occupying(occupied: Occupied) -> Self {
+        Self(Arc::new(Shared {
+            occupied: Some(occupied),
+            ..Shared::default()
+        }))
+    }
+
     /// Runs `function` on a thread that may block, asks for its end once `end` is there, and waits
-    /// for its answer all the same.
+    /// for its answer all the same. It has the place `occupied` meanwhile.
     pub(crate) async fn at<R: Send + 'static>(
+        occupied: Occupied,
         end: impl Future<Output = ()>,
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        let stop = Self::new();
+        let stop = Self::occupying(occupied);
         let mut running = pin!(stop.run(function));
         let answer = tokio::select! {
             answer = &mut running => answer,
@@ -66,11 +78,12 @@ impl Stop {
     /// As [`Self::at`], but does not wait longer than `patience` after the end. Without an answer,
     /// the function is still at work: it ends when it asks next.
     pub(crate) async fn soon_after<R: Send + 'static>(
+        occupied: Occupied,
         end: impl Future<Output = ()>,
         patience: Duration,
         function: impl FnOnce(&Self) -> R + Send + 'static,
     ) -> Result<Option<R>, Error> {
-        let stop = Self::new();
+        let stop = Self::occupying(occupied);
         let mut running = pin!(stop.run(function));
         let answer = tokio::select! {
             answer = &mut running => Ok(answer),
@@ -88,6 +101,20 @@ impl Stop {
     ) -> JoinHandle<R> {
         let told = self.clone();
         task::blocking(move || function(&told))
+    }
+
+    /// Gives the place of the work to others for as long as it waits for them.
+    pub(super) fn leave_place(&self) {
+        if let Some(occupied) = &self.0.occupied {
+            occupied.leave();
+        }
+    }
+
+    /// Waits until the work has a place again. Blocks.
+    pub(super) fn come_back(&self) {
+        if let Some(occupied) = &self.0.occupied {
+            occupied.come_back();
+        }
     }
 
     /// Asks for the end. It comes with the next [`Self::check`].

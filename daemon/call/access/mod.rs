@@ -7,6 +7,7 @@
 //! none, on loopback, and --trust-loopback ─▶ administrator
 //! ```
 
+pub(super) mod bucket;
 pub(crate) mod principal;
 
 use std::{

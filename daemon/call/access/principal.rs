@@ -1,33 +1,45 @@
 //! Who calls.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Instant,
+};
 
+use super::bucket::Bucket;
 use crate::daemon::{
     config::keys::{Allowance, Key, Role},
     error::{Error, Reason},
+    queue::Name,
 };
 
 /// Somebody who may call.
 #[derive(Debug)]
 pub(crate) struct Principal {
-    name: String,
+    name: Name,
     role: Role,
     /// None where it is all.
     workspaces: Option<BTreeSet<String>>,
     /// None where it is all.
     tools: Option<BTreeSet<String>>,
     allowance: Allowance,
+    /// None where it may call as often as it likes.
+    bucket: Option<Mutex<Bucket>>,
 }
 
 impl Principal {
     /// Who holds a key.
     pub(super) fn holder(key: &Key) -> Self {
         Self {
-            name: format!("key:{}", key.name),
+            name: format!("key:{}", key.name).into(),
             role: key.role,
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
             allowance: key.allowance,
+            bucket: key
+                .allowance
+                .rate
+                .map(|rate| Mutex::new(Bucket::new(rate, Instant::now()))),
         }
     }
 
@@ -43,17 +55,49 @@ impl Principal {
 
     fn administrator(name: String) -> Arc<Self> {
         Arc::new(Self {
-            name,
+            name: name.into(),
             role: Role::Admin,
             workspaces: None,
             tools: None,
             allowance: Allowance::default(),
+            bucket: None,
         })
     }
 
     /// What it is called in records: `key:NAME`, `uid:1000` or `loopback`.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// As [`Self::name`], where calls of one are told from those of another.
+    pub(crate) fn lane(&self) -> &Name {
+        &self.name
+    }
+
+    /// Calls that it may make at one time.
+    pub(crate) fn concurrent_calls(&self) -> usize {
+        let most = self.allowance.concurrent_calls;
+        most.map_or(usize::MAX, |most| {
+            usize::try_from(most).unwrap_or(usize::MAX)
+        })
+    }
+
+    /// Counts a call, unless it comes too soon after others.
+    pub(crate) fn count_call(&self, now: Instant) -> Result<(), Error> {
+        let Some(bucket) = &self.bucket else {
+            return Ok(());
+        };
+        let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
+        let rate = bucket.rate();
+        bucket.take(now).map_err(|wait| {
+            let text = format!(
+                "{} may make {} calls per second, and {} at once: retry after the time given",
+                self.name, rate.per_second, rate.burst
+            );
+            Error::new(Reason::ResourceExhausted, text)
+                .with("limit", rate.per_second.to_string())
+                .retry_after(wait)
+        })
     }
 
     /// What it may do.

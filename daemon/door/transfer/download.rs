@@ -7,10 +7,7 @@ use std::{
 
 use rustix::fs::Stat;
 use tokio::{
-    sync::{
-        OwnedSemaphorePermit,
-        mpsc::{self, OwnedPermit},
-    },
+    sync::mpsc::{self, OwnedPermit},
     time::sleep,
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -21,10 +18,12 @@ use super::upload::SILENCE;
 use crate::{
     api::v1::{DownloadRequest, DownloadResponse},
     daemon::{
-        call::{self, Pipeline, admission::Admission, context::Incoming},
+        call::{self, Pipeline, admission::Places, context::Incoming},
         checksum::Checksum,
+        descriptors::Attempts,
         door::status::to_status,
         error::{Error, Reason},
+        queue::Place,
         task,
         workspace::RegularFile,
     },
@@ -57,13 +56,13 @@ struct Sending {
     silence: Duration,
     deadline: Option<Instant>,
     end: CancellationToken,
-    _permit: OwnedSemaphorePermit,
+    _permit: Place,
 }
 
 /// Opens the file and starts sending it.
 pub(super) async fn download(
     pipeline: &Arc<Pipeline>,
-    places: &Admission,
+    places: &Places,
     incoming: Incoming,
     request: DownloadRequest,
 ) -> Result<Answers, Error> {
@@ -71,13 +70,26 @@ pub(super) async fn download(
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;
     let _waited_for = task::hold();
-    let permit = places.enter(&pipeline.drain)?;
-    let opened = task::blocking(move || {
-        let file = workspace.open_file(&path)?;
-        let stat = file.stat()?;
-        Ok::<_, Error>((file, stat))
-    });
-    let (file, stat) = opened.await.map_err(Error::internal)??;
+    let permit = places.enter(&incoming.principal, &pipeline.drain)?;
+    let (files, caller) = (
+        pipeline.scene(&incoming)?.files.clone(),
+        incoming.principal.lane(),
+    );
+    let mut attempts = Attempts::until(incoming.deadline);
+    let (file, stat) = loop {
+        let (workspace, path) = (Arc::clone(&workspace), path.clone());
+        let occupied = files.occupy(caller).await?;
+        let opened = task::blocking(move || {
+            let _occupied = occupied;
+            let file = workspace.open_file(&path)?;
+            let stat = file.stat()?;
+            Ok::<_, Error>((file, stat))
+        });
+        match opened.await.map_err(Error::internal)? {
+            Err(error) if attempts.another(&error).await => {}
+            opened => break opened?,
+        }
+    };
     if let Some(expected) = &request.expected_version
         && *expected != version(&stat)
     {
@@ -229,12 +241,14 @@ mod tests {
         path::Path,
     };
 
-    use tokio::sync::Semaphore;
     use tokio_stream::StreamExt as _;
     use tonic::Code;
 
     use super::*;
-    use crate::daemon::workspace::Workspace;
+    use crate::daemon::{
+        queue::{Entry, Queue},
+        workspace::Workspace,
+    };
 
     /// A download of a file of so many bytes.
     async fn of_size(folder: &Path, size: u64) -> (Sending, Answers) {
@@ -256,7 +270,10 @@ mod tests {
             silence: Duration::from_secs(600),
             deadline: None,
             end: CancellationToken::new(),
-            _permit: Arc::new(Semaphore::new(1)).acquire_owned().await.unwrap(),
+            _permit: match Queue::new(1, 1, 0).enter(&"w".into(), 1) {
+                Ok(Entry::Place(place)) => place,
+                other => panic!("{other:?}"),
+            },
         };
         // Longer than what the kernel tells times apart by.
         tokio::time::sleep(Duration::from_millis(50)).await;

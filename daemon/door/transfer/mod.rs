@@ -18,7 +18,7 @@ use crate::{
         UploadResponse, transfer_service_server::TransferService,
     },
     daemon::{
-        call::{Pipeline, admission::Admission, context::Incoming},
+        call::{Pipeline, admission::Places, context::Incoming},
         error::{Error, Reason},
         store::uploads::UploadRecord,
         task,
@@ -32,7 +32,7 @@ const TRANSFERS: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pipeline: Arc<Pipeline>,
-    places: Admission,
+    places: Places,
     kept: Arc<Kept>,
 }
 
@@ -46,7 +46,10 @@ impl Transfers {
         let end = pipeline.drain.begun_token();
         task::spawn("expiry of uploads", Arc::clone(&kept).sweep_in_time(end));
         Self {
-            places: Admission::new(TRANSFERS),
+            places: Places::new(
+                TRANSFERS,
+                "transfers go on, and no more are taken at a time: retry after the time given",
+            ),
             kept,
             pipeline,
         }

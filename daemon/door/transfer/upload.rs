@@ -14,11 +14,13 @@ use crate::{
         UploadChunk, UploadRequest, UploadResponse, UploadStart, WriteMode, upload_request::Part,
     },
     daemon::{
-        call::{Pipeline, admission::Admission, context::Incoming},
+        call::{Pipeline, admission::Places, context::Incoming},
         checksum::sum_rule,
         error::{Error, Reason, Violation},
+        queue::Name,
         store::uploads::{UploadRecord, UploadWishes},
         task,
+        tool::FilePlaces,
         workspace::{Draft, DraftError, DraftPlace, Stop, Target, Workspace},
     },
 };
@@ -39,6 +41,8 @@ struct Plan {
 /// What a call needs to receive a file.
 struct Receiving {
     workspace: Arc<Workspace>,
+    files: FilePlaces,
+    caller: Name,
     kept: Arc<Kept>,
     plan: Plan,
     stream: Streaming<UploadRequest>,
@@ -49,7 +53,7 @@ struct Receiving {
 /// An upload, to its end.
 pub(super) async fn upload(
     pipeline: &Arc<Pipeline>,
-    places: &Admission,
+    places: &Places,
     kept: &Arc<Kept>,
     incoming: Incoming,
     mut stream: Streaming<UploadRequest>,
@@ -68,13 +72,16 @@ pub(super) async fn upload(
     let plan = Plan::new(start, &workspace, &incoming.call_id)?;
     // Taken before the drain is looked at: whoever is let in is waited for.
     let _waited_for = task::hold();
-    let permit = places.enter(&pipeline.drain)?;
+    let permit = places.enter(&incoming.principal, &pipeline.drain)?;
+    let (files, caller) = (scene.files.clone(), Arc::clone(incoming.principal.lane()));
     let recorded = pipeline
         .begin_recorded("upload", incoming, plan.shown())
         .await?;
     let stop = pipeline.drain.end_token().child_token();
     let receiving = Receiving {
         workspace,
+        files,
+        caller,
         kept: Arc::clone(kept),
         plan,
         stream,
@@ -332,7 +339,11 @@ impl Receiving {
         &self,
         function: impl FnOnce(&Stop) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        Stop::at(self.stop.cancelled(), function).await
+        let occupied = tokio::select! {
+            occupied = self.files.occupy(&self.caller) => occupied?,
+            () = self.stop.cancelled() => return Err(self.ended(None)),
+        };
+        Stop::at(occupied, self.stop.cancelled(), function).await
     }
 
     /// Why the call was told to end.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::daemon::{
+    descriptors,
     error::{Error, Reason},
     process::{
         spec::{Program, Spec},
@@ -115,7 +116,10 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
         .with("program", program),
         (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
         (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
-        (_, libc::EMFILE | libc::ETOOMANYREFS | libc::ENFILE | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
+        (_, libc::EMFILE | libc::ENFILE) => {
+            descriptors::exhausted(failure.error(), "the command").with("stage", failure.stage.name()).with("errno", failure.errno_name())
+        }
+        (_, libc::ETOOMANYREFS | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
             let text = format!("the host has not enough left to build a sandbox: {failure}");
             Error::new(Reason::ResourceExhausted, text).with("stage", failure.stage.name()).with("errno", failure.errno_name()).retry_after(RETRY_AFTER)
         }

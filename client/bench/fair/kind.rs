@@ -1,0 +1,100 @@
+//! The calls that are made.
+
+use std::{
+    fs, io,
+    path::Path,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use clap::ValueEnum;
+use jig::{
+    api::v1::{
+        CreateDirectoryRequest, ListDirectoryRequest, ListFilesRequest, ReadFileRequest,
+        RunRequest, SearchRequest,
+    },
+    client::{CallError, Client},
+};
+
+/// The file that is read.
+const READ: &str = "read";
+/// Its size.
+const READ_BYTES: usize = 10 * 1024;
+
+/// A call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    Run,
+    ReadFile,
+    ListDirectory,
+    Search,
+    ListFiles,
+    CreateDirectory,
+}
+
+/// Makes the file that is read.
+pub(super) fn prepare(workspace: &Path) -> io::Result<()> {
+    fs::write(workspace.join(READ), vec![b'x'; READ_BYTES])
+}
+
+impl Kind {
+    /// The name of its tool.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Run => "run",
+            Self::ReadFile => "read_file",
+            Self::ListDirectory => "list_dir",
+            Self::Search => "search",
+            Self::ListFiles => "list_files",
+            Self::CreateDirectory => "create_directory",
+        }
+    }
+
+    /// Makes one.
+    pub(super) async fn call(self, client: &Client) -> Result<(), CallError> {
+        match self {
+            Self::Run => {
+                let argv = vec!["/bin/true".to_owned()];
+                let request = RunRequest {
+                    argv,
+                    ..RunRequest::default()
+                };
+                client.run(request).await.map(drop)
+            }
+            Self::ReadFile => {
+                let path = READ.to_owned();
+                let request = ReadFileRequest {
+                    path,
+                    ..ReadFileRequest::default()
+                };
+                client.read_file(request).await.map(drop)
+            }
+            Self::ListDirectory => {
+                let request = ListDirectoryRequest::default();
+                client.list_directory(request).await.map(drop)
+            }
+            Self::Search => {
+                let query = "what is not there".to_owned();
+                let request = SearchRequest {
+                    query,
+                    ..SearchRequest::default()
+                };
+                client.search(request).await.map(drop)
+            }
+            Self::ListFiles => {
+                let root = Some("tree".to_owned());
+                let request = ListFilesRequest {
+                    root,
+                    ..ListFilesRequest::default()
+                };
+                client.list_files(request).await.map(drop)
+            }
+            Self::CreateDirectory => {
+                static MADE: AtomicU64 = AtomicU64::new(0);
+                let number = MADE.fetch_add(1, Ordering::Relaxed);
+                let path = format!("made/{}-{}/{number}", std::process::id(), number / 1000);
+                let request = CreateDirectoryRequest { path };
+                client.create_directory(request).await.map(drop)
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What is done when file descriptors run out, the daemon's own or the system's: who needs one gives back
+//! what he has, waits a moment and tries again, a few times, as those who hold many are soon done. Then
+//! the call fails, says which limit it was, and has done nothing.
+
+use std::{
+    io, thread,
+    time::{Duration, Instant},
+};
+
+use crate::daemon::{
+    error::{Error, Reason},
+    task,
+};
+
+/// Attempts after the first one.
+const RETRIES: u32 = 3;
+/// Pause before the first of them; before each other one, twice as long as before.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// No pause is longer.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// When a caller is told to try again: the pauses together were not long enough.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Attempts at something that descriptors are needed for.
+#[derive(Debug)]
+pub(crate) struct Attempts {
+    left: u32,
+    pause: Duration,
+    /// No attempt begins later.
+    until: Option<Instant>,
+}
+
+impl Attempts {
+    /// Some, as long as somebody waits for what comes of them.
+    pub(crate) fn until(until: Option<Instant>) -> Self {
+        Self {
+            left: RETRIES,
+            pause: FIRST_PAUSE,
+            until,
+        }
+    }
+
+    /// Whether what failed so is to be tried again; then it is time to. To be asked of what has done
+    /// nothing. May be cancelled.
+    pub(crate) async fn another(&mut self, error: &Error) -> bool {
+        ran_out(error) && self.pause().await
+    }
+
+    /// As [`Self::another`], of an error of the kernel's.
+    pub(crate) async fn another_of_kernel(&mut self, error: &io::Error) -> bool {
+        are_missing(error) && self.pause().await
+    }
+
+    async fn pause(&mut self) -> bool {
+        let pause = self.next();
+        if let Some(pause) = pause {
+            task::until(Some(Instant::now() + pause)).await;
+        }
+        pause.is_some()
+    }
+
+    /// As [`Self::another_of_kernel`], on a thread that may block.
+    fn another_blocking(&mut self, error: &io::Error) -> bool {
+        if !are_missing(error) {
+            return false;
+        }
+        let pause = self.next();
+        if let Some(pause) = pause {
+            thread::sleep(pause);
+        }
+        pause.is_some()
+    }
+
+    /// How long to wait before the next attempt, if there is to be one.
+    fn next(&mut self) -> Option<Duration> {
+        let pause = self.pause;
+        self.left = self.left.checked_sub(1)?;
+        self.pause = (pause * 2).min(LONGEST_PAUSE);
+        let begins = Instant::now() + pause;
+        self.until
+            .is_none_or(|until| begins < until)
+            .then_some(pause)
+    }
+}
+
+/// Does something until it does not fail for want of descriptors, or has done so too often. Blocks.
+pub(crate) fn retrying<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut attempts = Attempts::until(None);
+    loop {
+        match attempt() {
+            Err(error) if attempts.another_blocking(&error) => {}
+            result => return result,
+        }
+    }
+}
+
+/// Whether descriptors ran out.
+pub(crate) fn are_missing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+}
+
+/// Whether a call failed because descriptors ran out.
+pub(crate) fn ran_out(error: &Error) -> bool {
+    let cause = error.cause.as_deref();
+    error.reason == Reason::ResourceExhausted
+        && cause
+            .and_then(|cause| cause.downcast_ref())
+            .is_some_and(are_missing)
+}
+
+/// The error for who needed a descriptor for `what`, and did not get one.
+pub(crate) fn exhausted(error: io::Error, what: &str) -> Error {
+    let (whose, remedy) = match error.raw_os_error() {
+        Some(libc::ENFILE) => ("the system", "fs.file-max (sysctl)"),
+        _ => (
+            "the daemon",
+            "the limit of open files that it is started with (ulimit -n, LimitNOFILE= of systemd)",
+        ),
+    };
+    let text = format!(
+        "{whose} has no file descriptors left for {what}; nothing was done: try again, with fewer calls at a time; its operator can raise {remedy}"
+    );
+    Error::new(Reason::ResourceExhausted, text)
+        .retry_after(RETRY_AFTER)
+        .caused_by(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing() -> io::Error {
+        io::Error::from_raw_os_error(libc::EMFILE)
+    }
+
+    #[test]
+    fn pauses_double_and_end_with_the_deadline() {
+        let mut attempts = Attempts::until(None);
+        let pauses: Vec<_> = std::iter::from_fn(|| attempts.next()).collect();
+        assert_eq!(pauses, [100, 200, 400].map(Duration::from_millis));
+        let soon = Instant::now() + Duration::from_millis(50);
+        assert_eq!(Attempts::until(Some(soon)).next(), None);
+    }
+
+    #[test]
+    fn only_want_of_descriptors_is_tried_again() {
+        let mut tries = 0;
+        let third = retrying(|| {
+            tries += 1;
+            if tries < 3 { Err(missing()) } else { Ok(tries) }
+        });
+        assert_eq!(third.unwrap(), 3);
+        let mut tries = 0;
+        let other = retrying(|| {
+            tries += 1;
+            Err::<(), _>(io::Error::from_raw_os_error(libc::EACCES))
+        });
+        assert!(other.is_err() && tries == 1);
+    }
+
+    #[test]
+    fn it_is_told_whose_they_are() {
+        let own = exhausted(missing(), "it");
+        let system = exhausted(io::Error::from_raw_os_error(libc::ENFILE), "it");
+        assert!(own.message.contains("ulimit -n"), "{own}");
+        assert!(system.message.contains("fs.file-max"), "{system}");
+        assert!(ran_out(&own) && ran_out(&system) && own.retry_after.is_some());
+        assert!(!ran_out(&Error::new(Reason::ResourceExhausted, "")));
+    }
+}

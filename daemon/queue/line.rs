@@ -1,0 +1,327 @@
+//! Who has a place, who waits for one, and whose turn it is: the rules, without anything that waits.
+//!
+//! Each caller has a lane. A free place goes to the lane whose turn it is, and in it to whom has waited
+//! longest; then it is the next lane's turn. A lane has at most `share` times as many places as are left
+//! free, so that whoever comes next finds one: of 2048 places and a share of 15, 1920 for the only one
+//! who calls, 120 for the next.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+/// What tells one caller's lane from another's.
+pub(crate) type Name = Arc<str>;
+
+/// Places, and who waits for them. `W` is how somebody who waits is told.
+#[derive(Debug)]
+pub(super) struct Line<W> {
+    free: usize,
+    at_most: usize,
+    share: usize,
+    lanes: HashMap<Name, Lane<W>>,
+    /// The lanes in which somebody waits, in the order of their turns.
+    turns: VecDeque<Name>,
+    waiting: usize,
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Lane<W> {
+    held: usize,
+    /// Most that it may have, whatever is free.
+    most: usize,
+    /// With numbers by which they leave.
+    waiting: VecDeque<(u64, W)>,
+}
+
+impl<W> Line<W> {
+    /// So many places, none of them taken.
+    pub(super) fn new(at_most: usize, share: usize) -> Self {
+        Self {
+            free: at_most,
+            at_most,
+            share,
+            lanes: HashMap::new(),
+            turns: VecDeque::new(),
+            waiting: 0,
+            last: 0,
+        }
+    }
+
+    /// Takes a place, if one is free that nobody waits for who could have it, and the lane may have
+    /// another one. `most` counts from now on.
+    pub(super) fn take(&mut self, name: &Name, most: usize) -> bool {
+        let free = self.free;
+        let others_wait = !self.turns.is_empty() && self.next_turn().is_some();
+        let share = self.share;
+        let lane = self.lane(name, most);
+        let fits = !others_wait && lane.waiting.is_empty() && lane.may_take(free, share);
+        if fits {
+            lane.held += 1;
+            self.free -= 1;
+        } else {
+            self.forget(name);
+        }
+        fits
+    }
+
+    /// Lets somebody wait behind the others of his lane, unless `bound` wait there already. Answers the
+    /// number to leave with.
+    pub(super) fn wait(
+        &mut self,
+        name: &Name,
+        most: usize,
+        bound: usize,
+        waiter: W,
+    ) -> Result<u64, W> {
+        let number = self.last + 1;
+        let lane = self.lane(name, most);
+        if lane.waiting.len() >= bound {
+            self.forget(name);
+            return Err(waiter);
+        }
+        lane.waiting.push_back((number, waiter));
+        let is_first = lane.waiting.len() == 1;
+        self.last = number;
+        self.waiting += 1;
+        if is_first {
+            self.turns.push_back(Arc::clone(name));
+        }
+        Ok(number)
+    }
+
+    /// Takes somebody out who waits. He may have got a place meanwhile.
+    pub(super) fn leave(&mut self, name: &Name, number: u64) {
+        let Some(lane) = self.lanes.get_mut(name) else {
+            return;
+        };
+        let Ok(position) = lane
+            .waiting
+            .binary_search_by_key(&number, |(number, _)| *number)
+        else {
+            return;
+        };
+        lane.waiting.remove(position);
+        self.waiting -= 1;
+        if lane.waiting.is_empty() {
+            self.turns.retain(|turn| turn != name);
+            self.forget(name);
+        }
+    }
+
+    /// Takes a place back.
+    pub(super) fn give_back(&mut self, name: &Name) {
+        if let Some(lane) = self.lanes.get_mut(name) {
+            lane.held -= 1;
+            self.free += 1;
+            self.forget(name);
+        }
+    }
+
+    /// Gives a free place to whose turn it is, if there is one and somebody who may have it.
+    pub(super) fn next(&mut self) -> Option<(Name, W)> {
+        let position = self.next_turn()?;
+        let name = self.turns.remove(position)?;
+        let lane = self.lanes.get_mut(&name)?;
+        let (_, waiter) = lane.waiting.pop_front()?;
+        lane.held += 1;
+        self.free -= 1;
+        self.waiting -= 1;
+        if !lane.waiting.is_empty() {
+            self.turns.push_back(Arc::clone(&name));
+        }
+        Some((name, waiter))
+    }
+
+    /// Places that are taken.
+    pub(super) fn held(&self) -> usize {
+        self.at_most - self.free
+    }
+
+    /// Places that a lane has.
+    pub(super) fn held_by(&self, name: &Name) -> usize {
+        self.lanes.get(name).map_or(0, |lane| lane.held)
+    }
+
+    /// Those who wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Those who wait in a lane.
+    pub(super) fn waiting_of(&self, name: &Name) -> usize {
+        self.lanes.get(name).map_or(0, |lane| lane.waiting.len())
+    }
+
+    /// Lanes in which somebody waits.
+    pub(super) fn lanes_waiting(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Where the lane stands that gets the next place.
+    fn next_turn(&self) -> Option<usize> {
+        if self.free == 0 {
+            return None;
+        }
+        let may_take = |name: &Name| {
+            let lane = self.lanes.get(name);
+            lane.is_some_and(|lane| lane.may_take(self.free, self.share))
+        };
+        self.turns.iter().position(may_take)
+    }
+
+    fn lane(&mut self, name: &Name, most: usize) -> &mut Lane<W> {
+        let lane = self.lanes.entry(Arc::clone(name)).or_insert_with(|| Lane {
+            held: 0,
+            most,
+            waiting: VecDeque::new(),
+        });
+        lane.most = most;
+        lane
+    }
+
+    /// Forgets a lane that has nothing and wants nothing.
+    fn forget(&mut self, name: &Name) {
+        let is_idle = |lane: &Lane<W>| lane.held == 0 && lane.waiting.is_empty();
+        if self.lanes.get(name).is_some_and(is_idle) {
+            self.lanes.remove(name);
+        }
+    }
+}
+
+impl<W> Lane<W> {
+    /// Whether it may have another place, of so many that are free.
+    fn may_take(&self, free: usize, share: usize) -> bool {
+        self.held < self.most && self.held < share.saturating_mul(free)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names() -> [Name; 3] {
+        ["a", "b", "c"].map(Name::from)
+    }
+
+    fn granted(line: &mut Line<u32>) -> Vec<u32> {
+        std::iter::from_fn(|| line.next())
+            .map(|(_, waiter)| waiter)
+            .collect()
+    }
+
+    #[test]
+    fn lanes_take_turns_and_each_is_first_come_first_served() {
+        let [a, b, c] = names();
+        let mut line = Line::new(2, 15);
+        assert!(line.take(&a, 9) && line.take(&a, 9) && !line.take(&a, 9) && !line.take(&b, 9));
+        for (name, waiter) in [
+            (&a, 1),
+            (&a, 2),
+            (&a, 3),
+            (&b, 11),
+            (&b, 12),
+            (&c, 21),
+            (&a, 4),
+        ] {
+            line.wait(name, 9, 9, waiter).unwrap();
+        }
+        assert!(granted(&mut line).is_empty());
+        let mut order = Vec::new();
+        for holder in [&a, &a, &a, &b, &c, &a, &b] {
+            line.give_back(holder);
+            order.extend(granted(&mut line));
+        }
+        assert_eq!(order, [1, 11, 21, 2, 12, 3, 4]);
+        assert_eq!((line.waiting(), line.held()), (0, 2));
+    }
+
+    #[test]
+    fn a_lane_has_no_more_than_it_may_and_does_not_hold_up_others() {
+        let [a, b, _] = names();
+        let mut line = Line::new(4, 15);
+        assert!(line.take(&a, 1) && !line.take(&a, 1));
+        line.wait(&a, 1, 9, 1).unwrap();
+        // What nobody who waits may have is there for others.
+        assert!(line.take(&b, 9));
+        assert!(granted(&mut line).is_empty());
+        line.give_back(&a);
+        assert_eq!(granted(&mut line), [1]);
+    }
+
+    #[test]
+    fn some_places_are_left_for_whoever_comes_next() {
+        let [a, b, c] = names();
+        let mut line = Line::<()>::new(2048, 15);
+        let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();
+        assert_eq!([take(&a), take(&b), take(&c)], [1920, 120, 7]);
+        let mut turns = Line::<()>::new(3, 2);
+        let mut take = |name| (0..).take_while(|_| turns.take(name, usize::MAX)).count();
+        assert_eq!([take(&a), take(&b), take(&c)], [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_lane_is_bounded_and_can_be_left() {
+        let [a, b, _] = names();
+        let mut line = Line::new(1, 15);
+        assert!(line.take(&b, 9));
+        let first = line.wait(&a, 9, 2, 1).unwrap();
+        let second = line.wait(&a, 9, 2, 2).unwrap();
+        assert_eq!(line.wait(&a, 9, 2, 3), Err(3));
+        line.leave(&a, first);
+        line.leave(&a, first);
+        assert_eq!(line.waiting_of(&a), 1);
+        line.leave(&a, second);
+        assert_eq!((line.waiting(), line.lanes_waiting()), (0, 0));
+        line.give_back(&b);
+        assert!(line.lanes.is_empty());
+    }
+
+    /// No place is lost, none is given twice, and nobody waits who could have one.
+    #[test]
+    fn whatever_happens_the_places_are_what_they_were() {
+        let names = names();
+        for seed in 0..200_usize {
+            let (at_most, share) = (seed % 7 + 1, seed % 4 + 1);
+            let mut line = Line::new(at_most, share);
+            let (mut held, mut waiting) = (Vec::new(), Vec::new());
+            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            for step in 0..400 {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                let name = names[random % 3].clone();
+                match random / 3 % 4 {
+                    0 | 1 => {
+                        let most = if &*name == "a" { 2 } else { usize::MAX };
+                        if line.take(&name, most) {
+                            held.push(name);
+                        } else if let Ok(number) = line.wait(&name, most, 5, step) {
+                            waiting.push((name, number, step));
+                        }
+                    }
+                    2 if !held.is_empty() => {
+                        let name = held.swap_remove((random >> 8) % held.len());
+                        line.give_back(&name);
+                    }
+                    _ if !waiting.is_empty() => {
+                        let (name, number, _) = waiting.swap_remove((random >> 8) % waiting.len());
+                        line.leave(&name, number);
+                    }
+                    _ => {}
+                }
+                while let Some((name, step)) = line.next() {
+                    let position = waiting.iter().position(|(_, _, waits)| *waits == step);
+                    waiting.remove(position.unwrap());
+                    held.push(name);
+                }
+                assert_eq!((line.held(), line.waiting()), (held.len(), waiting.len()));
+                assert!(held.len() <= at_most);
+                let of_a = held.iter().filter(|name| &***name == "a").count();
+                assert!(of_a <= 2);
+                assert!(line.next_turn().is_none());
+            }
+        }
+    }
+}

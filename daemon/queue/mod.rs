@@ -1,0 +1,13 @@
+//! Places that callers wait for: a bounded number, given in turn to those who call, and in order to the
+//! calls of each ([`line`]). Who waits holds no thread, and leaves when the future that waits is dropped.
+
+mod line;
+mod pace;
+mod place;
+mod turn;
+
+pub(crate) use self::{
+    line::Name,
+    place::{Entry, Full, Place, Queue},
+    turn::Turn,
+};
