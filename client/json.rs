@@ -104,6 +104,7 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
         "counts": {
             "calls_finished": counts.calls_finished,
             "calls_active": counts.calls_active,
+            "calls_waiting": counts.calls_waiting,
             "runs_active": counts.runs_active,
             "sandboxes_warm": counts.sandboxes_warm,
             "sandboxes_quarantined": counts.sandboxes_quarantined,

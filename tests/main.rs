@@ -17,6 +17,8 @@
     reason = "tests start the daemon, the programs that attack it and their own tasks themselves"
 )]
 
+/// When calls may begin, and whose turn it is.
+mod admission;
 /// What a hostile command tries, by the numbers of the catalogue of attacks.
 mod attack;
 /// Requests that are refused before anything is started.

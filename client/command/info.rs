@@ -55,8 +55,8 @@ fn text(info: &GetInfoResponse) -> String {
         rows.push((
             "calls".to_owned(),
             format!(
-                "{} finished, {} active",
-                counts.calls_finished, counts.calls_active
+                "{} finished, {} active, {} waiting",
+                counts.calls_finished, counts.calls_active, counts.calls_waiting
             ),
         ));
         rows.push((

@@ -1,9 +1,9 @@
 //! Who has a place, who waits for one, and whose turn it is: the rules, without anything that waits.
 //!
-//! Each caller has a lane. A free place goes to the lane whose turn it is, and in it to whom has waited
-//! longest; then it is the next lane's turn. A lane has at most `share` times as many places as are left
-//! free, so that whoever comes next finds one: of 2048 places and a share of 15, 1920 for the only one
-//! who calls, 120 for the next.
+//! Each caller has a lane. A free place goes to the lane that has had the fewest, and in it to whom has
+//! waited longest. Lanes are compared by start-time fair queueing (Goyal, Vin and Cheng, 1996): each place
+//! moves its lane's tag on by one, and a lane that wants one after a pause begins where the others are, so
+//! that nobody saves up places while he wants none, and nobody is late who has just come.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,16 +18,33 @@ pub(crate) type Name = Arc<str>;
 pub(super) struct Line<W> {
     free: usize,
     at_most: usize,
-    share: usize,
+    share: Share,
     lanes: HashMap<Name, Lane<W>>,
-    /// The lanes in which somebody waits, in the order of their turns.
-    turns: VecDeque<Name>,
+    /// The lanes in which somebody waits, in the order in which they began to.
+    turns: Vec<Name>,
+    /// Where the lanes are that want places.
+    now: u64,
     waiting: usize,
     last: u64,
 }
 
+/// What one caller may have, so that there is something for others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Share {
+    /// This many times as many places as he leaves free, so that whoever comes next finds one: of 2048,
+    /// at 15, 1920 for the only one who calls, 120 for the next.
+    OfFree(usize),
+    /// All while he is alone; where others have or want some, all callers together have so many.
+    Alone(usize),
+}
+
+/// Lanes above which those are looked for that can be forgotten.
+const MANY: usize = 1024;
+
 #[derive(Debug)]
 struct Lane<W> {
+    /// Where it is among the others, when it wants a place.
+    tag: u64,
     held: usize,
     /// Most that it may have, whatever is free.
     most: usize,
@@ -37,13 +54,14 @@ struct Lane<W> {
 
 impl<W> Line<W> {
     /// So many places, none of them taken.
-    pub(super) fn new(at_most: usize, share: usize) -> Self {
+    pub(super) fn new(at_most: usize, share: Share) -> Self {
         Self {
             free: at_most,
             at_most,
             share,
             lanes: HashMap::new(),
-            turns: VecDeque::new(),
+            turns: Vec::new(),
+            now: 0,
             waiting: 0,
             last: 0,
         }
@@ -52,18 +70,16 @@ impl<W> Line<W> {
     /// Takes a place, if one is free that nobody waits for who could have it, and the lane may have
     /// another one. `most` counts from now on.
     pub(super) fn take(&mut self, name: &Name, most: usize) -> bool {
-        let free = self.free;
-        let others_wait = !self.turns.is_empty() && self.next_turn().is_some();
-        let share = self.share;
-        let lane = self.lane(name, most);
-        let fits = !others_wait && lane.waiting.is_empty() && lane.may_take(free, share);
-        if fits {
-            lane.held += 1;
-            self.free -= 1;
+        self.lane(name, most);
+        let is_next = self.lanes.get(name).is_some_and(|lane| {
+            lane.waiting.is_empty() && self.next_turn().is_none() && self.may_take(lane)
+        });
+        if is_next {
+            self.serve(name);
         } else {
             self.forget(name);
         }
-        fits
+        is_next
     }
 
     /// Lets somebody wait behind the others of his lane, unless `bound` wait there already. Answers the
@@ -86,7 +102,7 @@ impl<W> Line<W> {
         self.last = number;
         self.waiting += 1;
         if is_first {
-            self.turns.push_back(Arc::clone(name));
+            self.turns.push(Arc::clone(name));
         }
         Ok(number)
     }
@@ -122,15 +138,14 @@ impl<W> Line<W> {
     /// Gives a free place to whose turn it is, if there is one and somebody who may have it.
     pub(super) fn next(&mut self) -> Option<(Name, W)> {
         let position = self.next_turn()?;
-        let name = self.turns.remove(position)?;
+        let name = self.turns.remove(position);
         let lane = self.lanes.get_mut(&name)?;
         let (_, waiter) = lane.waiting.pop_front()?;
-        lane.held += 1;
-        self.free -= 1;
         self.waiting -= 1;
         if !lane.waiting.is_empty() {
-            self.turns.push_back(Arc::clone(&name));
+            self.turns.push(Arc::clone(&name));
         }
+        self.serve(&name);
         Some((name, waiter))
     }
 
@@ -161,39 +176,70 @@ impl<W> Line<W> {
 
     /// Where the lane stands that gets the next place.
     fn next_turn(&self) -> Option<usize> {
-        if self.free == 0 {
-            return None;
-        }
-        let may_take = |name: &Name| {
-            let lane = self.lanes.get(name);
-            lane.is_some_and(|lane| lane.may_take(self.free, self.share))
+        let lanes = self.turns.iter().enumerate();
+        let lanes = lanes.filter_map(|(position, name)| {
+            let lane = self.lanes.get(name)?;
+            self.may_take(lane).then_some((lane.tag, position))
+        });
+        // Of those that have had as many, the one that has waited for longer.
+        lanes.min().map(|(_, position)| position)
+    }
+
+    /// Whether a lane may have another place.
+    fn may_take(&self, lane: &Lane<W>) -> bool {
+        let held = self.at_most - self.free;
+        let fits = match self.share {
+            Share::OfFree(times) => lane.held < times.saturating_mul(self.free),
+            Share::Alone(together) => {
+                let others_wait = self.turns.len() > usize::from(!lane.waiting.is_empty());
+                held < together || lane.held == held && !others_wait
+            }
         };
-        self.turns.iter().position(may_take)
+        self.free > 0 && lane.held < lane.most && fits
+    }
+
+    /// Gives a lane a place.
+    fn serve(&mut self, name: &Name) {
+        if let Some(lane) = self.lanes.get_mut(name) {
+            self.now = self.now.max(lane.tag);
+            lane.tag += 1;
+            lane.held += 1;
+            self.free -= 1;
+        }
+        if self.lanes.len() > MANY {
+            let now = self.now;
+            self.lanes.retain(|_, lane| !lane.is_idle(now));
+        }
     }
 
     fn lane(&mut self, name: &Name, most: usize) -> &mut Lane<W> {
+        let now = self.now;
         let lane = self.lanes.entry(Arc::clone(name)).or_insert_with(|| Lane {
+            tag: now,
             held: 0,
             most,
             waiting: VecDeque::new(),
         });
         lane.most = most;
+        if lane.waiting.is_empty() {
+            lane.tag = lane.tag.max(now);
+        }
         lane
     }
 
     /// Forgets a lane that has nothing and wants nothing.
     fn forget(&mut self, name: &Name) {
-        let is_idle = |lane: &Lane<W>| lane.held == 0 && lane.waiting.is_empty();
-        if self.lanes.get(name).is_some_and(is_idle) {
+        let now = self.now;
+        if self.lanes.get(name).is_some_and(|lane| lane.is_idle(now)) {
             self.lanes.remove(name);
         }
     }
 }
 
 impl<W> Lane<W> {
-    /// Whether it may have another place, of so many that are free.
-    fn may_take(&self, free: usize, share: usize) -> bool {
-        self.held < self.most && self.held < share.saturating_mul(free)
+    /// Whether nothing is lost with it: it has nothing, wants nothing, and is not before the others.
+    fn is_idle(&self, now: u64) -> bool {
+        self.held == 0 && self.waiting.is_empty() && self.tag <= now
     }
 }
 
@@ -214,7 +260,7 @@ mod tests {
     #[test]
     fn lanes_take_turns_and_each_is_first_come_first_served() {
         let [a, b, c] = names();
-        let mut line = Line::new(2, 15);
+        let mut line = Line::new(2, Share::OfFree(15));
         assert!(line.take(&a, 9) && line.take(&a, 9) && !line.take(&a, 9) && !line.take(&b, 9));
         for (name, waiter) in [
             (&a, 1),
@@ -229,18 +275,18 @@ mod tests {
         }
         assert!(granted(&mut line).is_empty());
         let mut order = Vec::new();
-        for holder in [&a, &a, &a, &b, &c, &a, &b] {
+        for holder in [&a, &a, &b, &c, &a, &b, &a] {
             line.give_back(holder);
             order.extend(granted(&mut line));
         }
-        assert_eq!(order, [1, 11, 21, 2, 12, 3, 4]);
+        assert_eq!(order, [11, 21, 1, 12, 2, 3, 4]);
         assert_eq!((line.waiting(), line.held()), (0, 2));
     }
 
     #[test]
     fn a_lane_has_no_more_than_it_may_and_does_not_hold_up_others() {
         let [a, b, _] = names();
-        let mut line = Line::new(4, 15);
+        let mut line = Line::new(4, Share::OfFree(15));
         assert!(line.take(&a, 1) && !line.take(&a, 1));
         line.wait(&a, 1, 9, 1).unwrap();
         // What nobody who waits may have is there for others.
@@ -253,18 +299,70 @@ mod tests {
     #[test]
     fn some_places_are_left_for_whoever_comes_next() {
         let [a, b, c] = names();
-        let mut line = Line::<()>::new(2048, 15);
+        let mut line = Line::<()>::new(2048, Share::OfFree(15));
         let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();
-        assert_eq!([take(&a), take(&b), take(&c)], [1920, 120, 7]);
-        let mut turns = Line::<()>::new(3, 2);
-        let mut take = |name| (0..).take_while(|_| turns.take(name, usize::MAX)).count();
-        assert_eq!([take(&a), take(&b), take(&c)], [2, 1, 0]);
+        assert_eq!([take(&a), take(&b), take(&c)], [1920, 120, 8]);
+    }
+
+    #[test]
+    fn who_is_alone_has_all_and_who_is_not_shares() {
+        let [a, b, _] = names();
+        let mut line = Line::new(4, Share::Alone(1));
+        let mut waiter = 0;
+        let mut want = |line: &mut Line<u32>, name: &Name| {
+            waiter += 1;
+            let taken = line.take(name, usize::MAX);
+            if !taken {
+                line.wait(name, usize::MAX, usize::MAX, waiter).unwrap();
+            }
+            taken
+        };
+        assert_eq!((0..6).filter(|_| want(&mut line, &a)).count(), 4);
+        // The other one waits for those that go on, and for none of those that wait.
+        assert!(!want(&mut line, &b));
+        for _ in 0..3 {
+            line.give_back(&a);
+            assert!(granted(&mut line).is_empty());
+        }
+        line.give_back(&a);
+        assert_eq!(granted(&mut line), [7]);
+        // Then it is the first one's turn, also when the other one wants another at once.
+        assert!(!want(&mut line, &b));
+        line.give_back(&b);
+        assert_eq!(granted(&mut line), [5]);
+        line.give_back(&a);
+        assert_eq!(granted(&mut line), [8]);
+        line.give_back(&b);
+        assert_eq!(granted(&mut line), [6]);
+    }
+
+    #[test]
+    fn many_who_want_little_do_not_keep_one_who_wants_much_from_his_share() {
+        let mut line = Line::new(1, Share::Alone(1));
+        let flood: Name = "flood".into();
+        let names: Vec<Name> = (0..10).map(|name| name.to_string().into()).collect();
+        assert!(line.take(&flood, 9));
+        let mut holder = flood.clone();
+        (0..9).for_each(|_| drop(line.wait(&flood, usize::MAX, 99, 0).unwrap()));
+        let mut served = 0;
+        for round in 0..100 {
+            // Each of them wants one again as soon as he has had one.
+            for name in &names {
+                if line.waiting_of(name) == 0 && *name != holder {
+                    line.wait(name, 9, 9, round).unwrap();
+                }
+            }
+            line.give_back(&holder);
+            (holder, _) = line.next().unwrap();
+            served += usize::from(holder == flood);
+        }
+        assert!((8..=10).contains(&served), "{served}");
     }
 
     #[test]
     fn a_lane_is_bounded_and_can_be_left() {
         let [a, b, _] = names();
-        let mut line = Line::new(1, 15);
+        let mut line = Line::new(1, Share::OfFree(15));
         assert!(line.take(&b, 9));
         let first = line.wait(&a, 9, 2, 1).unwrap();
         let second = line.wait(&a, 9, 2, 2).unwrap();
@@ -275,7 +373,7 @@ mod tests {
         line.leave(&a, second);
         assert_eq!((line.waiting(), line.lanes_waiting()), (0, 0));
         line.give_back(&b);
-        assert!(line.lanes.is_empty());
+        assert_eq!(line.held(), 0);
     }
 
     /// No place is lost, none is given twice, and nobody waits who could have one.
@@ -284,6 +382,10 @@ mod tests {
         let names = names();
         for seed in 0..200_usize {
             let (at_most, share) = (seed % 7 + 1, seed % 4 + 1);
+            let share = match seed % 3 {
+                0 => Share::Alone(share.min(at_most)),
+                _ => Share::OfFree(share),
+            };
             let mut line = Line::new(at_most, share);
             let (mut held, mut waiting) = (Vec::new(), Vec::new());
             let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;

@@ -7,7 +7,7 @@ mod place;
 mod turn;
 
 pub(crate) use self::{
-    line::Name,
+    line::{Name, Share},
     place::{Entry, Full, Place, Queue},
     turn::Turn,
 };

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    line::{Line, Name},
+    line::{Line, Name, Share},
     pace::Pace,
 };
 
@@ -65,9 +65,8 @@ pub(crate) struct Waiting {
 }
 
 impl Queue {
-    /// `at_most` places, of which a caller has at most `share` times as many as it leaves free; `bound`
-    /// of each one's calls may wait.
-    pub(crate) fn new(at_most: usize, share: usize, bound: usize) -> Arc<Self> {
+    /// `at_most` places, of which one caller has his `share`; `bound` of his calls may wait.
+    pub(crate) fn new(at_most: usize, share: Share, bound: usize) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::new(State {
                 line: Line::new(at_most, share),

@@ -33,12 +33,12 @@ use crate::daemon::{
     egress::proxy::Proxy,
     error::{Error, Reason, Violation},
     process::supervise::Stop,
-    queue::{Entry, Full, Name, Place, Queue, Turn},
+    queue::{Entry, Full, Name, Place, Queue, Share, Turn},
     sandbox::{level::Isolation, limits::Limits, plan::Network, pool::Pool},
     store::session::{Session, Step},
     task,
     telemetry::{Telemetry, spans::Span},
-    workspace::{Occupied, Stop as FileStop, Workspace},
+    workspace::{Occupied, Stop as FileStop, Workspace, cores},
 };
 
 /// Most time that is left before the caller's deadline for an answer to reach it.
@@ -48,16 +48,17 @@ const WAY_BACK: Duration = Duration::from_millis(100);
 /// long line notices it behind that line; the answer does not wait so long.
 const NOTICE: Duration = Duration::from_millis(20);
 
-/// Searches at once; others wait for their turn. Each keeps every core busy, and takes some MiB for
-/// each of its threads.
-const SEARCHES: usize = 32;
+/// Searches at once, for each core; others wait for their turn. Each keeps every core busy, and takes some
+/// MiB for each of its threads. One caller has half of them.
+const SEARCHES: usize = 2;
+const SEARCHES_OF_ONE: Share = Share::OfFree(1);
 
-/// Most work with files that one caller does at once, in terms of what is left for others.
-const SHARE: usize = 15;
+/// Work with files of one caller: nearly all when there is nobody else.
+const SHARE: Share = Share::OfFree(15);
 
 /// How long work with files keeps its turn. It wants a core as long as it lasts; but it may as well wait
 /// for a disk, and others must not wait for that.
-const TURN_OF_FILES: Duration = Duration::from_millis(50);
+const TURN_OF_FILES: Duration = Duration::from_millis(100);
 
 /// A tool.
 pub(crate) trait Tool: Send + 'static {
@@ -141,7 +142,7 @@ impl FilePlaces {
         // Who waits has a place among the calls, so that they are bounded.
         Self {
             operations: Queue::new(operations, SHARE, usize::MAX),
-            searches: Queue::new(SEARCHES, SHARE, usize::MAX),
+            searches: Queue::new(SEARCHES * cores(), SEARCHES_OF_ONE, usize::MAX),
         }
     }
 

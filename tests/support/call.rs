@@ -1,6 +1,6 @@
 //! Requests, and what a refusal must carry.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use jig::api::v1::RunRequest;
 use tonic::{Code, Request, Status};
@@ -20,6 +20,8 @@ pub(crate) struct Refusal {
     pub(crate) metadata: HashMap<String, String>,
     /// Fields that break their rules.
     pub(crate) violations: Vec<FieldViolation>,
+    /// When to try again, where that helps.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 impl Refusal {
@@ -45,6 +47,9 @@ impl Refusal {
             message: status.message().to_owned(),
             metadata: info.metadata.clone(),
             violations: violations.unwrap_or_default(),
+            retry_after: status
+                .get_details_retry_info()
+                .and_then(|info| info.retry_delay),
         }
     }
 

@@ -21,8 +21,10 @@
 //!   share out: they yield to the daemon.
 //!
 //! Both are given in turn to the callers who wait, and to the calls of each in the order in which they
-//! came ([`crate::daemon::queue`]); of both, one caller alone does not get the last, which are there for
-//! whoever comes next. Who waits holds no thread. What is told to who is refused is an estimate then: as
+//! came ([`crate::daemon::queue`]). Of the places, one caller does not get the last, which are there for
+//! whoever comes next. Turns are fewer where several want them: then a call has the machine nearly to
+//! itself, after that of another caller. So beside a flood it takes its own time, and that of one call of
+//! the flood. Who waits holds no thread. What is told to who is refused is an estimate then: as
 //! many calls as are before it, each as long as those of late, or as those that hold the places now.
 //!
 //! A caller is a key, or a user of this machine: whoever has no key of his own shares with his user.
@@ -35,17 +37,15 @@ use std::{
 use super::{access::principal::Principal, drain::Drain};
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{Entry, Full, Place, Queue, Turn},
+    queue::{Entry, Full, Place, Queue, Share, Turn},
     task,
 };
 
-/// Most places that one caller has, in terms of those that are left free: nearly all when there is
-/// nobody else, and each who comes then finds some.
-const SHARE: usize = 15;
-/// Turns for each core: what two callers do at once on one core takes each twice as long.
+/// Places of one caller: nearly all when there is nobody else, and each who comes then finds some.
+const SHARE: Share = Share::OfFree(15);
+/// Turns for each core, where one caller is alone: a call waits for others at times, and then another one
+/// can go on.
 const TURNS_PER_CORE: usize = 1;
-/// Turns that are left for others by one who takes all that he gets.
-const TURNS_FOR_OTHERS: usize = 1;
 
 /// The places for calls.
 #[derive(Debug)]
@@ -90,11 +90,14 @@ impl Admission {
     /// Admits so many, on a machine with `cores` CPUs.
     pub(crate) fn new(limits: Limits, cores: usize) -> Self {
         let turns = cores.max(1) * TURNS_PER_CORE;
+        // Of those who are not, each has the cores to himself in turn: two calls at once on one of them
+        // would each take twice as long.
+        let together = (cores / 2).max(1);
         Self {
             calls: Queue::new(limits.calls, SHARE, limits.queued),
             processes: Queue::new(limits.processes, SHARE, 0),
             // Who waits for one has a place: they are as many as there are places.
-            turns: Queue::new(turns + TURNS_FOR_OTHERS, turns, usize::MAX),
+            turns: Queue::new(turns, Share::Alone(together), usize::MAX),
             limits,
         }
     }

@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
     use crate::daemon::{
-        queue::{Entry, Queue},
+        queue::{Entry, Queue, Share},
         workspace::Workspace,
     };
 
@@ -270,7 +270,7 @@ mod tests {
             silence: Duration::from_secs(600),
             deadline: None,
             end: CancellationToken::new(),
-            _permit: match Queue::new(1, 1, 0).enter(&"w".into(), 1) {
+            _permit: match Queue::new(1, Share::Alone(1), 0).enter(&"w".into(), 1) {
                 Ok(Entry::Place(place)) => place,
                 other => panic!("{other:?}"),
             },

@@ -1,0 +1,186 @@
+//! A daemon that has no descriptors left: what it is asked for is tried again, then refused clearly, and
+//! answered when there are some.
+
+use std::{fs, os::unix::net::UnixStream, time::Duration};
+
+use jig::api::v1::{
+    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, Edit, EditFileRequest,
+    ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest, StatPathRequest,
+    WriteFileRequest,
+};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use tonic::Status;
+
+use crate::support::{Daemon, Refusal, eventually, promptly, shell, started};
+
+/// Gives a daemon another limit of descriptors; answers what it was.
+fn limit(daemon: &Daemon, limit: u64) -> u64 {
+    let pid = Pid::from_raw(daemon.pid());
+    let new = Rlimit {
+        current: Some(limit),
+        maximum: None,
+    };
+    let old = prlimit(pid, Resource::Nofile, new).unwrap();
+    old.current.unwrap_or(1 << 20)
+}
+
+fn descriptors(daemon: &Daemon) -> u64 {
+    let listed = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap();
+    listed.count() as u64
+}
+
+/// Each kind of work, in an order in which each finds what those before it left.
+async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
+    let mut tools = daemon.tools();
+    let text = |text: &str| text.to_owned();
+    match number {
+        0 => {
+            let request = WriteFileRequest {
+                path: text("d/new"),
+                content: text("one\n"),
+                ..WriteFileRequest::default()
+            };
+            tools.write_file(request).await.map(drop)
+        }
+        1 => {
+            let edit = Edit {
+                old_string: text("one"),
+                new_string: text("two"),
+                ..Edit::default()
+            };
+            let request = EditFileRequest {
+                path: text("d/new"),
+                edits: vec![edit],
+                ..EditFileRequest::default()
+            };
+            tools.edit_file(request).await.map(drop)
+        }
+        2 => {
+            let request = ApplyPatchRequest {
+                unified_diff: text("--- a/d/new\n+++ b/d/new\n@@ -1 +1 @@\n-two\n+three\n"),
+                ..ApplyPatchRequest::default()
+            };
+            tools.apply_patch(request).await.map(drop)
+        }
+        3 => {
+            let path = text("e/f");
+            let request = CreateDirectoryRequest { path };
+            tools.create_directory(request).await.map(drop)
+        }
+        4 => {
+            let request = MovePathRequest {
+                source: text("d/new"),
+                destination: text("e/new"),
+                ..MovePathRequest::default()
+            };
+            tools.move_path(request).await.map(drop)
+        }
+        5 => {
+            let request = DeletePathRequest {
+                path: text("e"),
+                recursive: Some(true),
+            };
+            tools.delete_path(request).await.map(drop)
+        }
+        6 => tools
+            .list_files(ListFilesRequest::default())
+            .await
+            .map(drop),
+        7 => {
+            let request = ListDirectoryRequest::default();
+            tools.list_directory(request).await.map(drop)
+        }
+        8 => {
+            let path = text(".");
+            tools.stat_path(StatPathRequest { path }).await.map(drop)
+        }
+        9 => {
+            let query = text("x");
+            let request = SearchRequest {
+                query,
+                ..SearchRequest::default()
+            };
+            tools.search(request).await.map(drop)
+        }
+        10 => daemon.try_run(shell("touch ran")).await.map(drop),
+        _ => match daemon.try_watch(started(shell("true"))).await {
+            Ok(mut watch) => {
+                watch.finish().await;
+                Ok(())
+            }
+            Err(status) => Err(status),
+        },
+    }
+}
+const WORK: usize = 12;
+
+#[tokio::test]
+async fn without_descriptors_calls_fail_clearly_and_do_nothing() {
+    let daemon = Daemon::start().await;
+    daemon.run(shell("true")).await;
+    for number in 0..WORK {
+        let before = daemon.list_files().await;
+        let usual = limit(&daemon, 3);
+        let refused = promptly("it is refused", work(&daemon, number)).await;
+        limit(&daemon, usual);
+        let refusal = Refusal::of(&refused.expect_err(&format!("{number}")));
+        assert_eq!(
+            refusal.reason, "RESOURCE_EXHAUSTED",
+            "{number}: {refusal:?}"
+        );
+        assert!(
+            refusal.message.contains("ulimit -n"),
+            "{number}: {refusal:?}"
+        );
+        assert!(refusal.retry_after.is_some(), "{number}");
+        assert_eq!(daemon.list_files().await, before, "{number}");
+        assert!(!daemon.file("ran").exists() && !daemon.file("e/f").exists() || number > 3);
+        // And when there are some again, it is done.
+        let done = promptly("it is done", work(&daemon, number)).await;
+        done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
+    }
+}
+
+#[tokio::test]
+async fn a_short_want_of_descriptors_is_waited_for() {
+    let daemon = Daemon::start().await;
+    daemon.run(shell("true")).await;
+    for number in 0..WORK {
+        let usual = limit(&daemon, 3);
+        let (done, ()) = tokio::join!(work(&daemon, number), async {
+            // Less than the pauses between the attempts together.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+            limit(&daemon, usual);
+        });
+        done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
+    }
+    assert!(daemon.list_files().await == ["ran"]);
+}
+
+#[tokio::test]
+async fn connections_that_take_all_descriptors_end_nothing() {
+    let daemon = Daemon::start().await;
+    daemon.run(shell("true")).await;
+    let usual = limit(&daemon, descriptors(&daemon) + 8);
+    let connections: Vec<_> = (0..64)
+        .map_while(|_| UnixStream::connect(daemon.socket()).ok())
+        .collect();
+    eventually("there are no descriptors left", async || {
+        matches!(work(&daemon, 7).await, Err(status) if Refusal::of(&status).reason == "RESOURCE_EXHAUSTED")
+    })
+    .await;
+    // What needs none is answered.
+    promptly("it tells about itself", daemon.info()).await;
+    drop(connections);
+    eventually("it serves again", async || {
+        work(&daemon, 7).await.is_ok() && daemon.try_run(shell("true")).await.is_ok()
+    })
+    .await;
+    let mut tools = daemon.tools_on_a_new_connection();
+    let listed = promptly(
+        "new connections are taken",
+        tools.list_files(ListFilesRequest::default()),
+    );
+    listed.await.unwrap();
+    limit(&daemon, usual);
+}

@@ -1,0 +1,83 @@
+//! Work with files, of which there is a bounded number at one time.
+
+use std::{fs, io::Write as _, time::Duration};
+
+use jig::api::v1::{ListDirectoryRequest, SearchRequest};
+use tonic::Request;
+
+use super::{of_one_user, settled};
+use crate::support::{Daemon, Refusal, promptly};
+
+/// A search that lasts until it is told to end.
+fn slow_search() -> SearchRequest {
+    SearchRequest {
+        query: "(?:[a-z]{1,30}){20}x".to_owned(),
+        is_regex: Some(true),
+        ..SearchRequest::default()
+    }
+}
+
+fn large_file(daemon: &Daemon) {
+    let mut large = fs::File::create(daemon.file("large")).unwrap();
+    for _ in 0..100 {
+        let lines = "yyyyyyyyyyyyyyyy\n".repeat(50_000);
+        large.write_all(lines.as_bytes()).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn it_waits_for_other_work_and_goes_on_after_it() {
+    let daemon = of_one_user("concurrent_file_operations = 1\n").await;
+    large_file(&daemon);
+    let mut tools = daemon.tools();
+    let search = tokio::spawn(async move { tools.search(slow_search()).await });
+    settled(&daemon, None, (1, 0)).await;
+    // It waits, and not in the way of what is no work with files.
+    let mut tools = daemon.tools();
+    let waiting =
+        tokio::spawn(async move { tools.list_directory(ListDirectoryRequest::default()).await });
+    settled(&daemon, None, (2, 0)).await;
+    promptly("a command runs", daemon.run(crate::support::shell("true"))).await;
+    let mut late = Request::new(ListDirectoryRequest::default());
+    late.set_timeout(Duration::from_millis(200));
+    daemon.tools().list_directory(late).await.unwrap_err();
+    assert!(!waiting.is_finished());
+    search.abort();
+    let listed = promptly("it goes on", waiting).await.unwrap().unwrap();
+    assert_eq!(listed.into_inner().file_count, 1);
+    settled(&daemon, None, (0, 0)).await;
+}
+
+#[tokio::test]
+async fn many_slow_ones_are_answered_with_what_they_have() {
+    let daemon = of_one_user("concurrent_file_operations = 4\n").await;
+    large_file(&daemon);
+    let mut calls = Vec::new();
+    for _ in 0..30 {
+        let mut tools = daemon.tools();
+        let mut request = Request::new(slow_search());
+        request.set_timeout(Duration::from_secs(3));
+        calls.push(tokio::spawn(async move { tools.search(request).await }));
+    }
+    let (mut cut_short, mut refused) = (0, 0);
+    for call in calls {
+        match promptly("it ends", call).await.unwrap() {
+            Ok(answer) => cut_short += i32::from(answer.into_inner().timed_out),
+            Err(status) if status.code() == tonic::Code::ResourceExhausted => {
+                let refusal = Refusal::of(&status);
+                assert!(refusal.retry_after.is_some(), "{refusal:?}");
+                refused += 1;
+            }
+            // Our own client's, or the daemon's.
+            Err(_) => {}
+        }
+    }
+    assert!(
+        cut_short <= 4,
+        "{cut_short} were at work, {refused} refused"
+    );
+    settled(&daemon, None, (0, 0)).await;
+    let mut tools = daemon.tools();
+    let listed = tools.list_directory(ListDirectoryRequest::default());
+    assert_eq!(listed.await.unwrap().into_inner().file_count, 1);
+}

@@ -1,0 +1,62 @@
+//! When calls may begin: rates, places, queues, whose turn it is, and what becomes of calls for which
+//! there is no room.
+
+mod descriptors;
+mod files;
+mod queues;
+mod rates;
+
+use std::sync::Arc;
+
+use jig::api::v1::{RunRequest, RunResponse};
+use tokio::task::JoinHandle;
+use tonic::{Request, Status};
+
+use crate::support::{Daemon, KeyFile, Setup, eventually, shell};
+
+/// A daemon with keys and with limits.
+async fn limited(limits: &str, keys: &Arc<KeyFile>) -> Daemon {
+    let path = keys.path().display().to_string();
+    let kept = Arc::clone(keys);
+    Setup::new()
+        .workspace_table(&format!("[limits]\n{limits}"))
+        .arguments(&["--keys", &path])
+        .keeping(kept)
+        .start()
+        .await
+}
+
+/// A daemon without keys.
+async fn of_one_user(limits: &str) -> Daemon {
+    let setup = Setup::new().workspace_table(&format!("[limits]\n{limits}"));
+    setup.start().await
+}
+
+/// A command that goes on until there is a file.
+fn until(file: &str) -> RunRequest {
+    shell(&format!("until [ -e {file} ]; do sleep 0.01; done"))
+}
+
+/// How many calls go on, and how many wait.
+async fn counts(daemon: &Daemon, key: Option<&str>) -> (u32, u32) {
+    let mut client =
+        jig::api::v1::daemon_service_client::DaemonServiceClient::new(daemon.channel());
+    let mut request = Request::new(jig::api::v1::GetInfoRequest {});
+    if let Some(key) = key {
+        let key = key.parse().unwrap();
+        request.metadata_mut().insert("x-api-key", key);
+    }
+    let counts = client.get_info(request).await.unwrap().into_inner().counts;
+    let counts = counts.unwrap();
+    (counts.calls_active, counts.calls_waiting)
+}
+
+/// Waits until so many calls go on, and so many wait.
+async fn settled(daemon: &Daemon, key: Option<&str>, expected: (u32, u32)) {
+    eventually(&format!("{expected:?} go on and wait"), async || {
+        counts(daemon, key).await == expected
+    })
+    .await;
+}
+
+type Call = JoinHandle<Result<RunResponse, Status>>;
