@@ -8,7 +8,7 @@ use jig::api::v1::{
     ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest, StatPathRequest,
     WriteFileRequest,
 };
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
 
 use crate::support::{Daemon, Refusal, eventually, promptly, shell, started};
@@ -18,7 +18,8 @@ fn limit(daemon: &Daemon, limit: u64) -> u64 {
     let pid = Pid::from_raw(daemon.pid());
     let new = Rlimit {
         current: Some(limit),
-        maximum: None,
+        // It was started with ours.
+        maximum: getrlimit(Resource::Nofile).maximum,
     };
     let old = prlimit(pid, Resource::Nofile, new).unwrap();
     old.current.unwrap_or(1 << 20)

@@ -1,6 +1,6 @@
 //! Work with files, of which there is a bounded number at one time.
 
-use std::{fs, io::Write as _, time::Duration};
+use std::{fs, time::Duration};
 
 use jig::api::v1::{ListDirectoryRequest, SearchRequest};
 use tonic::Request;
@@ -11,18 +11,26 @@ use crate::support::{Daemon, Refusal, promptly};
 /// A search that lasts until it is told to end.
 fn slow_search() -> SearchRequest {
     SearchRequest {
-        query: "(?:[a-z]{1,30}){20}x".to_owned(),
+        query: "(?:a|b)*a(?:a|b){500}[c-y]".to_owned(),
         is_regex: Some(true),
         ..SearchRequest::default()
     }
 }
 
+/// Lines of which each takes long to be looked at.
 fn large_file(daemon: &Daemon) {
-    let mut large = fs::File::create(daemon.file("large")).unwrap();
-    for _ in 0..100 {
-        let lines = "yyyyyyyyyyyyyyyy\n".repeat(50_000);
-        large.write_all(lines.as_bytes()).unwrap();
-    }
+    let mut bits = 1_u64;
+    let letters = (0..20_000_000).map(|letter| {
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        if letter % 2000 == 0 {
+            b'\n'
+        } else {
+            b'a' + u8::from(bits & 1 == 1)
+        }
+    });
+    fs::write(daemon.file("large"), letters.collect::<Vec<_>>()).unwrap();
 }
 
 #[tokio::test]
