@@ -26,6 +26,7 @@
 //!   sys/            system calls; the only module with `unsafe`
 //!   store/          state directory, database, request ids, jobs, sessions, events, artifacts
 //!   keys.rs         the key file, for `jig key`
+//!   queue/          places that are given in turn to those who want them
 //!   telemetry/      spans, names, propagation, logs
 //! client/           `jig`: connection, subcommands, benchmarks; its library part is the Rust client
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue

@@ -208,7 +208,6 @@ impl Pipeline {
         let incoming = Incoming {
             call_id: Ulid::generate().to_string(),
             principal,
-            received: Instant::now(),
             deadline: None,
             workspace: Some(job.workspace.clone()),
             session,

@@ -15,9 +15,10 @@ pub(super) fn of_files(error: &io::Error) -> Error {
             Reason::NoSpace,
             "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
         ),
-        Some(errno @ (libc::EMFILE | libc::ENFILE)) => {
-            descriptors::exhausted(io::Error::from_raw_os_error(errno), "the records of the call")
-        }
+        Some(errno @ (libc::EMFILE | libc::ENFILE)) => descriptors::exhausted(
+            io::Error::from_raw_os_error(errno),
+            "the records of the call",
+        ),
         _ => Error::new(
             Reason::Internal,
             format!(

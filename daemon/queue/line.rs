@@ -343,7 +343,9 @@ mod tests {
         let names: Vec<Name> = (0..10).map(|name| name.to_string().into()).collect();
         assert!(line.take(&flood, 9));
         let mut holder = flood.clone();
-        (0..9).for_each(|_| drop(line.wait(&flood, usize::MAX, 99, 0).unwrap()));
+        for _ in 0..9 {
+            line.wait(&flood, usize::MAX, 99, 0).unwrap();
+        }
         let mut served = 0;
         for round in 0..100 {
             // Each of them wants one again as soon as he has had one.

@@ -16,7 +16,11 @@ use jig::client::{Client, Options};
 use tokio::runtime::Runtime;
 
 pub(super) use self::flood::{FloodArgs, bench_flood};
-use self::{flood::Flood, kind::Kind, report::Report};
+use self::{
+    flood::Flood,
+    kind::Kind,
+    report::{Beside, Report},
+};
 use super::{daemon::Daemon, machine::Machine, statistics::Samples};
 use crate::{connection, failure::Failure, global::Global, output};
 
@@ -52,19 +56,6 @@ pub(crate) struct FairArgs {
     /// Calls that the other one makes at one time.
     #[arg(long, default_value = "256", value_name = "N")]
     streams: NonZeroUsize,
-}
-
-/// Times of one caller beside one kind of flood.
-#[derive(Debug)]
-struct Beside {
-    flood: Kind,
-    victim: Kind,
-    alone: Samples,
-    beside: Samples,
-    /// How long a call of the flood takes when nobody else calls.
-    own: Samples,
-    /// Calls of the flood that ended in a second.
-    rate: f64,
 }
 
 /// Measures and prints.

@@ -5,10 +5,10 @@ use serde_json::{Value, json};
 use super::{
     super::{
         machine::Machine,
-        statistics::{Bound, Target, Unit, ratio},
+        statistics::{Bound, Samples, Target, Unit, ratio},
         table::{self, milliseconds, table},
     },
-    Beside,
+    kind::Kind,
 };
 
 /// All that is reported.
@@ -18,6 +18,19 @@ pub(super) struct Report {
     pub(super) streams: usize,
     pub(super) count: usize,
     pub(super) measured: Vec<Beside>,
+}
+
+/// Times of one caller beside one kind of flood.
+#[derive(Debug)]
+pub(super) struct Beside {
+    pub(super) flood: Kind,
+    pub(super) victim: Kind,
+    pub(super) alone: Samples,
+    pub(super) beside: Samples,
+    /// How long a call of the flood takes when nobody else calls.
+    pub(super) own: Samples,
+    /// Calls of the flood that ended in a second.
+    pub(super) rate: f64,
 }
 
 impl Beside {

@@ -25,8 +25,9 @@ use crate::{
     },
 };
 
-/// Transfers that go on at one time. They last long, so they do not take the places of calls.
-const TRANSFERS: usize = 32;
+/// Transfers that go on at one time, 32 of one caller. They last long, so they do not take the places of
+/// calls.
+const TRANSFERS: usize = 34;
 
 /// The service.
 #[derive(Debug)]
