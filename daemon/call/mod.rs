@@ -343,7 +343,8 @@ impl Pipeline {
         end_span(span, &result);
         log_end(&result);
         self.finished.fetch_add(1, Ordering::Relaxed);
-        drop((turn, place));
+        turn.end();
+        drop(place);
         result.map(|done| done.response)
     }
 

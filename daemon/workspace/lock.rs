@@ -104,7 +104,11 @@ mod tests {
     use std::{path::Path, thread, time::Duration};
 
     use super::*;
-    use crate::daemon::error::Reason;
+    use crate::daemon::{
+        error::Reason,
+        queue::{Entry, Name, Place, Queue, Share},
+        workspace::Occupied,
+    };
 
     fn paths(texts: &[&str]) -> Vec<RelativePath> {
         let parse = |text: &&str| RelativePath::parse(text, Path::new("/workspace")).unwrap();
@@ -146,6 +150,46 @@ mod tests {
             .into_iter()
             .for_each(|thread| thread.join().unwrap());
         assert!(locks.0.held().is_empty());
+    }
+
+    #[test]
+    fn who_waits_has_no_place_among_work_with_files_meanwhile() {
+        let name: Name = "a".into();
+        let queue = Queue::new(1, Share::Alone(1), usize::MAX);
+        let take = || -> Place {
+            match queue.enter(&name, usize::MAX) {
+                Ok(Entry::Place(place)) => place,
+                other => panic!("{other:?}"),
+            }
+        };
+        let locks = Locks::default();
+        let held = locks.hold(&paths(&["a"]), &Stop::new()).unwrap();
+        let occupied = Occupied::new(Arc::clone(&queue), name.clone(), take(), None);
+        let stop = Stop::occupying(occupied);
+        thread::scope(|scope| {
+            let (told, waits) = std::sync::mpsc::channel();
+            let (locks, stop) = (&locks, &stop);
+            scope.spawn(move || {
+                let held = locks.hold(&paths(&["a"]), stop).unwrap();
+                told.send(()).unwrap();
+                drop(held);
+            });
+            while queue.held() > 0 {
+                thread::yield_now();
+            }
+            let place = take();
+            // It has the lock now, and waits for its place.
+            drop(held);
+            while queue.waiting() == 0 {
+                thread::yield_now();
+            }
+            assert!(waits.try_recv().is_err());
+            drop(place);
+            assert_eq!(waits.recv_timeout(Duration::from_secs(10)), Ok(()));
+        });
+        assert_eq!(queue.held(), 1);
+        drop(stop);
+        assert_eq!((queue.held(), queue.waiting()), (0, 0));
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Stop {
     }
 
     /// A call that may go on, and has this place until it ends.
-    fn occupying(occupied: Occupied) -> Self {
+    pub(super) fn occupying(occupied: Occupied) -> Self {
         Self(Arc::new(Shared {
             occupied: Some(occupied),
             ..Shared::default()

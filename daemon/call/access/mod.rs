@@ -246,10 +246,10 @@ fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str]) -> Vec<Str
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use super::*;
-    use crate::daemon::config::keys::{Key, Role};
+    use crate::daemon::config::keys::{Allowance, Key, Rate, Role};
 
     const OWN: u32 = 1000;
 
@@ -363,6 +363,45 @@ mod tests {
         }
         let empty = with_keys(&[]);
         assert_eq!(name(empty.admit(None, Origin::Socket { uid: 0 })), "-");
+    }
+
+    #[test]
+    fn who_is_still_there_goes_on_with_what_is_left_to_him() {
+        let rate = Rate {
+            per_second: 1,
+            burst: 2,
+        };
+        let now = Instant::now();
+        let read = |burst: u32| Keys {
+            file: "k".into(),
+            keys: vec![Key {
+                name: "a".to_owned(),
+                role: Role::Invoke,
+                digest: Digest::of(b"secret"),
+                workspaces: None,
+                tools: None,
+                allowance: Allowance {
+                    rate: Some(Rate { burst, ..rate }),
+                    concurrent_calls: None,
+                },
+                expires: None,
+            }],
+        };
+        let (access, catalog) = (access(), Catalog::load().unwrap());
+        let calls = |access: &Access| {
+            let caller = access
+                .admit(Some(b"secret"), Origin::Socket { uid: 0 })
+                .unwrap();
+            (0..10)
+                .take_while(|_| caller.count_call(now).is_ok())
+                .count()
+        };
+        access.set_keys(read(2), &catalog, &[]).unwrap();
+        assert_eq!(calls(&access), 2);
+        access.set_keys(read(2), &catalog, &[]).unwrap();
+        assert_eq!(calls(&access), 0);
+        access.set_keys(read(3), &catalog, &[]).unwrap();
+        assert!(calls(&access) <= 3);
     }
 
     #[test]
