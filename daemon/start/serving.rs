@@ -125,7 +125,7 @@ pub(super) async fn serve(
         store,
         requests,
         telemetry: telemetry.clone(),
-        admission: Admission::new(limits, cores()),
+        admission: Admission::new(limits, cores(), config.keys.is_some()),
         drain: Drain::default(),
         grace: config.grace,
         finished: Default::default(),

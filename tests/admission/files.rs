@@ -6,7 +6,7 @@ use jig::api::v1::{ListDirectoryRequest, SearchRequest};
 use tonic::Request;
 
 use super::{of_one_user, settled};
-use crate::support::{Daemon, Refusal, promptly};
+use crate::support::{Daemon, Refusal, eventually, promptly};
 
 /// A search that lasts until it is told to end.
 fn slow_search() -> SearchRequest {
@@ -39,6 +39,15 @@ async fn it_waits_for_other_work_and_goes_on_after_it() {
     large_file(&daemon);
     let mut tools = daemon.tools();
     let search = tokio::spawn(async move { tools.search(slow_search()).await });
+    let list_soon = async || {
+        let mut request = Request::new(ListDirectoryRequest::default());
+        request.set_timeout(Duration::from_secs(1));
+        daemon.tools().list_directory(request).await
+    };
+    eventually("the search has the place", async || {
+        list_soon().await.is_err()
+    })
+    .await;
     settled(&daemon, None, (1, 0)).await;
     // It waits, and not in the way of what is no work with files.
     let mut tools = daemon.tools();
@@ -46,9 +55,7 @@ async fn it_waits_for_other_work_and_goes_on_after_it() {
         tokio::spawn(async move { tools.list_directory(ListDirectoryRequest::default()).await });
     settled(&daemon, None, (2, 0)).await;
     promptly("a command runs", daemon.run(crate::support::shell("true"))).await;
-    let mut late = Request::new(ListDirectoryRequest::default());
-    late.set_timeout(Duration::from_millis(200));
-    daemon.tools().list_directory(late).await.unwrap_err();
+    list_soon().await.unwrap_err();
     assert!(!waiting.is_finished());
     search.abort();
     let listed = promptly("it goes on", waiting).await.unwrap().unwrap();

@@ -43,8 +43,9 @@ use crate::daemon::{
 
 /// Places of one caller: nearly all when there is nobody else, and each who comes then finds some.
 const SHARE: Share = Share::OfFree(15);
-/// Turns for each core, where one caller is alone: a call waits for others at times, and then another one
-/// can go on.
+/// Turns for each core, where callers have keys and one of them is alone: he who comes next waits for those
+/// that go on then. A single caller could do somewhat more with more of them; where there are no keys, it
+/// is one user whose calls these are, and there is no such bound.
 const TURNS_PER_CORE: usize = 1;
 
 /// The places for calls.
@@ -87,9 +88,12 @@ pub(crate) struct Places {
 }
 
 impl Admission {
-    /// Admits so many, on a machine with `cores` CPUs.
-    pub(crate) fn new(limits: Limits, cores: usize) -> Self {
-        let turns = cores.max(1) * TURNS_PER_CORE;
+    /// Admits so many, on a machine with `cores` CPUs. `has_keys`: whether callers are told apart by them.
+    pub(crate) fn new(limits: Limits, cores: usize, has_keys: bool) -> Self {
+        let turns = match has_keys {
+            true => cores.max(1) * TURNS_PER_CORE,
+            false => limits.calls.saturating_add(limits.processes),
+        };
         // Of those who are not, each has the cores to himself in turn: two calls at once on one of them
         // would each take twice as long.
         let together = (cores / 2).max(1);
