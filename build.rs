@@ -3,7 +3,8 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
+    "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
     "jig/v1/daemon_service.proto",
     "jig/v1/invoke_service.proto",

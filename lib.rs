@@ -13,8 +13,8 @@
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, peers, layers (trace, explain, panic, deadline, auth), health, reflection, drain
-//!   door/           one per way in: typed gRPC, jobs, processes, artifacts, transfers, info; errors → statuses
-//!   call/           the pipeline: access, context, request ids, admission, drain, record; jobs, and calls by name
+//!   door/           one per way in: typed gRPC, jobs, processes, approvals, artifacts, transfers, info; errors → statuses
+//!   call/           the pipeline: access, context, request ids, policy, approvals, admission, drain, record; jobs, and calls by name
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
@@ -24,7 +24,7 @@
 //!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
 //!   sys/            system calls; the only module with `unsafe`
-//!   store/          state directory, database, request ids, jobs, sessions, events, artifacts
+//!   store/          state directory, database, request ids, jobs, approvals, rules, sessions, events, artifacts
 //!   keys.rs         the key file, for `jig key`
 //!   queue/          places that are given in turn to those who want them
 //!   telemetry/      spans, names, propagation, logs
@@ -47,17 +47,19 @@
 //!    one field alone with the tool: all violations are told at once, and nothing was started.
 //! 4. Where the call has a request id and changes something, the id is claimed in the database. Was it
 //!    claimed before, the call gets the first one's answer, and waits for it as long as it must.
-//! 5. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
+//! 5. The operator's policy decides: the call is let in, refused, or waits until somebody has decided
+//!    about it, in a task that holds nothing else.
+//! 6. A permit is taken. From here on the work belongs to a task of its own, which is polled to its
 //!    end; a caller that goes away ends its wait, and the task is told to stop.
-//! 6. The session records that the call starts. The tool's span begins.
-//! 7. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the
+//! 7. The session records that the call starts. The tool's span begins.
+//! 8. The tool does its work. `run` takes a warm sandbox from the workspace's pool, sends the
 //!    command in, reads what it writes, and waits until the sandbox says that the command has ended
 //!    and everything that it left behind is gone.
-//! 8. The session records how the call ended; the permit is given back; the answer is kept for those
+//! 9. The session records how the call ended; the permit is given back; the answer is kept for those
 //!    who repeat the call; the caller is answered.
 //!
-//! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 7: its
-//! caller, and whoever attaches, reads the process's transcript, which step 8 ends.
+//! `ProcessService.Start` goes the same way, as the tool `run`, and does not wait at step 8: its
+//! caller, and whoever attaches, reads the process's transcript, which step 9 ends.
 //!
 //! A job goes the same way from step 3 on when its turn comes, as whoever submitted it; its parameters
 //! come as JSON, and its answer goes into an envelope that is kept.
@@ -81,6 +83,8 @@
 //! * **A job that was acknowledged is done once, or lost.** It is on disk before it is acknowledged, and
 //!   known to run before it runs; what ran when the daemon died is told to be lost.
 //! * **What a caller may not see is not there for him**: not in lists, and not in the texts of errors.
+//! * **A call that waits to be approved ends in one way**, which is on disk before the call goes on. What
+//!   may be secret of it is shown to nobody and kept nowhere.
 //! * **A stream of a process ends with its one `exited`, or with an error.** Nothing is invented: a
 //!   process that was lost has no end that could be told.
 //! * **Nothing waits for a pipe to close.** A run is over when its sandbox says so, or its init's

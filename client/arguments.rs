@@ -51,6 +51,8 @@ pub(crate) enum Command {
     Health(command::health::HealthArgs),
     Artifact(command::artifact::ArtifactArgs),
     Job(command::job::JobArgs),
+    Approvals(command::approvals::ApprovalsArgs),
+    Rules(command::rules::RulesArgs),
     Key(command::key::KeyArgs),
     /// Serve the current directory, or what the daemon's own flags say: `jig serve --help`.
     #[command(disable_help_flag = true)]

@@ -20,9 +20,10 @@ use crate::api::v1::{
     ReadArtifactRequest, ReadFileRequest, ReadFileResponse, ReadNotebookRequest,
     ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
     StatPathResponse, WriteFileRequest, WriteFileResponse,
-    artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
-    job_service_client::JobServiceClient, process_service_client::ProcessServiceClient,
-    tool_service_client::ToolServiceClient, transfer_service_client::TransferServiceClient,
+    approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
+    daemon_service_client::DaemonServiceClient, job_service_client::JobServiceClient,
+    process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
+    transfer_service_client::TransferServiceClient,
 };
 
 /// Largest answer that is accepted: two streams of 10 MiB, the most that a request can ask for
@@ -146,6 +147,10 @@ impl Client {
 
     pub(super) fn jobs(&self) -> JobServiceClient<Channel> {
         JobServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    pub(super) fn approvals(&self) -> ApprovalServiceClient<Channel> {
+        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
     pub(super) fn transfers(&self) -> TransferServiceClient<Channel> {

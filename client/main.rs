@@ -58,6 +58,8 @@ fn main() -> ExitCode {
             Command::Health(args) => command::health::health(&global, args),
             Command::Artifact(args) => command::artifact::artifact(&global, args),
             Command::Job(args) => command::job::job(&global, args),
+            Command::Approvals(args) => command::approvals::approvals(&global, args),
+            Command::Rules(args) => command::rules::rules(&global, args),
             Command::Key(args) => command::key::key(&global, args),
             Command::Serve(_) => command::serve::misplaced(global.json),
             Command::Bench(args) => bench::bench(&global, args),

@@ -16,6 +16,7 @@
 //! ```
 
 mod address;
+mod approval;
 mod call;
 mod connect;
 mod content;
@@ -35,6 +36,7 @@ mod transfer;
 mod wire_tests;
 
 pub use address::{Address, InvalidAddress};
+pub use approval::ApprovalEvents;
 pub use call::Client;
 pub use connect::{ConnectError, Options};
 pub use content::{BytePages, LinePages};

@@ -20,6 +20,8 @@ pub(crate) enum Reason {
     PermissionDenied,
     /// The operator does not allow it.
     PolicyDenied,
+    /// Somebody was asked to approve it, and has not.
+    ApprovalDenied,
     /// The caller may not do this.
     Forbidden,
     /// It is not known who calls.
@@ -44,6 +46,10 @@ pub(crate) enum Reason {
     ProcessNotFound,
     /// No such job is kept.
     JobNotFound,
+    /// No such call waits to be approved, nor has waited.
+    ApprovalNotFound,
+    /// There is no such rule.
+    RuleNotFound,
     /// Something is at the path already.
     FileExists,
     /// Something that is not a regular file is at the path.
@@ -68,6 +74,10 @@ pub(crate) enum Reason {
     StringNotFound,
     /// The program is not in an executable format.
     CommandNotExecutable,
+    /// The operator has switched the tool off.
+    ToolDisabled,
+    /// It was decided before.
+    ApprovalDecided,
     /// The process has ended.
     ProcessEnded,
     /// The standard input of the process is closed.
@@ -138,7 +148,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 50] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -146,6 +156,7 @@ impl Reason {
         Self::SymlinkBlocked,
         Self::PermissionDenied,
         Self::PolicyDenied,
+        Self::ApprovalDenied,
         Self::Forbidden,
         Self::Unauthenticated,
         Self::FileNotFound,
@@ -158,6 +169,8 @@ impl Reason {
         Self::CellNotFound,
         Self::ProcessNotFound,
         Self::JobNotFound,
+        Self::ApprovalNotFound,
+        Self::RuleNotFound,
         Self::FileExists,
         Self::NotAFile,
         Self::NotADirectory,
@@ -170,6 +183,8 @@ impl Reason {
         Self::StringNotUnique,
         Self::StringNotFound,
         Self::CommandNotExecutable,
+        Self::ToolDisabled,
+        Self::ApprovalDecided,
         Self::ProcessEnded,
         Self::StdinClosed,
         Self::RequestIdReused,
@@ -201,6 +216,7 @@ impl Reason {
             Self::SymlinkBlocked => "SYMLINK_BLOCKED",
             Self::PermissionDenied => "PERMISSION_DENIED",
             Self::PolicyDenied => "POLICY_DENIED",
+            Self::ApprovalDenied => "APPROVAL_DENIED",
             Self::Forbidden => "FORBIDDEN",
             Self::Unauthenticated => "UNAUTHENTICATED",
             Self::FileNotFound => "FILE_NOT_FOUND",
@@ -213,6 +229,8 @@ impl Reason {
             Self::CellNotFound => "CELL_NOT_FOUND",
             Self::ProcessNotFound => "PROCESS_NOT_FOUND",
             Self::JobNotFound => "JOB_NOT_FOUND",
+            Self::ApprovalNotFound => "APPROVAL_NOT_FOUND",
+            Self::RuleNotFound => "RULE_NOT_FOUND",
             Self::FileExists => "FILE_EXISTS",
             Self::NotAFile => "NOT_A_FILE",
             Self::NotADirectory => "NOT_A_DIRECTORY",
@@ -225,6 +243,8 @@ impl Reason {
             Self::StringNotUnique => "STRING_NOT_UNIQUE",
             Self::StringNotFound => "STRING_NOT_FOUND",
             Self::CommandNotExecutable => "COMMAND_NOT_EXECUTABLE",
+            Self::ToolDisabled => "TOOL_DISABLED",
+            Self::ApprovalDecided => "APPROVAL_DECIDED",
             Self::ProcessEnded => "PROCESS_ENDED",
             Self::StdinClosed => "STDIN_CLOSED",
             Self::RequestIdReused => "REQUEST_ID_REUSED",

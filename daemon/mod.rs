@@ -82,13 +82,13 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
         }
     };
     let check = args.check;
-    let outcome = Config::load(args)
+    let outcome = Config::load(args.clone())
         .map_err(StartError::from)
         .and_then(|config| {
             if check {
                 start::check(config)
             } else {
-                start::run(config).map(|()| String::new())
+                start::run(args, config).map(|()| String::new())
             }
         });
     match outcome {

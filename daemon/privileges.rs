@@ -85,8 +85,9 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
     });
     let sockets = sockets.map(|folder| (folder, Access::Sockets));
     // They are replaced as a whole: what is allowed is to read what lies where they do.
-    let keys = config.keys.iter().filter_map(|keys| folder(&keys.file));
-    let read = keys.map(|folder| (folder, Access::Read));
+    let keys = config.keys.iter().map(|keys| keys.file.as_path());
+    let replaced = keys.chain(config.file.as_deref());
+    let read = replaced.filter_map(|file| Some((folder(file)?, Access::Read)));
     let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
     let own: Vec<_> = workspaces
         .chain(sockets)

@@ -4,6 +4,7 @@
 mod error;
 mod homes;
 mod isolation;
+mod reload;
 mod serving;
 
 use std::{
@@ -18,9 +19,10 @@ use std::{
 use tokio::runtime::Runtime;
 
 pub(super) use self::error::StartError;
-use self::{error::io_error, isolation::Keeper, serving::Prepared};
+use self::{error::io_error, isolation::Keeper, reload::Reload, serving::Prepared};
 use super::{
-    config::{Config, listen::Address},
+    catalog::Catalog,
+    config::{Config, args::Args, listen::Address},
     embedded::{self, Durable},
     privileges,
     sandbox::{
@@ -50,8 +52,9 @@ enum Purpose {
     Check,
 }
 
-/// Runs the daemon until a signal ends it.
-pub(super) fn run(config: Config) -> Result<(), StartError> {
+/// Runs the daemon until a signal ends it. `args` led to `config`, and lead to what it is when it is read
+/// again.
+pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
     let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
     let (prepared, runtime) = prepare(config, Purpose::Serving, keep)?;
@@ -59,8 +62,9 @@ pub(super) fn run(config: Config) -> Result<(), StartError> {
         // Before the sockets are there: whoever sees one may send a signal, which must not end the
         // process half-way.
         let signals = Signals::catch().map_err(io_error("catching signals"))?;
+        let reload = Reload::catch(args, &prepared.config).map_err(io_error("catching signals"))?;
         let listeners = Listeners::bind(&prepared.config.listen)?;
-        serving::serve(prepared, listeners, Until::Signals(signals), true).await
+        serving::serve(prepared, listeners, Until::Signals(signals), Some(reload)).await
     })
 }
 
@@ -76,6 +80,11 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             &config,
         ))
         .map_err(io_error("talking to the launcher"))?;
+    let catalog = Catalog::load().map_err(|error| StartError::Io {
+        what: "reading the tools",
+        source: io::Error::other(error),
+    })?;
+    serving::callers(&config, &catalog)?;
     let mut report = String::from("configuration: ok\n") + &config.network_report();
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
         let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
@@ -97,7 +106,7 @@ where
         "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
     ))?;
     let socket = folder.path().join("jig.sock");
-    let args = super::config::args::Args {
+    let args = Args {
         listen: vec![format!("unix:{}", socket.display())],
         workspace: vec![format!("workspace={}", workspace.display())],
         state_dir: Some(folder.path().join("state")),
@@ -113,7 +122,7 @@ where
         let (end, told) = tokio::sync::oneshot::channel();
         let daemon = super::task::spawn(
             "embedded daemon",
-            serving::serve(prepared, listeners, Until::Told(told), false),
+            serving::serve(prepared, listeners, Until::Told(told), None),
         );
         // The socket is bound already: the call waits in its backlog until the daemon answers.
         let result = call(format!("unix:{}", socket.display())).await;

@@ -19,6 +19,8 @@
 
 /// When calls may begin, and whose turn it is.
 mod admission;
+/// What the operator lets in, and who is asked.
+mod approvals;
 /// What a hostile command tries, by the numbers of the catalogue of attacks.
 mod attack;
 /// Requests that are refused before anything is started.

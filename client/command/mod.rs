@@ -1,7 +1,9 @@
 //! The subcommands, one per file: its arguments, its request, and how its answer is printed.
 
+pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod change;
+mod columns;
 pub(crate) mod cp;
 pub(crate) mod edit;
 mod ended;
@@ -15,6 +17,7 @@ pub(crate) mod nb;
 pub(crate) mod patch;
 pub(crate) mod processes;
 pub(crate) mod read;
+pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod search;
 pub(crate) mod serve;

@@ -1,12 +1,13 @@
 //! The one way that every call goes, whichever door it came through.
 //!
 //! ```text
-//! validate ─▶ request id ─▶ admit ─▶ record that it starts ─▶ execute ─▶ record how it ended ─▶ answer
-//!    │           │            │               │
-//!    ▼           ▼            ▼               ▼
-//! INVALID_   REQUEST_ID_  RESOURCE_       NO_SPACE         nothing was started in any of these cases
-//! PARAMS …   REUSED       EXHAUSTED,
-//!                         DRAINING
+//! validate ─▶ request id ─▶ permit ─▶ admit ─▶ record that it starts ─▶ execute ─▶ record how it ended ─▶ answer
+//!    │           │            │         │           │
+//!    ▼           ▼            ▼         ▼           ▼
+//! INVALID_   REQUEST_ID_  TOOL_      RESOURCE_   NO_SPACE      nothing was started in any of these cases
+//! PARAMS …   REUSED       DISABLED,  EXHAUSTED,
+//!                         POLICY_    DRAINING
+//!                         DENIED, APPROVAL_DENIED
 //! ```
 //!
 //! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to
@@ -15,17 +16,21 @@
 pub(crate) mod access;
 pub(crate) mod admission;
 mod any_tool;
+pub(crate) mod approval;
 pub(crate) mod context;
 pub(crate) mod drain;
 pub(crate) mod envelope;
 pub(crate) mod idempotency;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
+pub(crate) mod permit;
+pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
 mod repeatable;
 pub(crate) mod start;
 mod state_error;
+mod subject;
 mod suggestion;
 
 use std::{
@@ -50,10 +55,13 @@ use tracing::Instrument as _;
 use self::{
     access::{Access, principal::Principal},
     admission::{Admission, Admitted},
+    approval::pending::Approvals,
     context::Incoming,
     drain::Drain,
     idempotency::Idempotency,
     jobs::Jobs,
+    policy::book::RuleBook,
+    subject::Subject,
 };
 use crate::daemon::{
     catalog::{self, Catalog, ToolSpec},
@@ -76,6 +84,10 @@ pub(crate) struct Pipeline {
     pub(crate) access: Access,
     /// The tools.
     pub(crate) catalog: Catalog,
+    /// What the operator lets in.
+    pub(crate) policy: Arc<RuleBook>,
+    /// The calls that wait to be approved.
+    pub(crate) approvals: Arc<Approvals>,
     /// The workspaces by name, the default one first.
     pub(crate) scenes: Vec<Scene>,
     /// The state directory.
@@ -104,6 +116,8 @@ struct Checked<T: Tool> {
     params: T::Params,
     /// What a record shows of them.
     shown: serde_json::Value,
+    /// What is to be decided about.
+    subject: Subject,
     default_timeout: Duration,
 }
 
@@ -246,20 +260,34 @@ impl Pipeline {
         let scene = self.scene(incoming)?.clone();
         incoming.principal.may_call(T::NAME)?;
         let spec = self.spec::<T>()?;
-        let checked = match T::MESSAGE {
-            None => spec.check(request)?,
-            Some(message) => self.catalog.look_at(message, request)?,
+        let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
+        let tells = self.looks_at(T::NAME, risk, &workspace);
+        let mut checked = match T::MESSAGE {
+            None => spec.check(request, tells)?,
+            Some(message) => self.catalog.look_at(message, request, tells)?,
         };
+        let told = checked.told.take();
         let (params, shown) = validate::<T>(checked, &scene)?;
+        let files = match tells {
+            true => T::files(&params, &scene),
+            false => Vec::new(),
+        };
         Ok(Checked {
             scene,
             params,
             shown,
+            subject: Subject {
+                tool: T::NAME,
+                risk,
+                workspace,
+                told,
+                files,
+            },
             default_timeout: spec.default_timeout(),
         })
     }
 
-    /// Admits a call of the tool `T`, and records that it starts.
+    /// Lets a call of the tool `T` in, waits for a place for it, and records that it starts.
     async fn begin<T: Tool>(
         self: &Arc<Self>,
         incoming: Incoming,
@@ -269,8 +297,10 @@ impl Pipeline {
             scene,
             params,
             shown,
+            subject,
             default_timeout,
         } = checked;
+        let permitted = self.permit(&incoming, subject).await?;
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
         let principal = &incoming.principal;
@@ -280,7 +310,8 @@ impl Pipeline {
         };
         let Admitted { place, turn } = admitted?;
         let session = self.session(&incoming).await?;
-        let begun = record::started(T::NAME, &incoming, scene.workspace.name(), shown);
+        let workspace = scene.workspace.name();
+        let begun = record::started(T::NAME, &incoming, workspace, shown, permitted.by);
         let step = session
             .begin_step(begun)
             .map_err(|error| state_error::of_files(&error))?;
@@ -379,6 +410,7 @@ fn validate<T: Tool>(
         request,
         params: shown,
         mut violations,
+        told: _,
     } = checked;
     let params = T::check(request, scene, &mut violations);
     if !violations.is_empty() {

@@ -13,11 +13,30 @@ pub(super) fn started(
     incoming: &Incoming,
     workspace: &str,
     params: Value,
+    allowed_by: Option<String>,
 ) -> Map<String, Value> {
     let mut fields = common("tool_call_started", tool, incoming);
+    if let Some(by) = allowed_by {
+        fields.insert("allowed_by".to_owned(), by.into());
+    }
     fields.insert("workspace".to_owned(), workspace.into());
     fields.insert("trace_id".to_owned(), incoming.trace_id().into());
     fields.insert("params".to_owned(), params);
+    fields
+}
+
+/// The record of a call that was not let in, and by what it was not.
+pub(super) fn denied(
+    tool: &str,
+    incoming: &Incoming,
+    workspace: &str,
+    denied_by: &str,
+) -> Map<String, Value> {
+    let mut fields = common("tool_call_denied", tool, incoming);
+    fields.insert("workspace".to_owned(), workspace.into());
+    let principal = incoming.principal.name();
+    fields.insert("principal".to_owned(), principal.into());
+    fields.insert("denied_by".to_owned(), denied_by.into());
     fields
 }
 

@@ -8,7 +8,10 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::{Pipeline, context::Incoming, end_span, log_end, record, state_error::of_files};
+use super::{
+    Pipeline, context::Incoming, end_span, log_end, permit::Permitted, record,
+    state_error::of_files,
+};
 use crate::daemon::{
     error::Error,
     store::session::{Session, Step},
@@ -29,16 +32,19 @@ pub(crate) struct Recorded {
 }
 
 impl Pipeline {
-    /// Records that a call starts. `shown` is what the record says of its request.
+    /// Records that a call starts. `shown` is what the record says of its request, and
+    /// `permitted` of what let it in.
     pub(crate) async fn begin_recorded(
         self: &Arc<Self>,
         name: &'static str,
         incoming: Incoming,
         shown: Value,
+        permitted: Permitted,
     ) -> Result<Recorded, Error> {
         let scene = self.scene(&incoming)?.clone();
         let session = self.session(&incoming).await?;
-        let begun = record::started(name, &incoming, scene.workspace.name(), shown);
+        let workspace = scene.workspace.name();
+        let begun = record::started(name, &incoming, workspace, shown, permitted.by);
         let step = session
             .begin_step(begun)
             .map_err(|error| of_files(&error))?;

@@ -10,7 +10,7 @@ use super::{
     context::Incoming,
     idempotency::{
         Claimed, Resumed, Ticket,
-        answer::{decode, encode, is_final},
+        answer::{decode, encode, encode_error, is_final},
     },
     until_its_time_is_up,
 };
@@ -79,10 +79,18 @@ impl Pipeline {
             deadline: None,
             ..incoming
         };
-        let begun = self.begin::<T>(incoming, checked).await?;
         let caller = ticket.caller();
         let pipeline = Arc::clone(self);
         task::spawn_tracked("request", async move {
+            // It may have to be approved first, and who repeats it waits for the same decision.
+            let begun = tokio::select! {
+                begun = pipeline.begin::<T>(incoming, checked) => begun,
+                () = ticket.left_alone() => Err(left_alone(T::NAME)),
+            };
+            let begun = match begun {
+                Ok(begun) => begun,
+                Err(error) => return not_begun(ticket, &error).await,
+            };
             // Before anything is done: should the daemon die then, it is known where to look.
             if let Err(error) = ticket.begin(begun.work.step.number()).await {
                 tracing::warn!(%error, "the step of a request could not be kept");
@@ -173,14 +181,32 @@ where
     }
 }
 
+/// What nobody is told: all who waited have left.
+pub(super) fn left_alone(tool: &str) -> Error {
+    let text = format!("nobody waited any more for this call of {tool}, and it was not begun");
+    Error::new(Reason::ResourceExhausted, text)
+}
+
+/// Answers all who wait for a call that was not begun. It may be tried again under its id, unless somebody
+/// was asked about it: that is not asked twice.
+pub(super) async fn not_begun(ticket: Ticket, error: &Error) {
+    log_defect(error);
+    let keep = error.reason == Reason::ApprovalDenied;
+    ticket.answer(encode_error(error), keep).await;
+}
+
 /// Answers all who wait, and whoever comes later.
 pub(super) async fn answer<R: Message>(ticket: Ticket, result: &Result<R, Error>) {
-    if let Err(error) = result
-        && error.reason == Reason::Internal
-    {
+    if let Err(error) = result {
+        log_defect(error);
+    }
+    ticket.answer(encode(result), is_final(result)).await;
+}
+
+fn log_defect(error: &Error) {
+    if error.reason == Reason::Internal {
         // What it was caused by does not go along.
         let cause = error.cause.as_ref().map(ToString::to_string);
         tracing::error!(cause, %error, "work with a request id failed by a defect");
     }
-    ticket.answer(encode(result), is_final(result)).await;
 }

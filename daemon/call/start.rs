@@ -4,10 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Checked, Pipeline,
+    Begun, Checked, Pipeline,
     context::Incoming,
     idempotency::{Claimed, Ticket, answer::decode},
-    repeatable::answer,
+    repeatable::{answer, left_alone, not_begun},
 };
 use crate::{
     api::v1,
@@ -40,10 +40,17 @@ impl Pipeline {
         let repeatable = self.repeatable(&incoming, METHOD, &request)?;
         let checked = self.check::<Start>(&incoming, request)?;
         let Some(call) = repeatable else {
-            return self.start_now(incoming, checked, None).await;
+            let begun = self.begin::<Start>(incoming.clone(), checked).await?;
+            return self.start_now(&incoming, begun, None);
         };
         match self.claim(call).await? {
-            Claimed::Ours(ticket) => self.start_now(incoming, checked, Some(ticket)).await,
+            Claimed::Ours(ticket) => {
+                // It may have to be approved first: that goes on for a while without this caller, too.
+                let _caller = ticket.caller();
+                let starting = Arc::clone(self).start_once(incoming, checked, ticket);
+                let started = task::spawn_tracked("start", starting);
+                started.await.map_err(Error::internal)?
+            }
             Claimed::Answered {
                 answer: started,
                 is_recent,
@@ -61,15 +68,39 @@ impl Pipeline {
         }
     }
 
-    async fn start_now(
-        self: &Arc<Self>,
+    /// Starts a command for all who ask with its request id.
+    async fn start_once(
+        self: Arc<Self>,
         incoming: Incoming,
         checked: Checked<Start>,
+        ticket: Ticket,
+    ) -> Result<Reader, Error> {
+        // Each caller's deadline ends its own wait, and not that for the approval.
+        let patient = Incoming {
+            deadline: None,
+            ..incoming.clone()
+        };
+        let begun = tokio::select! {
+            begun = self.begin::<Start>(patient, checked) => begun,
+            () = ticket.left_alone() => Err(left_alone(Start::NAME)),
+        };
+        match begun {
+            Ok(begun) => self.start_now(&incoming, begun, Some(ticket)),
+            Err(error) => {
+                not_begun(ticket, &error).await;
+                Err(error)
+            }
+        }
+    }
+
+    fn start_now(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        begun: Begun<Start>,
         ticket: Option<Ticket>,
     ) -> Result<Reader, Error> {
-        let workspace = checked.scene.workspace.name().to_owned();
+        let workspace = begun.work.scene.workspace.name().to_owned();
         let session = incoming.session.as_str().to_owned();
-        let begun = self.begin::<Start>(incoming, checked).await?;
         let process = Arc::clone(begun.params.process());
         if ticket.is_some() {
             process.linger(self.requests.linger());

@@ -9,7 +9,7 @@ use crate::daemon::{
 };
 
 /// What is wrong with its files.
-pub(super) fn of_files(error: &io::Error) -> Error {
+pub(in crate::daemon::call) fn of_files(error: &io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
             Reason::NoSpace,
@@ -29,7 +29,7 @@ pub(super) fn of_files(error: &io::Error) -> Error {
 }
 
 /// What is wrong with its database.
-pub(super) fn of_database(error: &DatabaseError) -> Error {
+pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
     match error {
         DatabaseError::Full => Error::new(
             Reason::NoSpace,

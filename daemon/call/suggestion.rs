@@ -10,9 +10,11 @@ pub(super) fn suggestion(reason: Reason) -> &'static str {
         Reason::PathEscape => "Give a path below the workspace.",
         Reason::SymlinkBlocked => "Give a path that passes through no symbolic link.",
         Reason::PermissionDenied => "Use another path, or ask the operator for access.",
-        Reason::PolicyDenied | Reason::Forbidden | Reason::Unauthenticated => {
-            "Do without this, or ask the operator to allow it."
-        }
+        Reason::PolicyDenied
+        | Reason::ApprovalDenied
+        | Reason::ToolDisabled
+        | Reason::Forbidden
+        | Reason::Unauthenticated => "Do without this, or ask the operator to allow it.",
         Reason::FileNotFound | Reason::DirectoryNotFound => {
             "List the directory to see what is there."
         }
@@ -22,7 +24,9 @@ pub(super) fn suggestion(reason: Reason) -> &'static str {
         Reason::ArtifactNotFound
         | Reason::UploadNotFound
         | Reason::ProcessNotFound
-        | Reason::JobNotFound => "Look at what there is, and name one of those.",
+        | Reason::JobNotFound
+        | Reason::ApprovalNotFound
+        | Reason::RuleNotFound => "Look at what there is, and name one of those.",
         Reason::CellNotFound => "Read the notebook to see its cells.",
         Reason::FileExists => "Choose another path, or allow it to be replaced.",
         Reason::NotAFile | Reason::NotADirectory => "Look at what is at the path.",
@@ -37,6 +41,7 @@ pub(super) fn suggestion(reason: Reason) -> &'static str {
         Reason::PatchParseError => "Give a unified diff, as git diff writes it.",
         Reason::StringNotUnique => "Give more of the text around it, or change all occurrences.",
         Reason::CommandNotExecutable => "Run it by its interpreter, or make it executable.",
+        Reason::ApprovalDecided => "Look at what waits now.",
         Reason::ProcessEnded | Reason::StdinClosed => "Start another process.",
         Reason::RequestIdReused => "Give each call an id of its own.",
         Reason::ChecksumMismatch => "Send it again.",

@@ -3,6 +3,7 @@
 
 mod json;
 mod rules;
+mod told;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,16 +14,20 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor};
 use serde_json::{Map, Value};
 
-pub(crate) use self::rules::Checked;
-use self::rules::Rules;
+use self::rules::{Looked, Rules};
+pub(crate) use self::told::Told;
 use crate::{
     api::{self, v1},
-    daemon::{config::keys::Role, error::Error},
+    daemon::{
+        config::keys::Role,
+        error::{Error, Violation},
+    },
 };
 
 /// All tools, and all methods that the daemon knows.
 #[derive(Debug)]
 pub(crate) struct Catalog {
+    pool: DescriptorPool,
     tools: HashMap<String, ToolSpec>,
     messages: HashMap<String, Rules>,
     /// Each with the role that it needs.
@@ -37,6 +42,19 @@ pub(crate) struct ToolSpec {
     rules: Rules,
     request: MessageDescriptor,
     response: MessageDescriptor,
+}
+
+/// A request whose fields keep their rules, as far as each of them can be looked at by itself.
+#[derive(Debug)]
+pub(crate) struct Checked<T> {
+    /// The request, with the defaults of what was not given.
+    pub(crate) request: T,
+    /// What was given, as JSON, without what may be secret.
+    pub(crate) params: serde_json::Value,
+    /// Fields that break their rules.
+    pub(crate) violations: Vec<Violation>,
+    /// What was given, for those who decide about the call, where that was asked for.
+    pub(crate) told: Option<Told>,
 }
 
 // === impl Catalog ===
@@ -68,6 +86,7 @@ impl Catalog {
             }
         }
         Ok(Self {
+            pool,
             tools,
             messages,
             methods,
@@ -96,16 +115,28 @@ impl Catalog {
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
-    /// defaults.
+    /// defaults. `tells` what it says, too, for those who decide about it.
     pub(crate) fn look_at<T: Message + Default>(
         &self,
         message: &str,
         request: T,
+        tells: bool,
     ) -> Result<Checked<T>, Error> {
         match self.messages.get(message) {
-            Some(rules) => rules.check(request),
+            Some(rules) => check(rules, request, tells),
             None => Err(Error::internal(format!("no method takes {message}"))),
         }
+    }
+
+    /// What a message says that is no request by itself, named by its full name, for those who decide
+    /// about it.
+    pub(crate) fn tell(&self, message: &str, said: &impl Message) -> Result<Told, Error> {
+        let descriptor = self.pool.get_message_by_name(message);
+        let descriptor =
+            descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
+        let rules = Rules::of(&self.pool, &descriptor);
+        let message = rules.reflect(said)?;
+        Ok(Told::new(&rules, &message, &rules.params(&message)?))
     }
 
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
@@ -114,7 +145,7 @@ impl Catalog {
         message: &str,
         request: T,
     ) -> Result<T, Error> {
-        let checked = self.look_at(message, request)?;
+        let checked = self.look_at(message, request, false)?;
         if checked.violations.is_empty() {
             Ok(checked.request)
         } else {
@@ -126,9 +157,14 @@ impl Catalog {
 // === impl ToolSpec ===
 
 impl ToolSpec {
-    /// Checks a request of this tool, and fills in defaults.
-    pub(crate) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
-        self.rules.check(request)
+    /// Checks a request of this tool, and fills in defaults. `tells` what it says, too, for those who
+    /// decide about it.
+    pub(crate) fn check<T: Message + Default>(
+        &self,
+        request: T,
+        tells: bool,
+    ) -> Result<Checked<T>, Error> {
+        check(&self.rules, request, tells)
     }
 
     /// Reads parameters by their names as a request of this tool.
@@ -151,6 +187,25 @@ impl ToolSpec {
     pub(crate) fn default_timeout(&self) -> Duration {
         Duration::from_secs(u64::from(self.options.default_timeout_sec))
     }
+}
+
+fn check<T: Message + Default>(
+    rules: &Rules,
+    request: T,
+    tells: bool,
+) -> Result<Checked<T>, Error> {
+    let Looked {
+        request,
+        params,
+        violations,
+        given,
+    } = rules.check(request, tells)?;
+    Ok(Checked {
+        told: given.map(|given| Told::new(rules, &given, &params)),
+        request,
+        params,
+        violations,
+    })
 }
 
 fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::ToolOptions> {

@@ -21,13 +21,15 @@ const LARGEST_PARAMS: usize = 16 * 1024;
 
 /// A request whose fields keep their rules, as far as each of them can be looked at by itself.
 #[derive(Debug)]
-pub(crate) struct Checked<T> {
+pub(super) struct Looked<T> {
     /// The request, with the defaults of what was not given.
-    pub(crate) request: T,
+    pub(super) request: T,
     /// What was given, as JSON, without what may be secret.
-    pub(crate) params: serde_json::Value,
+    pub(super) params: serde_json::Value,
     /// Fields that break their rules.
-    pub(crate) violations: Vec<Violation>,
+    pub(super) violations: Vec<Violation>,
+    /// The request as it was given, field by field, where that was asked for.
+    pub(super) given: Option<DynamicMessage>,
 }
 
 /// Rules of the fields of one message.
@@ -39,11 +41,11 @@ pub(super) struct Rules {
 
 /// A field that has rules, or whose own fields may have some.
 #[derive(Debug)]
-struct Field {
+pub(super) struct Field {
     descriptor: FieldDescriptor,
-    rules: FieldRules,
+    pub(super) rules: FieldRules,
     /// Rules of its fields, where it is a message of ours.
-    inner: Option<Rules>,
+    pub(super) inner: Option<Rules>,
 }
 
 impl Rules {
@@ -80,21 +82,38 @@ impl Rules {
         }
     }
 
-    /// Checks `request` and fills in defaults.
-    pub(super) fn check<T: Message + Default>(&self, request: T) -> Result<Checked<T>, Error> {
+    /// What is known of a field, if it has rules.
+    pub(super) fn field(&self, descriptor: &FieldDescriptor) -> Option<&Field> {
+        let mut fields = self.fields.iter();
+        fields.find(|field| field.descriptor == *descriptor)
+    }
+
+    /// The request by its fields.
+    pub(super) fn reflect(&self, request: &impl Message) -> Result<DynamicMessage, Error> {
+        reflect(&self.message, request)
+    }
+
+    /// Checks `request` and fills in defaults. `keep` it also as it was given.
+    pub(super) fn check<T: Message + Default>(
+        &self,
+        request: T,
+        keep: bool,
+    ) -> Result<Looked<T>, Error> {
         let mut message = reflect(&self.message, &request)?;
         let mut violations = Vec::new();
         self.check_fields(&message, "", &mut violations);
         let params = self.params(&message)?;
+        let given = keep.then(|| message.clone());
         let request = if self.fill(&mut message) {
             message.transcode_to().map_err(Error::internal)?
         } else {
             request
         };
-        Ok(Checked {
+        Ok(Looked {
             request,
             params,
             violations,
+            given,
         })
     }
 
@@ -150,13 +169,15 @@ impl Rules {
     }
 
     /// What was given, as JSON, with the size in place of what may be secret or is large.
-    fn params(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
+    pub(super) fn params(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
         let mut shown = DynamicMessage::new(self.message.clone());
         let mut hidden = Vec::new();
         for (field, value) in message.fields() {
-            let mut known = self.fields.iter();
             let bytes = bytes_of(value);
-            if known.any(|known| known.rules.sensitive && known.descriptor == field) {
+            if self
+                .field(&field)
+                .is_some_and(|known| known.rules.sensitive)
+            {
                 hidden.push((field.name().to_owned(), size_text(value)));
             } else if bytes > LARGEST_PARAMS {
                 // Not even copied: this thread serves others, too.
@@ -337,7 +358,8 @@ fn bytes_of(value: &Value) -> usize {
     }
 }
 
-fn size_text(value: &Value) -> serde_json::Value {
+/// The size of a value in its place.
+pub(super) fn size_text(value: &Value) -> serde_json::Value {
     match value {
         Value::String(text) => format!("<{} bytes>", text.len()).into(),
         Value::Bytes(bytes) => format!("<{} bytes>", bytes.len()).into(),

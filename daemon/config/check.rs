@@ -14,6 +14,7 @@ use super::{
     limits::limits,
     listen::Address,
     network::network,
+    policy::policy,
     requests::requests,
     time::time,
     workspaces::workspaces,
@@ -27,11 +28,17 @@ impl Config {
     /// Reads the file that `args` names, if any, and puts both together.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
         let args = args.without_empty();
-        let file = match &args.config {
-            Some(path) => File::read(path).map_err(|problem| ConfigError(vec![problem]))?,
-            None => File::default(),
-        };
-        combine(args, file)
+        let (path, read) = (args.config.clone(), args.config.as_deref().map(File::read));
+        let read = read.transpose();
+        let (file, fixed) = read
+            .map_err(|problem| ConfigError(vec![problem]))?
+            .unwrap_or_default();
+        let config = combine(args, file)?;
+        Ok(Self {
+            file: path,
+            fixed,
+            ..config
+        })
     }
 }
 
@@ -137,6 +144,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
             "--path {directory}: give absolute paths without colons"
         ));
     }
+    let policy = policy(file.policy, &file.approvals, &mut problems);
     let limits = limits(&file.limits, &mut problems);
     let requests = requests(&file.requests, &mut problems);
     let jobs = jobs(file.jobs, &mut problems);
@@ -209,6 +217,9 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     }
     Ok(Config {
         listen,
+        file: None,
+        fixed: String::new(),
+        policy,
         keys,
         trust_loopback,
         workspaces,

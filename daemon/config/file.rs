@@ -9,6 +9,9 @@ use std::{
 
 use serde::Deserialize;
 
+/// What a daemon that runs takes over.
+const RELOADED: [&str; 3] = ["policy", "approvals", "keys"];
+
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -27,6 +30,8 @@ pub(super) struct File {
     pub(super) requests: Requests,
     pub(super) jobs: Jobs,
     pub(super) proxy: Option<Proxy>,
+    pub(super) policy: Policy,
+    pub(super) approvals: Approvals,
 }
 
 /// One `[[workspaces]]` table.
@@ -125,11 +130,50 @@ pub(super) struct Jobs {
     pub(super) queues: BTreeMap<String, u32>,
 }
 
+/// The `[policy]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Policy {
+    pub(super) allow_tools: Option<Vec<String>>,
+    pub(super) deny_tools: Vec<String>,
+    pub(super) read_only: Option<String>,
+    pub(super) safe_write: Option<String>,
+    pub(super) dangerous: Option<String>,
+    pub(super) rules: Vec<PolicyRule>,
+}
+
+/// One `[[policy.rules]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PolicyRule {
+    pub(super) name: String,
+    pub(super) tool: String,
+    pub(super) pattern: Option<String>,
+    pub(super) action: String,
+    pub(super) workspaces: Option<Vec<String>>,
+    pub(super) expires: Option<String>,
+    pub(super) enabled: Option<bool>,
+}
+
+/// The `[approvals]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Approvals {
+    pub(super) wait: Option<String>,
+    pub(super) pending: Option<usize>,
+    pub(super) retention: Option<String>,
+}
+
 impl File {
-    /// Reads the file at `path`.
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let text = fs::read_to_string(path)
-            .map_err(|error| format!("--config {}: {error}", path.display()))?;
-        toml::from_str(&text).map_err(|error| format!("--config {}: {error}", path.display()))
+    /// Reads the file at `path`. Answers beside it what of it can only be changed by a restart, as text.
+    pub(super) fn read(path: &Path) -> Result<(Self, String), String> {
+        let shown = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
+        let text = fs::read_to_string(path).map_err(|error| shown(&error))?;
+        let file = toml::from_str(&text).map_err(|error| shown(&error))?;
+        let mut rest: toml::Table = toml::from_str(&text).map_err(|error| shown(&error))?;
+        for reloaded in RELOADED {
+            rest.remove(reloaded);
+        }
+        Ok((file, rest.to_string()))
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod keys;
 mod limits;
 pub(crate) mod listen;
 mod network;
+pub(crate) mod policy;
 pub(crate) mod requests;
 mod time;
 mod workspaces;
@@ -66,6 +67,12 @@ const DEFAULT_SANDBOX_ID: u32 = 61_000;
 pub(crate) struct Config {
     /// Where it listens.
     pub(crate) listen: Vec<Address>,
+    /// The file that it was read from, if any.
+    pub(crate) file: Option<PathBuf>,
+    /// What of the file can only be changed by a restart, as text.
+    pub(crate) fixed: String,
+    /// What becomes of calls.
+    pub(crate) policy: policy::Policy,
     /// Who may call; without, the daemon's own user and root.
     pub(crate) keys: Option<Keys>,
     /// Whether everybody who reaches the loopback interface may call.
@@ -139,6 +146,16 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) protected: Vec<String>,
     /// Whether its commands find in their home directory what those before them left there.
     pub(crate) keeps_home: bool,
+}
+
+impl Config {
+    /// Names of the workspaces.
+    pub(crate) fn workspace_names(&self) -> Vec<&str> {
+        let workspaces = self.workspaces.iter();
+        workspaces
+            .map(|workspace| workspace.name.as_str())
+            .collect()
+    }
 }
 
 /// What is wrong with a configuration: every problem, a line each.

@@ -1,9 +1,11 @@
 //! Times as they are written: a number with a unit.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// Longest time that can be configured.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// Longest time for what is kept.
+const LONGEST_SPAN: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Reads a time with its unit: `500ms`, `25s`, `2m`, `1h`.
 pub(super) fn time(text: &str) -> Option<Duration> {
@@ -20,6 +22,25 @@ pub(super) fn time(text: &str) -> Option<Duration> {
         _ => return None,
     };
     (time <= LONGEST).then_some(time)
+}
+
+/// Reads a time that may be longer than a day: `30d` also.
+pub(super) fn span(text: &str) -> Option<Duration> {
+    let time = match text.strip_suffix('d') {
+        None => time(text)?,
+        Some(days) if days.bytes().all(|byte| byte.is_ascii_digit()) => {
+            let days: u64 = days.parse().ok()?;
+            Duration::from_secs(days.checked_mul(24 * 3600)?)
+        }
+        Some(_) => return None,
+    };
+    (time <= LONGEST_SPAN).then_some(time)
+}
+
+/// Reads a moment: `2027-01-31T00:00:00Z`.
+pub(super) fn moment(text: &str) -> Option<SystemTime> {
+    let time: prost_types::Timestamp = text.parse().ok()?;
+    SystemTime::try_from(time).ok()
 }
 
 #[cfg(test)]
@@ -45,6 +66,15 @@ mod tests {
             "9999999999999999999h",
         ] {
             assert_eq!(time(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_may_be_kept_for_days() {
+        assert_eq!(span("30d"), Some(Duration::from_secs(30 * 86_400)));
+        assert_eq!(span("12h"), time("12h"));
+        for bad in ["d", "+1d", "3651d", "99999999999999999999d", "25h"] {
+            assert_eq!(span(bad), None, "{bad}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The ways in: each door translates between its protocol and the pipeline, and does nothing else.
 
+pub(crate) mod approvals;
 pub(crate) mod artifacts;
 pub(crate) mod info;
 pub(crate) mod jobs;

@@ -214,7 +214,7 @@ impl Processes {
         let mut checked = self
             .0
             .catalog
-            .look_at("jig.v1.WriteStdinRequest", request)?;
+            .look_at("jig.v1.WriteStdinRequest", request, false)?;
         let request = checked.request;
         if request.data.is_empty() && !request.eof {
             let text = "must be given, unless eof is";
@@ -258,7 +258,7 @@ impl Processes {
         let mut checked = self
             .0
             .catalog
-            .look_at("jig.v1.SendSignalRequest", request)?;
+            .look_at("jig.v1.SendSignalRequest", request, false)?;
         let request = checked.request;
         let signal = signal_number(&request.signal);
         if signal.is_none() && !request.signal.is_empty() {

@@ -62,6 +62,7 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::SymlinkBlocked
         | Reason::PermissionDenied
         | Reason::PolicyDenied
+        | Reason::ApprovalDenied
         | Reason::Forbidden => Code::PermissionDenied,
         // Show a key.
         Reason::Unauthenticated => Code::Unauthenticated,
@@ -74,6 +75,8 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::ArtifactNotFound
         | Reason::UploadNotFound
         | Reason::CellNotFound
+        | Reason::ApprovalNotFound
+        | Reason::RuleNotFound
         | Reason::ProcessNotFound
         | Reason::JobNotFound => Code::NotFound,
         Reason::FileExists | Reason::RequestIdReused => Code::AlreadyExists,
@@ -91,6 +94,8 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::PatchHunkFail
         | Reason::DirectoryNotEmpty
         | Reason::CommandNotExecutable
+        | Reason::ToolDisabled
+        | Reason::ApprovalDecided
         | Reason::ProcessEnded
         | Reason::StdinClosed
         | Reason::SandboxUnavailable => Code::FailedPrecondition,

@@ -37,6 +37,7 @@ use crate::{
     api::{
         self,
         v1::{
+            approval_service_server::ApprovalServiceServer,
             artifact_service_server::ArtifactServiceServer,
             daemon_service_server::DaemonServiceServer, job_service_server::JobServiceServer,
             process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
@@ -46,8 +47,8 @@ use crate::{
     daemon::{
         call::{Pipeline, drain::Drain},
         door::{
-            artifacts::Artifacts, info::Info, jobs::Jobs, processes::Processes, tools::Tools,
-            transfer::Transfers,
+            approvals::Approvals, artifacts::Artifacts, info::Info, jobs::Jobs,
+            processes::Processes, tools::Tools, transfer::Transfers,
         },
         sandbox::pool::Sandboxes,
         task,
@@ -150,6 +151,7 @@ pub(crate) async fn serve(
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
         .add_service(ArtifactServiceServer::new(Artifacts(Arc::clone(&pipeline))))
+        .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
         .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(
             &pipeline,
         ))))
@@ -290,6 +292,7 @@ async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bo
         ("", serving && runs_commands),
         ("jig.v1.ToolService", serving && runs_commands),
         ("jig.v1.ProcessService", serving && runs_commands),
+        ("jig.v1.ApprovalService", serving),
         ("jig.v1.ArtifactService", serving),
         ("jig.v1.TransferService", serving),
         ("jig.v1.JobService", serving && runs_commands),

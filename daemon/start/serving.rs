@@ -9,15 +9,18 @@ use std::{
 use super::{
     error::{StartError, io_error},
     isolation::{self, Keeper, Probed},
+    reload::Reload,
 };
 use crate::daemon::{
     call::{
         Pipeline,
         access::{Access, Trust},
         admission::{self, Admission},
+        approval::pending::Approvals,
         drain::Drain,
         idempotency::Idempotency,
         jobs::Jobs,
+        policy::{book::RuleBook, decision::Settings},
     },
     catalog::Catalog,
     config::{Config, ConfigError, requests::Requests},
@@ -27,8 +30,10 @@ use crate::daemon::{
     sandbox::plan::Network,
     server::{self, Services, Until, listener::Listeners, peer},
     store::{
-        database::Database,
+        approvals::ApprovalLog,
+        database::{Database, DatabaseError},
         requests::{RequestLog, Retention},
+        rules::RuleLog,
         state_dir::StateDir,
     },
     telemetry::Telemetry,
@@ -46,13 +51,15 @@ pub(super) struct Prepared {
     pub(super) keeper: Keeper,
 }
 
-/// Proves the isolation, then answers calls until it is told to end.
+/// Proves the isolation, then answers calls until it is told to end. One for more than one call can be told to
+/// `reload` its configuration, and says where it listens.
 pub(super) async fn serve(
     prepared: Prepared,
     listeners: Listeners,
     until: Until,
-    announce: bool,
+    reload: Option<Reload>,
 ) -> Result<(), StartError> {
+    let announce = reload.is_some();
     let Prepared {
         config,
         started,
@@ -110,8 +117,13 @@ pub(super) async fn serve(
     };
     let database = database(&store, announce)?;
     let requests = requests(database.clone(), config.requests).await?;
-    let jobs = jobs(database, &store, &config).await?;
-    let access = access(&config, &catalog)?;
+    let jobs = jobs(database.clone(), &store, &config).await?;
+    let (access, settings) = callers(&config, &catalog)?;
+    let rules = RuleLog::new(database.clone());
+    let policy = RuleBook::open(settings, rules).await.map(Arc::new);
+    let policy = policy.map_err(unreadable)?;
+    let log = ApprovalLog::new(database);
+    let approvals = Approvals::open(log, Arc::clone(&policy), &store).await;
     let limits = admission::Limits {
         calls: config.concurrent_calls,
         processes: config.concurrent_processes,
@@ -121,6 +133,8 @@ pub(super) async fn serve(
     let pipeline = Arc::new(Pipeline {
         access,
         catalog,
+        policy,
+        approvals: approvals.map_err(unreadable)?,
         scenes,
         store,
         requests,
@@ -133,6 +147,9 @@ pub(super) async fn serve(
         jobs,
     });
     pipeline.do_jobs();
+    if let Some(reload) = reload {
+        reload.watch(Arc::clone(&pipeline));
+    }
     let runs_commands = isolation.is_ready();
     let info = Info {
         pipeline: Arc::clone(&pipeline),
@@ -169,11 +186,7 @@ fn database(store: &StateDir, is_kept: bool) -> Result<Database, StartError> {
 
 /// The request ids.
 async fn requests(database: Database, config: Requests) -> Result<Arc<Idempotency>, StartError> {
-    let log = RequestLog::open(database).await;
-    let log = log.map_err(|error| StartError::Io {
-        what: "reading the database",
-        source: io::Error::other(error),
-    })?;
+    let log = RequestLog::open(database).await.map_err(unreadable)?;
     let retention = Retention {
         age: config.retention,
         number: config.kept,
@@ -195,8 +208,18 @@ async fn jobs(
     })
 }
 
-/// Who may call.
-fn access(config: &Config, catalog: &Catalog) -> Result<Access, StartError> {
+fn unreadable(error: DatabaseError) -> StartError {
+    StartError::Io {
+        what: "reading the database",
+        source: io::Error::other(error),
+    }
+}
+
+/// Who may call, and what the operator lets in. All that is wrong with either is told.
+pub(super) fn callers(
+    config: &Config,
+    catalog: &Catalog,
+) -> Result<(Access, Settings), StartError> {
     let is_root = rustix::process::geteuid().is_root();
     let access = Access::new(Trust {
         own: peer::own_user(),
@@ -204,14 +227,17 @@ fn access(config: &Config, catalog: &Catalog) -> Result<Access, StartError> {
         // A root daemon's commands are another user's.
         commands_are_apart: is_root || config.network != Network::Host,
     });
-    if let Some(keys) = config.keys.clone() {
-        let names = config.workspaces.iter().map(|workspace| &*workspace.name);
-        let names: Vec<_> = names.collect();
-        access
-            .set_keys(keys, catalog, &names)
-            .map_err(|problems| StartError::Config(ConfigError(problems)))?;
+    let names = config.workspace_names();
+    let settings = Settings::new(config.policy.clone(), catalog, &names);
+    let keys = config.keys.clone();
+    let keys = keys.map_or(Ok(()), |keys| access.set_keys(keys, catalog, &names));
+    match (settings, keys) {
+        (Ok(settings), Ok(())) => Ok((access, settings)),
+        (settings, keys) => {
+            let problems = settings.err().into_iter().chain(keys.err());
+            Err(ConfigError(problems.flatten().collect()).into())
+        }
     }
-    Ok(access)
 }
 
 /// The proxy, where that is the network of commands. Warns of a network that may not be what was

@@ -3,7 +3,7 @@
 //! ```text
 //! STATE_DIR/
 //!   lock                                  held by the one daemon, with its process id
-//!   jig.db                                the database: request ids and their answers
+//!   jig.db                                the database: request ids, jobs, approvals, rules
 //!   sessions/ID/workspace                 whose session it is; ID@WORKSPACE where several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
@@ -13,12 +13,15 @@
 //!   embedded-uploads/DEVICE-INODE/NAME.json   those of daemons for one call, on this workspace
 //! ```
 
+pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod database;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
+pub(crate) mod milliseconds;
 mod record_locks;
 pub(crate) mod requests;
+pub(crate) mod rules;
 pub(crate) mod session;
 mod session_folders;
 pub(crate) mod state_dir;

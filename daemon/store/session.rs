@@ -141,6 +141,11 @@ impl Session {
             .append(step.0, fields)
     }
 
+    /// Writes a record of no step, which has the number 0: of a call that has not begun.
+    pub(crate) fn note(&self, fields: Map<String, Value>) -> io::Result<()> {
+        self.record(Step(0), fields)
+    }
+
     /// Where a stream of the command of `step` is to be written, and the path under which it can be
     /// read.
     pub(crate) fn sink(&self, step: Step, stream: StreamName, cap: u64) -> (Sink, String) {

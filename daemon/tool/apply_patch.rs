@@ -63,6 +63,16 @@ impl Tool for ApplyPatch {
         Ok(violations.is_empty().then_some(request))
     }
 
+    fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
+        let strip = request.strip.unwrap_or(DEFAULT_STRIP);
+        let strip = usize::try_from(strip).unwrap_or(usize::MAX);
+        // One that cannot be understood is refused when it is applied.
+        let patches = patch::parse(&request.unified_diff, strip);
+        let paths = patches.and_then(|mut patches| resolve(&scene.workspace, &mut patches));
+        let paths = paths.unwrap_or_default();
+        paths.iter().map(|path| path.as_str().to_owned()).collect()
+    }
+
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let (session, step) = (Arc::clone(&work.session), work.step);
         let makes = !request.dry_run.unwrap_or(false);

@@ -34,6 +34,10 @@ impl Tool for CreateDirectory {
         scene.workspace.resolve(&request.path).map(Some)
     }
 
+    fn files(path: &Self::Params, _scene: &Scene) -> Vec<String> {
+        vec![path.as_str().to_owned()]
+    }
+
     async fn execute(path: RelativePath, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| create(workspace, &path, stop)).await
     }

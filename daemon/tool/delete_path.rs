@@ -40,6 +40,10 @@ impl Tool for DeletePath {
         }))
     }
 
+    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+        vec![params.path.as_str().to_owned()]
+    }
+
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             let deleted = workspace.remove(&params.path, params.recursive, stop)?;

@@ -88,6 +88,12 @@ pub(crate) trait Tool: Send + 'static {
         violations: &mut Vec<Violation>,
     ) -> Result<Option<Self::Params>, Error>;
 
+    /// The files that a call is about, as far as it names them, relative to the workspace: for who is
+    /// asked whether it may be made.
+    fn files(_params: &Self::Params, _scene: &Scene) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Does the work. It is polled to its end whatever becomes of the caller: `work.stop` tells
     /// when nobody waits any more.
     fn execute(

@@ -42,6 +42,12 @@ impl Tool for MovePath {
         }))
     }
 
+    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+        [&params.source, &params.destination]
+            .map(|path| path.as_str().to_owned())
+            .into()
+    }
+
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             let replaced =

@@ -45,6 +45,11 @@ impl Tool for ReadFile {
         Ok(Some(request))
     }
 
+    fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
+        let path = scene.workspace.resolve(&request.path);
+        path.iter().map(|path| path.as_str().to_owned()).collect()
+    }
+
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let path = work.scene.workspace.resolve(&request.path)?;
         // Handing the work to a thread that may block costs two wake-ups, more than the work.

@@ -40,6 +40,10 @@ impl Tool for ReadNotebook {
         params(request, &scene.workspace, violations)
     }
 
+    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+        vec![params.path.as_str().to_owned()]
+    }
+
     async fn execute(params: Self::Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             read_notebook(workspace, &params, stop)

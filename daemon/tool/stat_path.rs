@@ -35,6 +35,11 @@ impl Tool for StatPath {
         Ok(Some(request))
     }
 
+    fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
+        let path = scene.workspace.resolve(&request.path);
+        path.iter().map(|path| path.as_str().to_owned()).collect()
+    }
+
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             stat_path(workspace, &request.path, stop)

@@ -83,6 +83,10 @@ impl Tool for WriteFile {
         }
     }
 
+    fn files(params: &Self::Params, _scene: &Scene) -> Vec<String> {
+        vec![params.path.as_str().to_owned()]
+    }
+
     async fn execute(params: Params, work: Work) -> Result<Done<Self::Response>, Error> {
         on_files(work, move |workspace, stop| {
             write_file(workspace, &params, stop)

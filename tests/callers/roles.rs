@@ -18,6 +18,21 @@ type Row = (&'static str, &'static [&'static str]);
 
 /// The rows of each service.
 const NEEDED: &[(&str, &[Row])] = &[
+    (
+        "ApprovalService",
+        &[(
+            "admin",
+            &[
+                "CreateRule",
+                "DecideApproval",
+                "DeleteRule",
+                "ListApprovals",
+                "ListRules",
+                "UpdateRule",
+                "WatchApprovals",
+            ],
+        )],
+    ),
     ("ArtifactService", &[("invoke", &["ReadArtifact"])]),
     ("DaemonService", &[("read", &["GetInfo"])]),
     (

@@ -75,6 +75,12 @@ const RPCS: &[(&str, &str, bool)] = &[
     ("ToolService", "ListFiles", false),
     ("ToolService", "ReadFile", false),
     ("ToolService", "Run", false),
+    ("ApprovalService", "ListApprovals", false),
+    ("ApprovalService", "WatchApprovals", true),
+    ("ApprovalService", "DecideApproval", false),
+    ("ApprovalService", "ListRules", false),
+    ("ApprovalService", "CreateRule", false),
+    ("ApprovalService", "DeleteRule", false),
     ("ArtifactService", "ReadArtifact", true),
     ("TransferService", "GetUpload", false),
     ("TransferService", "Download", true),
@@ -192,6 +198,7 @@ const LIMITS: &[(&str, &str, Promise)] = &[
 
 /// Values of enums, without prefix and `UNSPECIFIED`.
 const VALUES: &[(&str, &[&str])] = &[
+    ("Decision", &["ALLOW", "DENY", "ALWAYS"]),
     ("Encoding", &["UTF8", "BASE64"]),
     (
         "Outcome",

@@ -99,9 +99,8 @@ pub(crate) fn describe(status: &Status) -> String {
 fn code_of(reason: &str) -> Code {
     match reason {
         "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
-        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED" | "FORBIDDEN" => {
-            Code::PermissionDenied
-        }
+        "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED"
+        | "APPROVAL_DENIED" | "FORBIDDEN" => Code::PermissionDenied,
         "UNAUTHENTICATED" => Code::Unauthenticated,
         "FILE_NOT_FOUND"
         | "DIRECTORY_NOT_FOUND"
@@ -110,6 +109,8 @@ fn code_of(reason: &str) -> Code {
         | "ARTIFACT_NOT_FOUND"
         | "UPLOAD_NOT_FOUND"
         | "CELL_NOT_FOUND"
+        | "APPROVAL_NOT_FOUND"
+        | "RULE_NOT_FOUND"
         | "PROCESS_NOT_FOUND"
         | "UNKNOWN_TOOL"
         | "JOB_NOT_FOUND" => Code::NotFound,
@@ -126,6 +127,8 @@ fn code_of(reason: &str) -> Code {
         | "PATCH_HUNK_FAIL"
         | "DIRECTORY_NOT_EMPTY"
         | "COMMAND_NOT_EXECUTABLE"
+        | "TOOL_DISABLED"
+        | "APPROVAL_DECIDED"
         | "PROCESS_ENDED"
         | "STDIN_CLOSED"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,

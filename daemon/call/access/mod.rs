@@ -150,6 +150,11 @@ impl Access {
         Some(Arc::clone(&holder.principal))
     }
 
+    /// Whether who calls must show a key.
+    pub(crate) fn has_keys(&self) -> bool {
+        self.holders().is_some()
+    }
+
     fn trusts(&self, origin: Origin) -> bool {
         self.user(origin).is_ok()
             || self.trust.loopback && matches!(origin, Origin::Loopback { .. })
@@ -221,7 +226,7 @@ fn unauthenticated(text: &'static str) -> Error {
 }
 
 /// What keys are for that there is not.
-fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str]) -> Vec<String> {
+pub(crate) fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str]) -> Vec<String> {
     let mut problems = Vec::new();
     let mut report = |key: &str, what: &str, name: &str| {
         problems.push(format!(

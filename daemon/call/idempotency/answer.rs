@@ -1,6 +1,8 @@
 //! Answers as bytes, for the log of request ids: a byte that says which, then the response message, or
 //! the error as JSON.
 
+use std::time::Duration;
+
 use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message;
 use serde::{Deserialize, Serialize};
@@ -17,35 +19,42 @@ struct Kept {
     message: String,
     metadata: Vec<(String, String)>,
     violations: Vec<(String, String)>,
+    #[serde(default)]
+    retry_after_ms: Option<u64>,
 }
 
 /// An answer as bytes.
 pub(in crate::daemon::call) fn encode<R: Message>(result: &Result<R, Error>) -> Bytes {
-    let mut bytes = BytesMut::new();
     match result {
         Ok(response) => {
+            let mut bytes = BytesMut::new();
             bytes.put_u8(RESPONSE);
             bytes.put_slice(&response.encode_to_vec());
+            bytes.freeze()
         }
-        Err(error) => {
-            bytes.put_u8(ERROR);
-            let kept = Kept {
-                reason: error.reason.name().to_owned(),
-                message: error.message.clone().into_owned(),
-                metadata: error
-                    .metadata
-                    .iter()
-                    .map(|(name, value)| (name.clone().into_owned(), value.clone()))
-                    .collect(),
-                violations: error
-                    .violations
-                    .iter()
-                    .map(|violation| (violation.field.clone(), violation.description.clone()))
-                    .collect(),
-            };
-            bytes.put_slice(&serde_json::to_vec(&kept).unwrap_or_default());
-        }
+        Err(error) => encode_error(error),
     }
+}
+
+/// An answer that says what went wrong.
+pub(in crate::daemon::call) fn encode_error(error: &Error) -> Bytes {
+    let metadata = error.metadata.iter();
+    let violations = error.violations.iter();
+    let wait = error.retry_after.map(|wait| wait.as_millis());
+    let kept = Kept {
+        reason: error.reason.name().to_owned(),
+        message: error.message.clone().into_owned(),
+        metadata: metadata
+            .map(|(name, value)| (name.clone().into_owned(), value.clone()))
+            .collect(),
+        violations: violations
+            .map(|violation| (violation.field.clone(), violation.description.clone()))
+            .collect(),
+        retry_after_ms: wait.and_then(|wait| u64::try_from(wait).ok()),
+    };
+    let mut bytes = BytesMut::new();
+    bytes.put_u8(ERROR);
+    bytes.put_slice(&serde_json::to_vec(&kept).unwrap_or_default());
     bytes.freeze()
 }
 
@@ -66,6 +75,7 @@ pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Res
                 violations: violations
                     .map(|(field, description)| Violation { field, description })
                     .collect(),
+                retry_after: kept.retry_after_ms.map(Duration::from_millis),
                 ..Error::new(reason, kept.message)
             })
         }
@@ -81,6 +91,8 @@ pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
         Err(error) => !matches!(
             error.reason,
             Reason::InvalidParams
+                | Reason::PolicyDenied
+                | Reason::ToolDisabled
                 | Reason::ResourceExhausted
                 | Reason::NoSpace
                 | Reason::Draining
@@ -104,6 +116,7 @@ mod tests {
         assert_eq!(decode::<StatPathResponse>(&bytes).unwrap(), response);
         let error = Error {
             violations: vec![Violation::new("path", "is long")],
+            retry_after: Some(Duration::from_millis(1500)),
             ..Error::new(Reason::FileNotFound, "no such file").with("path", "a\nb")
         };
         let bytes = encode::<StatPathResponse>(&Err(error));
@@ -111,6 +124,7 @@ mod tests {
         assert_eq!(again.reason, Reason::FileNotFound);
         assert_eq!(again.message, "no such file");
         assert_eq!(again.metadata, [("path".into(), "a\nb".to_owned())]);
+        assert_eq!(again.retry_after, Some(Duration::from_millis(1500)));
         assert_eq!(again.violations, [Violation::new("path", "is long")]);
     }
 }

@@ -198,7 +198,10 @@ impl Jobs {
 
     /// What is to be done, of a request.
     fn submission(&self, request: SubmitJobRequest) -> Result<Submission, Error> {
-        let checked = self.0.catalog.look_at("jig.v1.SubmitJobRequest", request)?;
+        let checked = self
+            .0
+            .catalog
+            .look_at("jig.v1.SubmitJobRequest", request, false)?;
         let (request, mut violations) = (checked.request, checked.violations);
         let mut report = |field: &str, text: String| violations.push(Violation::new(field, text));
         if !request.dialect.is_empty() {

@@ -25,6 +25,7 @@ use crate::{
         error::{Error, Reason},
         queue::Place,
         task,
+        tool::{Tool as _, read_file::ReadFile},
         workspace::RegularFile,
     },
 };
@@ -69,6 +70,10 @@ pub(super) async fn download(
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;
+    let (tool, message) = (ReadFile::NAME, "jig.v1.DownloadRequest");
+    pipeline
+        .permit_as(tool, &incoming, message, &request, path.as_str())
+        .await?;
     let _waited_for = task::hold();
     let permit = places.enter(&incoming.principal, &pipeline.drain)?;
     let (files, caller) = (

@@ -20,7 +20,7 @@ use crate::{
         queue::Name,
         store::uploads::{UploadRecord, UploadWishes},
         task,
-        tool::FilePlaces,
+        tool::{FilePlaces, Tool as _, write_file::WriteFile},
         workspace::{Draft, DraftError, DraftPlace, Stop, Target, Workspace},
     },
 };
@@ -69,13 +69,17 @@ pub(super) async fn upload(
         return Err(Error::invalid_field("start", text));
     };
     let workspace = Arc::clone(&scene.workspace);
-    let plan = Plan::new(start, &workspace, &incoming.call_id)?;
+    let plan = Plan::new(start.clone(), &workspace, &incoming.call_id)?;
+    let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
+    let permitted = pipeline
+        .permit_as(tool, &incoming, message, &start, plan.target.path.as_str())
+        .await?;
     // Taken before the drain is looked at: whoever is let in is waited for.
     let _waited_for = task::hold();
     let permit = places.enter(&incoming.principal, &pipeline.drain)?;
     let (files, caller) = (scene.files.clone(), Arc::clone(incoming.principal.lane()));
     let recorded = pipeline
-        .begin_recorded("upload", incoming, plan.shown())
+        .begin_recorded("upload", incoming, plan.shown(), permitted)
         .await?;
     let stop = pipeline.drain.end_token().child_token();
     let receiving = Receiving {

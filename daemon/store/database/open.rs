@@ -16,7 +16,11 @@ use super::connection::Database;
 const APPLICATION: i32 = 0x6a69_6764;
 
 /// What makes each version of the schema from the one before it; the first, from nothing.
-const VERSIONS: [&str; 2] = [include_str!("1.sql"), include_str!("2.sql")];
+const VERSIONS: [&str; 3] = [
+    include_str!("1.sql"),
+    include_str!("2.sql"),
+    include_str!("3.sql"),
+];
 
 /// Why a database cannot be used. Display says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -207,6 +211,27 @@ mod tests {
     }
 
     #[test]
+    fn an_older_one_is_brought_up_to_date() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.db");
+        let connection = Connection::open(&path).unwrap();
+        let older = format!(
+            "{} INSERT INTO fact VALUES ('kept', x'01'); PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
+            VERSIONS[0]
+        );
+        connection.execute_batch(&older).unwrap();
+        drop(connection);
+        open(&path).unwrap();
+        let connection = Connection::open(&path).unwrap();
+        assert_eq!(versions(&connection).unwrap(), (APPLICATION, 3));
+        let count = |table: &str| -> i64 {
+            let sql = format!("SELECT count(*) FROM {table}");
+            connection.query_row(&sql, [], |row| row.get(0)).unwrap()
+        };
+        assert_eq!((count("fact"), count("approval"), count("rule")), (2, 0, 0));
+    }
+
+    #[test]
     fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jig.db");
@@ -225,7 +250,7 @@ mod tests {
         others(&format!(
             "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
         ));
-        refused("schema 99; this one knows 2");
+        refused("schema 99; this one knows 3");
         std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
         refused("is damaged");
         std::fs::remove_file(&path).unwrap();

@@ -1,0 +1,93 @@
+//! Calls that wait to be approved, and the rules that decide without anybody.
+
+use tonic::Streaming;
+
+use super::{call::Client, deadline::Deadline, error::CallError};
+use crate::api::v1::{
+    CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
+    DeleteRuleRequest, DeleteRuleResponse, ListApprovalsRequest, ListApprovalsResponse,
+    ListRulesRequest, ListRulesResponse, UpdateRuleRequest, UpdateRuleResponse,
+    WatchApprovalsRequest, WatchApprovalsResponse, watch_approvals_response::Event,
+};
+
+/// The calls that wait to be approved, and what becomes of them.
+#[derive(Debug)]
+pub struct ApprovalEvents {
+    events: Streaming<WatchApprovalsResponse>,
+    deadline: Deadline,
+}
+
+impl Client {
+    /// Watches the calls that wait to be approved.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn watch_approvals(
+        &self,
+        request: WatchApprovalsRequest,
+    ) -> Result<ApprovalEvents, CallError> {
+        let deadline = self.deadline();
+        let mut approvals = self.approvals();
+        let events = deadline
+            .keep(approvals.watch_approvals(self.with_context(request)))
+            .await?;
+        Ok(ApprovalEvents {
+            events: events.into_inner(),
+            deadline,
+        })
+    }
+}
+
+impl ApprovalEvents {
+    /// What comes next; nothing when the daemon has ended the stream.
+    ///
+    /// # Errors
+    ///
+    /// When the call failed.
+    pub async fn next(&mut self) -> Result<Option<Event>, CallError> {
+        loop {
+            match self.deadline.keep(self.events.message()).await? {
+                None => return Ok(None),
+                Some(WatchApprovalsResponse { event: Some(event) }) => return Ok(Some(event)),
+                // An event of a newer daemon, which the contract lets us pass over.
+                Some(WatchApprovalsResponse { event: None }) => {}
+            }
+        }
+    }
+}
+
+/// Methods that take a request and wait for the response.
+macro_rules! approvals {
+    ($($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)*) => {
+        impl Client {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                ///
+                /// When the call failed.
+                pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
+                    let mut approvals = self.approvals();
+                    self.unary(request, |request| async move { approvals.$name(request).await })
+                        .await
+                }
+            )*
+        }
+    };
+}
+
+approvals! {
+    /// Lists one page of the calls that wait to be approved, or have waited.
+    list_approvals(ListApprovalsRequest) -> ListApprovalsResponse;
+    /// Allows a call that waits, or denies it.
+    decide_approval(DecideApprovalRequest) -> DecideApprovalResponse;
+    /// Lists the rules.
+    list_rules(ListRulesRequest) -> ListRulesResponse;
+    /// Makes a rule.
+    create_rule(CreateRuleRequest) -> CreateRuleResponse;
+    /// Switches a rule on or off, or changes when it ends.
+    update_rule(UpdateRuleRequest) -> UpdateRuleResponse;
+    /// Deletes a rule.
+    delete_rule(DeleteRuleRequest) -> DeleteRuleResponse;
+}

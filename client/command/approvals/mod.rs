@@ -1,0 +1,263 @@
+//! `jig approvals`: calls that wait to be approved.
+
+mod prompt;
+mod watch;
+
+use std::{io, process::ExitCode, time::SystemTime};
+
+use clap::{Args, Subcommand, ValueEnum};
+use jig::{
+    api::v1::{
+        Approval, ApprovalState, DecideApprovalRequest, Decision, ListApprovalsRequest, Risk,
+    },
+    client::Client,
+};
+use rustix::termios::isatty;
+use serde_json::{Value, json};
+
+use self::prompt::state;
+use super::{columns::columns, finish, processes::of_a_daemon, rules::rule_json};
+use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+
+/// Most characters of a call's parameters in a list.
+const SHOWN: usize = 100;
+/// Seconds of a day.
+const DAY: u32 = 24 * 3600;
+
+/// Approve the calls of others: on a terminal, asks about each that waits and each that comes; elsewhere,
+/// lists those that wait.
+#[derive(Debug, Args)]
+pub(crate) struct ApprovalsArgs {
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+/// What to do with approvals.
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the calls that wait, oldest first.
+    List {
+        /// Also those that do not wait any more, newest first.
+        #[arg(long)]
+        all: bool,
+    },
+    Decide(DecideArgs),
+}
+
+/// Decide about one call.
+#[derive(Debug, Args)]
+struct DecideArgs {
+    /// The approval, by its id.
+    id: String,
+    /// What is decided; `always` allows the call and makes a rule that allows its like.
+    decision: Word,
+    /// Why, for the record and, where it is denied, for the caller.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    comment: String,
+    /// Regular expression of the rule of `always`; without it, one for this call, whatever it holds that
+    /// may be secret or is the content of a file.
+    #[arg(long, value_name = "REGEX")]
+    pattern: Option<String>,
+    /// Days that the rule of `always` lasts: 30 by default.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Word {
+    Allow,
+    Deny,
+    Always,
+}
+
+pub(crate) fn approvals(global: &Global, args: ApprovalsArgs) -> ExitCode {
+    let is_terminal = isatty(io::stdin()) && isatty(io::stdout());
+    let result = of_a_daemon(global).and_then(|address| match args.action {
+        Some(Action::List { all }) => list(address, global, all),
+        Some(Action::Decide(args)) => decide(address, global, args),
+        None if is_terminal && !global.json => watch::watch(global),
+        None => list(address, global, false),
+    });
+    finish(result, global.json)
+}
+
+fn list(address: &str, global: &Global, all: bool) -> Result<(), Failure> {
+    let listed = connection::call_at(address, global, async |client: Client| {
+        let mut approvals = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let request = ListApprovalsRequest {
+                decided: all,
+                page_token,
+                ..ListApprovalsRequest::default()
+            };
+            let page = client.list_approvals(request).await?;
+            approvals.extend(page.approvals);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(approvals);
+            }
+        }
+    })?;
+    if global.json {
+        let list: Vec<Value> = listed.iter().map(approval_json).collect();
+        return output::json(&json!({ "approvals": list }));
+    }
+    if listed.is_empty() {
+        output::note("nothing waits to be approved");
+        return Ok(());
+    }
+    output::stdout(table(&listed, SystemTime::now()).as_bytes())
+}
+
+fn decide(address: &str, global: &Global, args: DecideArgs) -> Result<(), Failure> {
+    let decision = match args.decision {
+        Word::Allow => Decision::Allow,
+        Word::Deny => Decision::Deny,
+        Word::Always => Decision::Always,
+    };
+    let request = DecideApprovalRequest {
+        approval_id: args.id,
+        decision: decision.into(),
+        comment: args.comment,
+        rule_lifetime_sec: args.days.map(|days| days * DAY),
+        pattern: args.pattern,
+    };
+    let decided = connection::call_at(address, global, async |client: Client| {
+        Ok(client.decide_approval(request).await?)
+    })?;
+    let approval = decided.approval.unwrap_or_default();
+    if global.json {
+        return output::json(&json!({
+            "approval": approval_json(&approval),
+            "rule": decided.rule.as_ref().map(rule_json),
+        }));
+    }
+    let mut text = format!("{} {}", state(&approval), approval.approval_id);
+    if let Some(rule) = decided.rule {
+        text += &format!(", and its like by the rule {}", rule.rule_id);
+    }
+    output::stdout((escape::text(&text).replace('\n', " ") + "\n").as_bytes())
+}
+
+/// A line for each, below one that names the columns.
+fn table(approvals: &[Approval], now: SystemTime) -> String {
+    let header = [
+        "APPROVAL",
+        "STATE",
+        "AGE",
+        "WORKSPACE",
+        "CALLER",
+        "TOOL",
+        "PARAMETERS",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(approvals.iter().map(|approval| {
+        let parameters = approval.parameters.iter();
+        let parameters =
+            parameters.map(|parameter| format!("{}={}", parameter.name, parameter.value));
+        let parameters = parameters.collect::<Vec<_>>().join(" ");
+        let row = [
+            approval.approval_id.clone(),
+            state(approval),
+            age(approval, now),
+            approval.workspace.clone(),
+            approval.principal.clone(),
+            approval.tool.clone(),
+            shortened(&parameters),
+        ];
+        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " "))
+            .to_vec()
+    }));
+    columns(&rows)
+}
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// How long ago it was asked: `12s`, `3m`, `2h`, `4d`.
+fn age(approval: &Approval, now: SystemTime) -> String {
+    let asked = approval
+        .request_time
+        .and_then(|time| SystemTime::try_from(time).ok());
+    let Some(age) = asked.and_then(|asked| now.duration_since(asked).ok()) else {
+        return "-".to_owned();
+    };
+    match age.as_secs() {
+        seconds @ 0..60 => format!("{seconds}s"),
+        seconds @ 60..3600 => format!("{}m", seconds / 60),
+        seconds @ 3600..86_400 => format!("{}h", seconds / 3600),
+        seconds => format!("{}d", seconds / 86_400),
+    }
+}
+
+fn approval_json(approval: &Approval) -> Value {
+    let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
+    let state = ApprovalState::try_from(approval.state).map(|state| state.as_str_name());
+    let risk = Risk::try_from(approval.risk).map(|risk| risk.as_str_name());
+    let parameters = approval.parameters.iter();
+    let parameters: Vec<Value> = parameters
+        .map(|parameter| json!({ "name": parameter.name, "value": parameter.value }))
+        .collect();
+    json!({
+        "approval_id": approval.approval_id,
+        "state": name(state, approval.state),
+        "tool": approval.tool,
+        "title": approval.title,
+        "risk": name(risk, approval.risk),
+        "parameters": parameters,
+        "files_affected": approval.files_affected,
+        "workspace": approval.workspace,
+        "session": approval.session,
+        "principal": approval.principal,
+        "call_id": approval.call_id,
+        "request_time": time(approval.request_time),
+        "expire_time": time(approval.expire_time),
+        "asked_by": approval.asked_by,
+        "suggested_pattern": approval.suggested_pattern,
+        "decide_time": time(approval.decide_time),
+        "decided_by": approval.decided_by,
+        "comment": approval.comment,
+        "rule_id": approval.rule_id,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use jig::api::v1::ApprovalParameter;
+
+    use super::*;
+
+    #[test]
+    fn a_list_holds_nothing_that_a_terminal_obeys() {
+        let parameter = |name: &str, value: &str| ApprovalParameter {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        };
+        let approval = Approval {
+            approval_id: "01A".to_owned(),
+            state: ApprovalState::Pending.into(),
+            tool: "run".to_owned(),
+            principal: "key:a".to_owned(),
+            workspace: "w".to_owned(),
+            parameters: vec![
+                parameter("command", "a\nb\x1b[2J"),
+                parameter("cwd", &"é".repeat(200)),
+            ],
+            request_time: Some(SystemTime::UNIX_EPOCH.into()),
+            ..Approval::default()
+        };
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(200);
+        let text = table(&[approval], now);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("01A       pending  3m   w"), "{text}");
+        assert!(
+            text.contains(r"command=a b\033[2J cwd=é") && text.ends_with("…\n"),
+            "{text}"
+        );
+    }
+}

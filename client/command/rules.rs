@@ -1,0 +1,216 @@
+//! `jig rules`: what decides about calls without asking anybody.
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use jig::{
+    api::v1::{
+        self, CreateRuleRequest, DeleteRuleRequest, ListRulesRequest, Rule, RuleOrigin,
+        UpdateRuleRequest,
+    },
+    client::Client,
+};
+use serde_json::{Value, json};
+
+use super::{columns::columns, finish, processes::of_a_daemon};
+use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+
+/// Seconds of a day.
+const DAY: u32 = 24 * 3600;
+
+/// List, make and delete the rules that decide about calls without asking anybody, and switch them on and
+/// off.
+#[derive(Debug, Args)]
+pub(crate) struct RulesArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+/// What to do with rules.
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// List the rules in the order in which they are asked.
+    List,
+    Add(AddArgs),
+    /// Delete rules.
+    Rm {
+        /// The rules, by their ids.
+        #[arg(value_name = "RULE", required = true)]
+        rules: Vec<String>,
+    },
+    /// Switch a rule on.
+    On {
+        /// The rule, by its id.
+        rule: String,
+    },
+    /// Switch a rule off.
+    Off {
+        /// The rule, by its id.
+        rule: String,
+    },
+}
+
+/// Make a rule for the workspace.
+#[derive(Debug, Args)]
+struct AddArgs {
+    /// What becomes of calls that match.
+    action: Word,
+    /// The tool that it is about, by its name in the contract.
+    tool: String,
+    /// Regular expression that is searched for in the compact JSON of the parameters; without it, the rule
+    /// is about any.
+    #[arg(long, value_name = "REGEX")]
+    pattern: Option<String>,
+    /// What it is called.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    name: String,
+    /// Days that it lasts; without, for ever.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Word {
+    Allow,
+    Ask,
+    Deny,
+}
+
+pub(crate) fn rules(global: &Global, args: RulesArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| match args.action {
+        Action::List => list(address, global),
+        Action::Add(args) => add(address, global, args),
+        Action::Rm { rules } => remove(address, global, rules),
+        Action::On { rule } => switch(address, global, rule, true),
+        Action::Off { rule } => switch(address, global, rule, false),
+    });
+    finish(result, global.json)
+}
+
+fn list(address: &str, global: &Global) -> Result<(), Failure> {
+    let listed = connection::call_at(address, global, async |client: Client| {
+        Ok(client.list_rules(ListRulesRequest {}).await?)
+    })?;
+    if global.json {
+        let rules: Vec<Value> = listed.rules.iter().map(rule_json).collect();
+        return output::json(&json!({ "rules": rules }));
+    }
+    if listed.rules.is_empty() {
+        output::note("there are no rules");
+        return Ok(());
+    }
+    output::stdout(table(&listed.rules).as_bytes())
+}
+
+fn add(address: &str, global: &Global, args: AddArgs) -> Result<(), Failure> {
+    let action = match args.action {
+        Word::Allow => v1::Action::Allow,
+        Word::Ask => v1::Action::Ask,
+        Word::Deny => v1::Action::Deny,
+    };
+    let request = CreateRuleRequest {
+        name: args.name,
+        tool: args.tool,
+        pattern: args.pattern,
+        action: action.into(),
+        lifetime_sec: args.days.map(|days| days * DAY),
+    };
+    let made = connection::call_at(address, global, async |client: Client| {
+        Ok(client.create_rule(request).await?)
+    })?;
+    print(&made.rule.unwrap_or_default(), global.json)
+}
+
+fn remove(address: &str, global: &Global, rules: Vec<String>) -> Result<(), Failure> {
+    connection::call_at(address, global, async |client: Client| {
+        let mut failed = None;
+        for rule_id in rules {
+            // The others are to go all the same.
+            if let Err(error) = client.delete_rule(DeleteRuleRequest { rule_id }).await
+                && let Some(before) = failed.replace(Failure::from(error))
+            {
+                before.report(global.json);
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    })
+}
+
+fn switch(address: &str, global: &Global, rule_id: String, enabled: bool) -> Result<(), Failure> {
+    let request = UpdateRuleRequest {
+        rule_id,
+        enabled: Some(enabled),
+        ..UpdateRuleRequest::default()
+    };
+    let changed = connection::call_at(address, global, async |client: Client| {
+        Ok(client.update_rule(request).await?)
+    })?;
+    print(&changed.rule.unwrap_or_default(), global.json)
+}
+
+fn print(rule: &Rule, as_json: bool) -> Result<(), Failure> {
+    match as_json {
+        true => output::json(&rule_json(rule)),
+        false => output::stdout(table(std::slice::from_ref(rule)).as_bytes()),
+    }
+}
+
+/// A line for each, below one that names the columns.
+fn table(rules: &[Rule]) -> String {
+    let header = [
+        "RULE",
+        "STATE",
+        "ACTION",
+        "TOOL",
+        "WORKSPACES",
+        "ENDS",
+        "NAME",
+        "PATTERN",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(rules.iter().map(|rule| {
+        let ends = rule.expire_time.map(|time| time.to_string());
+        let workspaces = match rule.workspaces.as_slice() {
+            [] => "all".to_owned(),
+            names => names.join(","),
+        };
+        let row = [
+            rule.rule_id.clone(),
+            if rule.enabled { "on" } else { "off" }.to_owned(),
+            short(rule.action().as_str_name(), "ACTION_"),
+            rule.tool.clone(),
+            workspaces,
+            ends.unwrap_or_else(|| "never".to_owned()),
+            rule.name.clone(),
+            rule.pattern.clone(),
+        ];
+        row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " "))
+            .to_vec()
+    }));
+    columns(&rows)
+}
+
+fn short(name: &str, prefix: &str) -> String {
+    name.trim_start_matches(prefix).to_lowercase()
+}
+
+/// A rule as JSON.
+pub(super) fn rule_json(rule: &Rule) -> Value {
+    let time = |stamp: Option<prost_types::Timestamp>| stamp.map(|stamp| stamp.to_string());
+    let action = v1::Action::try_from(rule.action).map(|action| action.as_str_name());
+    let origin = RuleOrigin::try_from(rule.origin).map(|origin| origin.as_str_name());
+    json!({
+        "rule_id": rule.rule_id,
+        "name": rule.name,
+        "tool": rule.tool,
+        "pattern": rule.pattern,
+        "action": name(action, rule.action),
+        "workspaces": rule.workspaces,
+        "expire_time": time(rule.expire_time),
+        "enabled": rule.enabled,
+        "origin": name(origin, rule.origin),
+        "created_by": rule.created_by,
+        "create_time": time(rule.create_time),
+        "approval_id": rule.approval_id,
+    })
+}

@@ -1,0 +1,179 @@
+//! What is known of a call that waits, or has waited, and how that is recorded in its session.
+
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
+
+use serde_json::{Map, Value};
+
+use crate::daemon::{
+    call::policy::{pattern::Pattern, rule::Rule},
+    error::Error,
+    store::{
+        approvals::{ApprovalEnd, ApprovalRecord, EndState},
+        milliseconds,
+        session::Session,
+    },
+    telemetry::logs::humantime,
+};
+
+/// An approval, as it is shown.
+#[derive(Debug, Clone)]
+pub(crate) struct Approval {
+    /// What was asked, and how it ended.
+    pub(crate) record: ApprovalRecord,
+    /// A pattern for this call and its like, while it waits.
+    pub(crate) suggested_pattern: Option<String>,
+}
+
+/// A call that is to be asked about.
+#[derive(Debug)]
+pub(crate) struct Question {
+    /// What is asked.
+    pub(crate) approval: Approval,
+    /// The parameters, which a pattern for the call must match, where they are not too long to be held.
+    pub(crate) text: Option<String>,
+    /// Its session.
+    pub(crate) session: Arc<Session>,
+    /// What each record of the call says.
+    pub(crate) about: Map<String, Value>,
+    /// When nobody waits any more.
+    pub(crate) until: Instant,
+    /// Most that may wait in the workspace at one time.
+    pub(crate) at_most: usize,
+}
+
+/// What somebody decides.
+#[derive(Debug)]
+pub(crate) enum Decision {
+    /// The call may be made.
+    Allow,
+    /// It may not.
+    Deny,
+    /// It may be made, and those like it.
+    Always {
+        /// Which are like it; without, those that the suggested pattern matches.
+        pattern: Option<Pattern>,
+        /// When the rule ends.
+        expires: SystemTime,
+    },
+}
+
+/// How a wait is to end.
+#[derive(Debug)]
+pub(super) struct Ending {
+    pub(super) state: EndState,
+    pub(super) by: String,
+    pub(super) comment: String,
+    /// The rule that is made with it.
+    pub(super) rule: Option<Rule>,
+}
+
+/// What became of an attempt to end a wait.
+#[derive(Debug)]
+pub(super) enum Ended {
+    /// It has ended so.
+    Now(Arc<Approval>, Option<Arc<Rule>>),
+    /// It had ended otherwise before.
+    Before(Arc<Approval>),
+}
+
+impl Ending {
+    /// One that nobody has decided.
+    pub(super) fn undecided(state: EndState) -> Self {
+        Self {
+            state,
+            by: "daemon".to_owned(),
+            comment: String::new(),
+            rule: None,
+        }
+    }
+
+    /// As it is kept.
+    pub(super) fn kept(&self) -> ApprovalEnd {
+        let rule_id = self.rule.as_ref().map(|rule| rule.id.clone());
+        ApprovalEnd {
+            state: self.state,
+            at_ms: milliseconds::of(SystemTime::now()),
+            by: self.by.clone(),
+            comment: self.comment.clone(),
+            rule_id: rule_id.unwrap_or_default(),
+        }
+    }
+}
+
+/// The record of a call that is asked about.
+pub(super) fn requested(record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = common("approval_requested", record, about);
+    let parameters = record.parameters.iter();
+    let parameters: Map<String, Value> = parameters
+        .map(|(name, value)| (name.clone(), value.as_str().into()))
+        .collect();
+    fields.insert("params".to_owned(), parameters.into());
+    fields.insert("files_affected".to_owned(), record.files.clone().into());
+    fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
+    fields
+}
+
+/// The record of how that ended.
+pub(super) fn decided(record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = common("approval_decided", record, about);
+    let Some(end) = &record.end else {
+        return fields;
+    };
+    fields.insert("state".to_owned(), end.state.name().into());
+    fields.insert("decided_by".to_owned(), end.by.as_str().into());
+    fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
+    for (name, text) in [("comment", &end.comment), ("rule_id", &end.rule_id)] {
+        if !text.is_empty() {
+            fields.insert(name.to_owned(), text.as_str().into());
+        }
+    }
+    fields
+}
+
+/// What is known of a call whose daemon has died.
+pub(super) fn about(record: &ApprovalRecord) -> Map<String, Value> {
+    let mut fields = Map::new();
+    fields.insert("call_id".to_owned(), record.call_id.as_str().into());
+    fields.insert("tool".to_owned(), record.tool.as_str().into());
+    fields
+}
+
+fn common(event: &str, record: &ApprovalRecord, about: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = about.clone();
+    for (name, text) in [
+        ("event", event),
+        ("time", &humantime(SystemTime::now())),
+        ("approval_id", &record.id),
+        ("workspace", &record.workspace),
+        ("principal", &record.principal),
+    ] {
+        fields.insert(name.to_owned(), text.into());
+    }
+    fields
+}
+
+/// The pattern that a rule for this call and its like gets: the one that was given, if it matches the call,
+/// else the suggested one.
+pub(super) fn pattern_for(
+    question: &Approval,
+    text: Option<&str>,
+    given: Option<Pattern>,
+) -> Result<Pattern, Error> {
+    let Some(given) = given else {
+        let suggested = question.suggested_pattern.as_deref().ok_or_else(|| {
+            let text = "must be given: this call is too large to make a pattern of it";
+            Error::invalid_field("pattern", text)
+        })?;
+        return Pattern::parse(suggested).map_err(Error::internal);
+    };
+    match text {
+        Some(text) if !given.is_in(text) => {
+            let text = "does not match this call: its rule would not have let it in";
+            Err(Error::invalid_field("pattern", text))
+        }
+        _ => Ok(given),
+    }
+}

@@ -1,0 +1,390 @@
+//! All calls that wait, and those who watch them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, broadcast},
+    time::sleep,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    asked::{Approval, Decision, Ended, Ending, Question, about, decided, pattern_for, requested},
+    waiting::Waiting,
+};
+use crate::daemon::{
+    call::{
+        policy::{
+            book::RuleBook,
+            rule::{Made, Rule},
+        },
+        state_error::{of_database, of_files},
+    },
+    config::policy::Action,
+    error::{Error, Reason},
+    store::{
+        approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
+        database::DatabaseError,
+        milliseconds,
+        session::SessionId,
+        state_dir::StateDir,
+    },
+    task,
+};
+
+/// Streams that watch at one time.
+const WATCHERS: usize = 64;
+/// Changes that a stream may be behind: with those of a full house, some 16 MiB.
+const BEHIND: usize = 1024;
+/// Time between two looks for what is not to be kept any more.
+const TIME_BETWEEN: Duration = Duration::from_secs(3600);
+/// How long a caller is told to wait where too many do: somebody must decide first.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// A caller that goes away so shortly before the end of its wait does so because of that: both sides count
+/// the time, and theirs began when the call was on its way.
+const AHEAD: Duration = Duration::from_millis(100);
+
+/// The calls that wait.
+#[derive(Debug)]
+pub(crate) struct Approvals {
+    log: ApprovalLog,
+    book: Arc<RuleBook>,
+    pending: Mutex<Pending>,
+    changes: broadcast::Sender<Arc<Approval>>,
+    watchers: Arc<Semaphore>,
+}
+
+#[derive(Debug, Default)]
+struct Pending {
+    waiting: BTreeMap<String, Arc<Waiting>>,
+    /// How many of each workspace wait, or are about to.
+    places: HashMap<String, usize>,
+}
+
+/// The right to wait, in a workspace.
+struct Place {
+    owner: Arc<Approvals>,
+    workspace: String,
+}
+
+/// Somebody who watches: those that wait, and every change from then on.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    /// Those that wait, oldest first.
+    pub(crate) pending: Vec<Arc<Approval>>,
+    /// What changes.
+    pub(crate) changes: broadcast::Receiver<Arc<Approval>>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Approvals {
+    /// The calls that wait: none yet. Those that waited when a daemon died are told to be lost.
+    pub(crate) async fn open(
+        log: ApprovalLog,
+        book: Arc<RuleBook>,
+        store: &StateDir,
+    ) -> Result<Arc<Self>, DatabaseError> {
+        for record in log.left_behind().await? {
+            lose(&log, record, store).await?;
+        }
+        let approvals = Arc::new(Self {
+            log,
+            book,
+            pending: Mutex::default(),
+            changes: broadcast::Sender::new(BEHIND),
+            watchers: Arc::new(Semaphore::new(WATCHERS)),
+        });
+        let weak = Arc::downgrade(&approvals);
+        task::spawn("retention of approvals", async move {
+            while let Some(approvals) = weak.upgrade() {
+                approvals.retain().await;
+                drop(approvals);
+                sleep(TIME_BETWEEN).await;
+            }
+        });
+        Ok(approvals)
+    }
+
+    /// Asks about a call, and waits for the end of that. It ends, too, with the caller, and when the daemon
+    /// drains.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        question: Question,
+        draining: CancellationToken,
+    ) -> Result<Arc<Approval>, Error> {
+        let workspace = question.approval.record.workspace.clone();
+        let place = self.place(workspace, question.at_most)?;
+        // Cancelled with the caller, whose future this is.
+        let gone = CancellationToken::new();
+        let _gone = gone.clone().drop_guard();
+        let wait = Arc::clone(self).wait(question, gone, draining);
+        let waited = task::spawn_tracked("approval", async move {
+            let ended = wait.await;
+            drop(place);
+            ended
+        });
+        waited.await.map_err(Error::internal)?
+    }
+
+    async fn wait(
+        self: Arc<Self>,
+        question: Question,
+        gone: CancellationToken,
+        draining: CancellationToken,
+    ) -> Result<Arc<Approval>, Error> {
+        let Question {
+            approval,
+            text,
+            session,
+            about,
+            until,
+            at_most: _,
+        } = question;
+        let kept = self.log.ask(approval.record.clone()).await;
+        kept.map_err(|error| of_database(&error))?;
+        let recorded = session.note(requested(&approval.record, &about));
+        let waiting = Arc::new(Waiting::new(Arc::new(approval), text, session, about));
+        if let Err(error) = recorded {
+            // Nobody has been asked yet.
+            let ending = Ending::undecided(EndState::Withdrawn);
+            self.finish(&waiting, ending).await?;
+            return Err(of_files(&error));
+        }
+        self.show(&waiting);
+        let ending = tokio::select! {
+            biased;
+            ended = waiting.ended() => return Ok(ended),
+            () = draining.cancelled() => EndState::Withdrawn,
+            () = task::until(Some(until)) => EndState::Expired,
+            // The caller's clock may have been a little ahead of ours.
+            () = gone.cancelled() => match until.saturating_duration_since(Instant::now()) < AHEAD {
+                true => EndState::Expired,
+                false => EndState::Withdrawn,
+            },
+        };
+        match self.finish(&waiting, Ending::undecided(ending)).await? {
+            Ended::Now(ended, _) | Ended::Before(ended) => Ok(ended),
+        }
+    }
+
+    /// Decides about a call. `sees` tells for which workspaces `by` may.
+    pub(crate) async fn decide(
+        &self,
+        id: &str,
+        sees: impl Fn(&str) -> bool,
+        by: &str,
+        decision: Decision,
+        comment: String,
+    ) -> Result<(Arc<Approval>, Option<Arc<Rule>>), Error> {
+        let waiting = self.pending().waiting.get(id).map(Arc::clone);
+        let Some(waiting) = waiting.filter(|found| sees(&found.approval.record.workspace)) else {
+            let found = self.log.find(id.to_owned()).await;
+            let found = found.map_err(|error| of_database(&error))?;
+            let ended = found.filter(|record| sees(&record.workspace));
+            return Err(match ended.and_then(|record| record.end) {
+                Some(end) => decided_before(id, &end),
+                None => not_found(id),
+            });
+        };
+        let (state, rule) = match decision {
+            Decision::Deny => (EndState::Denied, None),
+            Decision::Allow => (EndState::Allowed, None),
+            Decision::Always { pattern, expires } => {
+                let approval = &waiting.approval;
+                let pattern = pattern_for(approval, waiting.text.as_deref(), pattern)?;
+                let record = &approval.record;
+                let rule = Rule {
+                    id: ulid::Ulid::generate().to_string(),
+                    name: format!("always {}", record.tool),
+                    tool: record.tool.clone(),
+                    pattern: Some(pattern),
+                    action: Action::Allow,
+                    workspaces: Some([record.workspace.clone()].into()),
+                    expires: Some(expires),
+                    enabled: true,
+                    made: Some(Made {
+                        by: by.to_owned(),
+                        at: SystemTime::now(),
+                        approval_id: Some(id.to_owned()),
+                    }),
+                };
+                (EndState::Allowed, Some(rule))
+            }
+        };
+        let ending = Ending {
+            state,
+            by: by.to_owned(),
+            comment,
+            rule,
+        };
+        match self.finish(&waiting, ending).await? {
+            Ended::Now(approval, rule) => Ok((approval, rule)),
+            Ended::Before(approval) => Err(match &approval.record.end {
+                Some(end) => decided_before(id, end),
+                None => not_found(id),
+            }),
+        }
+    }
+
+    /// Those that wait, oldest first.
+    pub(crate) fn waiting(&self) -> Vec<Arc<Approval>> {
+        let pending = self.pending();
+        let waiting = pending.waiting.values();
+        waiting
+            .map(|waiting| Arc::clone(&waiting.approval))
+            .collect()
+    }
+
+    /// Those of some workspaces, also those that have ended, newest first.
+    pub(crate) async fn list(
+        &self,
+        workspaces: Vec<String>,
+        before: Option<String>,
+        most: u32,
+    ) -> Result<Vec<Arc<Approval>>, Error> {
+        let listed = self.log.list(workspaces, before, most).await;
+        let listed = listed.map_err(|error| of_database(&error))?;
+        let pending = self.pending();
+        let known = listed
+            .into_iter()
+            .map(|record| match pending.waiting.get(&record.id) {
+                Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
+                _ => Arc::new(Approval {
+                    record,
+                    suggested_pattern: None,
+                }),
+            });
+        Ok(known.collect())
+    }
+
+    /// Watches them.
+    pub(crate) fn watch(&self) -> Result<Watch, Error> {
+        let place = Arc::clone(&self.watchers).try_acquire_owned();
+        let place = place.map_err(|_| {
+            let text = format!("{WATCHERS} watch already: end one of them, or try again later");
+            Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+        })?;
+        let pending = self.pending();
+        let waiting = pending.waiting.values();
+        Ok(Watch {
+            // Under the same lock as every change is: nothing comes in between.
+            changes: self.changes.subscribe(),
+            pending: waiting
+                .map(|waiting| Arc::clone(&waiting.approval))
+                .collect(),
+            _place: place,
+        })
+    }
+
+    /// Lets a call be seen and decided about.
+    fn show(&self, waiting: &Arc<Waiting>) {
+        let mut pending = self.pending();
+        let approval = Arc::clone(&waiting.approval);
+        let id = approval.record.id.clone();
+        pending.waiting.insert(id, Arc::clone(waiting));
+        // Nobody may be watching.
+        let _watchers = self.changes.send(approval);
+    }
+
+    async fn finish(&self, waiting: &Waiting, ending: Ending) -> Result<Ended, Error> {
+        let tell = |approval: Arc<Approval>| {
+            let mut pending = self.pending();
+            if pending.waiting.remove(&approval.record.id).is_some() {
+                let _watchers = self.changes.send(approval);
+            }
+        };
+        waiting.finish(ending, &self.log, &self.book, tell).await
+    }
+
+    fn place(self: &Arc<Self>, workspace: String, at_most: usize) -> Result<Place, Error> {
+        let mut pending = self.pending();
+        let taken = pending.places.entry(workspace.clone()).or_default();
+        if *taken >= at_most {
+            let text = format!(
+                "{taken} calls wait to be approved in this workspace, and no more may at one time (approvals.pending): try again when some are decided"
+            );
+            return Err(Error::new(Reason::ResourceExhausted, text)
+                .with("limit", at_most.to_string())
+                .retry_after(RETRY_AFTER));
+        }
+        *taken += 1;
+        Ok(Place {
+            owner: Arc::clone(self),
+            workspace,
+        })
+    }
+
+    async fn retain(&self) {
+        let retention = self.book.snapshot().settings.approvals.retention;
+        let since = SystemTime::now().checked_sub(retention);
+        let since = since.unwrap_or(SystemTime::UNIX_EPOCH);
+        let forgotten = self.log.retain(milliseconds::of(since)).await;
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "old approvals could not be removed");
+        }
+        if let Err(error) = self.book.forget(since).await {
+            tracing::warn!(%error, "rules that have ended could not be removed");
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut pending = self.owner.pending();
+        if let Some(taken) = pending.places.get_mut(&self.workspace) {
+            *taken -= 1;
+        }
+    }
+}
+
+/// Tells of a call that waited when its daemon died.
+async fn lose(
+    log: &ApprovalLog,
+    record: ApprovalRecord,
+    store: &StateDir,
+) -> Result<(), DatabaseError> {
+    let end = Ending::undecided(EndState::Lost).kept();
+    let lost = ApprovalRecord {
+        end: Some(end.clone()),
+        ..record
+    };
+    // Before it is written down that it was: rather twice than never.
+    let session = SessionId::parse(&lost.session)
+        .map(|id| store.existing_session(&lost.workspace, &id))
+        .transpose();
+    let noted = match session.map(Option::flatten) {
+        Ok(Some(session)) => session.note(decided(&lost, &about(&lost))),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    if let Err(error) = noted {
+        tracing::error!(%error, "the end of an approval could not be recorded");
+    }
+    log.end(lost.id, end, None).await
+}
+
+fn decided_before(id: &str, end: &ApprovalEnd) -> Error {
+    let text = format!(
+        "this approval is {} already, by {}: nothing is left to decide",
+        end.state.name(),
+        end.by
+    );
+    Error::new(Reason::ApprovalDecided, text)
+        .with("approval_id", id)
+        .with("state", end.state.name())
+        .with("by", end.by.clone())
+}
+
+fn not_found(id: &str) -> Error {
+    let text = format!("there is no approval {id:?}: ListApprovals tells which there are");
+    Error::new(Reason::ApprovalNotFound, text).with("approval_id", id)
+}

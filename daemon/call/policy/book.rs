@@ -1,0 +1,254 @@
+//! The rules in force: those of the configuration file, which is read again when the operator says so, and
+//! those made by ApprovalService, which are kept in the database. Every change goes through here, one after
+//! the other; a call that is decided about meanwhile sees all of it or nothing.
+
+use std::{
+    future::Future,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    decision::{Settings, Snapshot},
+    pattern::Pattern,
+    rule::{Made, OF_FILE, Rule},
+};
+use crate::daemon::{
+    call::state_error::of_database,
+    config::policy::Action,
+    error::{Error, Reason},
+    store::{
+        database::DatabaseError,
+        milliseconds,
+        rules::{RuleLog, StoredRule},
+    },
+};
+
+/// Most rules of a workspace that are kept: each is compared with each call of its tool.
+const MOST_RULES: usize = 1024;
+
+/// The rules.
+#[derive(Debug)]
+pub(crate) struct RuleBook {
+    current: RwLock<Arc<Snapshot>>,
+    log: RuleLog,
+    /// Held while a rule is changed on disk and here.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl RuleBook {
+    /// The rules of a configuration file, and those that are kept.
+    pub(crate) async fn open(settings: Settings, log: RuleLog) -> Result<Self, DatabaseError> {
+        let stored = log.all().await?;
+        let stored = stored.into_iter().filter_map(rule).map(Arc::new).collect();
+        let snapshot = Snapshot::new(Arc::new(settings), stored);
+        Ok(Self {
+            current: RwLock::new(Arc::new(snapshot)),
+            log,
+            turn: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// What decides now.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&current)
+    }
+
+    /// Has another configuration file decide from now on.
+    pub(crate) fn replace(&self, settings: Settings) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let stored = current.stored().iter().cloned().collect();
+        *current = Arc::new(Snapshot::new(Arc::new(settings), stored));
+    }
+
+    /// Adds a rule for one workspace.
+    pub(crate) async fn add(&self, rule: Rule) -> Result<Arc<Rule>, Error> {
+        self.add_with(rule, |stored| self.log.add(stored)).await
+    }
+
+    /// Adds a rule for one workspace, which `keep` writes down together with what else is to be.
+    pub(crate) async fn add_with<K, F>(&self, rule: Rule, keep: K) -> Result<Arc<Rule>, Error>
+    where
+        K: FnOnce(StoredRule) -> F,
+        F: Future<Output = Result<(), DatabaseError>>,
+    {
+        let _turn = self.turn.lock().await;
+        let snapshot = self.snapshot();
+        let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
+        let count = snapshot.stored().iter().filter(is_beside).count();
+        if count >= MOST_RULES {
+            let text = format!(
+                "this workspace has {count} rules, and {MOST_RULES} are the most: delete some (ListRules, DeleteRule)"
+            );
+            return Err(Error::new(Reason::ResourceExhausted, text));
+        }
+        keep(stored(&rule))
+            .await
+            .map_err(|error| of_database(&error))?;
+        let rule = Arc::new(rule);
+        let added = [Arc::clone(&rule)];
+        self.set_stored(added.into_iter().chain(snapshot.stored().iter().cloned()));
+        Ok(rule)
+    }
+
+    /// Changes whether a rule counts, and when it ends. `sees` tells for which workspaces that may be asked.
+    pub(crate) async fn change(
+        &self,
+        id: &str,
+        sees: impl Fn(&str) -> bool,
+        enabled: Option<bool>,
+        expires: Option<Option<SystemTime>>,
+    ) -> Result<Arc<Rule>, Error> {
+        let _turn = self.turn.lock().await;
+        let snapshot = self.snapshot();
+        let before = find(&snapshot, id, sees)?;
+        let changed = Arc::new(Rule {
+            enabled: enabled.unwrap_or(before.enabled),
+            expires: expires.unwrap_or(before.expires),
+            ..(**before).clone()
+        });
+        let expires_ms = changed.expires.map(milliseconds::of);
+        let kept = self.log.change(id.to_owned(), changed.enabled, expires_ms);
+        kept.await.map_err(|error| of_database(&error))?;
+        let rules = snapshot.stored().iter().cloned();
+        self.set_stored(rules.map(|rule| match rule.id == id {
+            true => Arc::clone(&changed),
+            false => rule,
+        }));
+        Ok(changed)
+    }
+
+    /// Removes a rule. `sees` tells for which workspaces that may be asked.
+    pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&str) -> bool) -> Result<(), Error> {
+        let _turn = self.turn.lock().await;
+        let snapshot = self.snapshot();
+        find(&snapshot, id, sees)?;
+        let removed = self.log.remove(vec![id.to_owned()]).await;
+        removed.map_err(|error| of_database(&error))?;
+        let rules = snapshot.stored().iter().cloned();
+        self.set_stored(rules.filter(|rule| rule.id != id));
+        Ok(())
+    }
+
+    /// Removes rules that ended before some time.
+    pub(crate) async fn forget(&self, ended_before: SystemTime) -> Result<(), DatabaseError> {
+        let _turn = self.turn.lock().await;
+        let snapshot = self.snapshot();
+        let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|end| end < ended_before);
+        let old = snapshot.stored().iter().filter(|rule| is_old(rule));
+        let old: Vec<_> = old.map(|rule| rule.id.clone()).collect();
+        if old.is_empty() {
+            return Ok(());
+        }
+        self.log.remove(old).await?;
+        let rules = snapshot.stored().iter().cloned();
+        self.set_stored(rules.filter(|rule| !is_old(rule)));
+        Ok(())
+    }
+
+    fn set_stored(&self, rules: impl Iterator<Item = Arc<Rule>>) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let settings = Arc::clone(&current.settings);
+        *current = Arc::new(Snapshot::new(settings, rules.collect()));
+    }
+}
+
+/// The rule of this id, if it can be changed here.
+fn find<'s>(
+    snapshot: &'s Snapshot,
+    id: &str,
+    sees: impl Fn(&str) -> bool,
+) -> Result<&'s Arc<Rule>, Error> {
+    if id.starts_with(OF_FILE) {
+        let text = "is of the configuration file: change it there, and send the daemon SIGHUP";
+        return Err(Error::invalid_field("rule_id", text));
+    }
+    let mut rules = snapshot.stored().iter();
+    let found =
+        rules.find(|rule| rule.id == id && rule.workspaces.iter().flatten().all(|name| sees(name)));
+    found.ok_or_else(|| {
+        let text = format!("there is no rule {id:?}: ListRules tells which there are");
+        Error::new(Reason::RuleNotFound, text).with("rule_id", id)
+    })
+}
+
+/// A rule as it is kept.
+fn stored(rule: &Rule) -> StoredRule {
+    let made = rule.made.clone();
+    let (created_by, created_ms, approval_id) = match made {
+        Some(made) => (made.by, milliseconds::of(made.at), made.approval_id),
+        None => Default::default(),
+    };
+    StoredRule {
+        id: rule.id.clone(),
+        workspace: rule
+            .workspaces
+            .iter()
+            .flatten()
+            .next()
+            .cloned()
+            .unwrap_or_default(),
+        name: rule.name.clone(),
+        tool: rule.tool.clone(),
+        pattern: rule
+            .pattern
+            .as_ref()
+            .map(|pattern| pattern.as_str().to_owned()),
+        action: match rule.action {
+            Action::Allow => "ALLOW",
+            Action::Ask => "ASK",
+            Action::Deny => "DENY",
+        }
+        .to_owned(),
+        expires_ms: rule.expires.map(milliseconds::of),
+        enabled: rule.enabled,
+        created_by,
+        created_ms,
+        approval_id,
+    }
+}
+
+/// The rule that was kept. One that cannot be read any more allows nothing, and is about all calls of its
+/// tool where it does not allow.
+fn rule(kept: StoredRule) -> Option<Rule> {
+    let action = match kept.action.as_str() {
+        "ALLOW" => Action::Allow,
+        "ASK" => Action::Ask,
+        _ => Action::Deny,
+    };
+    let pattern = match kept.pattern.as_deref().map(Pattern::parse).transpose() {
+        Ok(pattern) => pattern,
+        Err(problem) => {
+            tracing::error!(
+                rule = kept.id,
+                problem,
+                "the pattern of a rule cannot be read any more"
+            );
+            if action == Action::Allow {
+                return None;
+            }
+            None
+        }
+    };
+    Some(Rule {
+        id: kept.id,
+        name: kept.name,
+        tool: kept.tool,
+        pattern,
+        action,
+        workspaces: Some([kept.workspace].into()),
+        expires: kept.expires_ms.map(milliseconds::to_time),
+        enabled: kept.enabled,
+        made: Some(Made {
+            by: kept.created_by,
+            at: milliseconds::to_time(kept.created_ms),
+            approval_id: kept.approval_id,
+        }),
+    })
+}
+
+/// When a rule ends that lasts so long from now.
+pub(crate) fn ending(lifetime_sec: u32) -> SystemTime {
+    SystemTime::now() + Duration::from_secs(lifetime_sec.into())
+}

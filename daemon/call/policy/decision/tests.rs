@@ -1,0 +1,267 @@
+//! Each row a call, and what becomes of it.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::*;
+use crate::daemon::config::policy::PolicyRule;
+
+/// When everything is decided here.
+const NOW: u64 = 1_000_000;
+
+fn at(seconds: u64) -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(seconds)
+}
+
+fn rule(name: &str, tool: &str, pattern: &str, action: Action) -> PolicyRule {
+    PolicyRule {
+        name: name.to_owned(),
+        tool: tool.to_owned(),
+        pattern: (!pattern.is_empty()).then(|| pattern.to_owned()),
+        action,
+        workspaces: None,
+        expires: None,
+        enabled: true,
+    }
+}
+
+fn settings(policy: Policy) -> Arc<Settings> {
+    Arc::new(Settings::new(policy, &Catalog::load().unwrap(), &["a", "b"]).unwrap())
+}
+
+fn snapshot(file: Vec<PolicyRule>, stored: Vec<PolicyRule>, levels: Levels) -> Snapshot {
+    let policy = Policy {
+        rules: file,
+        levels,
+        ..Policy::default()
+    };
+    let stored = stored.into_iter().map(|written| {
+        let rule = Rule::of_file(written).unwrap();
+        Arc::new(Rule {
+            id: rule.name.clone(),
+            ..rule
+        })
+    });
+    Snapshot::new(settings(policy), stored.collect())
+}
+
+fn levels(read_only: Action, safe_write: Action, dangerous: Action) -> Levels {
+    Levels {
+        read_only,
+        safe_write,
+        dangerous,
+    }
+}
+
+fn decide(snapshot: &Snapshot, tool: &str, risk: Risk, texts: &[&str]) -> (Action, String) {
+    let asked = Asked {
+        tool,
+        risk,
+        workspace: "a",
+        texts,
+    };
+    let verdict = snapshot.decide(asked, at(NOW));
+    (verdict.action, verdict.by.text())
+}
+
+#[test]
+fn lists_of_tools_come_before_everything() {
+    for (allow, deny, tool, is_there) in [
+        (None, &[][..], "run", true),
+        (None, &["run"][..], "run", false),
+        (None, &["run"][..], "stat", true),
+        (Some(&["run"][..]), &[][..], "run", true),
+        (Some(&["run"][..]), &[][..], "stat", false),
+        (Some(&["run"][..]), &["run"][..], "run", false),
+        (Some(&[][..]), &[][..], "run", false),
+    ] {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let policy = Policy {
+            allow_tools: allow.map(names),
+            deny_tools: names(deny),
+            rules: vec![rule("all", tool, "", Action::Allow)],
+            ..Policy::default()
+        };
+        let snapshot = Snapshot::new(settings(policy), [].into());
+        let (action, by) = decide(&snapshot, tool, Risk::Dangerous, &[]);
+        let case = format!("{allow:?} {deny:?} {tool}");
+        assert_eq!(action == Action::Allow, is_there, "{case}");
+        assert_eq!(by == "tools that are switched off", !is_there, "{case}");
+    }
+}
+
+#[test]
+fn without_a_rule_the_risk_decides() {
+    use Action::{Allow, Ask, Deny};
+    let snapshot = snapshot(Vec::new(), Vec::new(), levels(Allow, Ask, Deny));
+    for (risk, expected, by) in [
+        (Risk::ReadOnly, Allow, "risk read_only"),
+        (Risk::SafeWrite, Ask, "risk safe_write"),
+        (Risk::Dangerous, Deny, "risk dangerous"),
+        (Risk::Unspecified, Deny, "risk dangerous"),
+    ] {
+        let decided = decide(&snapshot, "run", risk, &["{}"]);
+        assert_eq!(decided, (expected, by.to_owned()));
+        assert_eq!(snapshot.looks_at("run", risk, "a"), expected == Ask);
+    }
+}
+
+#[test]
+fn the_first_rule_that_matches_decides_but_one_that_denies_comes_first() {
+    use Action::{Allow, Ask, Deny};
+    const MAKE: &str = r#"{"command":"make test"}"#;
+    let all = levels(Ask, Ask, Ask);
+    // Rules of the file, those stored (newest first), the text, what becomes of it, and by which.
+    type Row<'a> = (
+        Vec<PolicyRule>,
+        Vec<PolicyRule>,
+        &'a [&'a str],
+        Action,
+        &'a str,
+    );
+    let rows: Vec<Row<'_>> = vec![
+        (vec![], vec![], &[MAKE], Ask, "risk dangerous"),
+        (
+            vec![rule("one", "run", "make", Allow)],
+            vec![],
+            &[MAKE],
+            Allow,
+            "rule file:one",
+        ),
+        // In the order of the file.
+        (
+            vec![
+                rule("one", "run", "^{\"command\":\"make", Ask),
+                rule("two", "run", "make", Allow),
+            ],
+            vec![],
+            &[MAKE],
+            Ask,
+            "rule file:one",
+        ),
+        // What was stored comes before, newest first.
+        (
+            vec![rule("one", "run", "", Ask)],
+            vec![
+                rule("new", "run", "make", Allow),
+                rule("old", "run", "", Ask),
+            ],
+            &[MAKE],
+            Allow,
+            "rule new",
+        ),
+        // One that denies comes before all, wherever it stands.
+        (
+            vec![
+                rule("one", "run", "", Allow),
+                rule("no", "run", "make", Deny),
+            ],
+            vec![rule("new", "run", "", Allow)],
+            &[MAKE],
+            Deny,
+            "rule file:no",
+        ),
+        (
+            vec![rule("one", "run", "", Allow)],
+            vec![
+                rule("new", "run", "", Allow),
+                rule("no", "run", "test\"}$", Deny),
+            ],
+            &[MAKE],
+            Deny,
+            "rule no",
+        ),
+        // Another tool, another text.
+        (
+            vec![
+                rule("one", "stat", "", Deny),
+                rule("two", "run", "^make", Deny),
+            ],
+            vec![],
+            &[MAKE],
+            Ask,
+            "risk dangerous",
+        ),
+        // The text of another vocabulary counts as well.
+        (
+            vec![rule("one", "run", "^{\"cmd\":", Allow)],
+            vec![],
+            &[MAKE, r#"{"cmd":"make test"}"#],
+            Allow,
+            "rule file:one",
+        ),
+        // Nothing matches what is not known.
+        (
+            vec![rule("one", "run", "make", Allow)],
+            vec![],
+            &[],
+            Ask,
+            "risk dangerous",
+        ),
+    ];
+    for (number, (file, stored, texts, action, by)) in rows.into_iter().enumerate() {
+        let snapshot = snapshot(file, stored, all);
+        let decided = decide(&snapshot, "run", Risk::Dangerous, texts);
+        assert_eq!(decided, (action, by.to_owned()), "row {number}");
+    }
+}
+
+#[test]
+fn rules_that_are_off_over_or_for_others_count_for_nothing() {
+    type Change = fn(&mut PolicyRule);
+    let changes: [(Change, bool); 7] = [
+        (|_| {}, true),
+        (|rule| rule.enabled = false, false),
+        (|rule| rule.expires = Some(at(NOW)), false),
+        (|rule| rule.expires = Some(at(NOW - 1)), false),
+        (|rule| rule.expires = Some(at(NOW + 1)), true),
+        (|rule| rule.workspaces = Some(["a".to_owned()].into()), true),
+        (
+            |rule| rule.workspaces = Some(["b".to_owned()].into()),
+            false,
+        ),
+    ];
+    let all = Policy::default().levels;
+    for (number, (change, counts)) in changes.into_iter().enumerate() {
+        for is_stored in [true, false] {
+            let mut denies = rule("no", "run", "x", Action::Deny);
+            change(&mut denies);
+            let rules = (vec![denies], Vec::new());
+            let (file, stored) = match is_stored {
+                true => (rules.1, rules.0),
+                false => rules,
+            };
+            let snapshot = snapshot(file, stored, all);
+            let (action, _) = decide(&snapshot, "run", Risk::Dangerous, &["x"]);
+            assert_eq!(action == Action::Deny, counts, "{number} {is_stored}");
+        }
+    }
+}
+
+#[test]
+fn parameters_are_looked_at_only_where_they_can_matter() {
+    let allow = Policy::default().levels;
+    for (written, expected) in [
+        (rule("one", "run", "", Action::Allow), false),
+        (rule("one", "run", "", Action::Deny), false),
+        (rule("one", "run", "", Action::Ask), true),
+        (rule("one", "run", "x", Action::Allow), true),
+        (rule("one", "stat", "x", Action::Ask), false),
+    ] {
+        let snapshot = snapshot(vec![written], Vec::new(), allow);
+        assert_eq!(snapshot.looks_at("run", Risk::Dangerous, "a"), expected);
+    }
+}
+
+#[test]
+fn what_there_is_not_is_refused_with_all_that_is_wrong() {
+    let mut wrong = rule("one", "dance", "(", Action::Allow);
+    wrong.workspaces = Some(["c".to_owned()].into());
+    let policy = Policy {
+        allow_tools: Some(["run".to_owned(), "sing".to_owned()].into()),
+        deny_tools: ["jump".to_owned()].into(),
+        rules: vec![wrong],
+        ..Policy::default()
+    };
+    let problems = Settings::new(policy, &Catalog::load().unwrap(), &["a"]).unwrap_err();
+    assert_eq!(problems.len(), 5, "{problems:#?}");
+}

@@ -1,0 +1,83 @@
+//! A rule: which calls it is about, and what becomes of them.
+
+use std::{collections::BTreeSet, time::SystemTime};
+
+use super::pattern::Pattern;
+use crate::daemon::config::policy::{Action, PolicyRule};
+
+/// What ids of rules of the configuration file begin with.
+pub(crate) const OF_FILE: &str = "file:";
+
+/// A rule.
+#[derive(Debug, Clone)]
+pub(crate) struct Rule {
+    /// A ULID; of the configuration file, `file:` and its name.
+    pub(crate) id: String,
+    /// What it is called.
+    pub(crate) name: String,
+    /// The tool that it is about.
+    pub(crate) tool: String,
+    /// What must be in the parameters; without, any.
+    pub(crate) pattern: Option<Pattern>,
+    /// What becomes of calls that match.
+    pub(crate) action: Action,
+    /// The workspaces that it is about; without, all.
+    pub(crate) workspaces: Option<BTreeSet<String>>,
+    /// When it ends.
+    pub(crate) expires: Option<SystemTime>,
+    /// Whether it is switched on.
+    pub(crate) enabled: bool,
+    /// Who made it; none where that is the configuration file.
+    pub(crate) made: Option<Made>,
+}
+
+/// By whom and when a rule was made.
+#[derive(Debug, Clone)]
+pub(crate) struct Made {
+    /// Who.
+    pub(crate) by: String,
+    /// When.
+    pub(crate) at: SystemTime,
+    /// With which approval, if with one.
+    pub(crate) approval_id: Option<String>,
+}
+
+impl Rule {
+    /// The rule that a table of the configuration file is.
+    pub(super) fn of_file(written: PolicyRule) -> Result<Self, String> {
+        let pattern = written.pattern.as_deref().map(Pattern::parse).transpose()?;
+        Ok(Self {
+            id: format!("{OF_FILE}{}", written.name),
+            name: written.name,
+            tool: written.tool,
+            pattern,
+            action: written.action,
+            workspaces: written.workspaces,
+            expires: written.expires,
+            enabled: written.enabled,
+            made: None,
+        })
+    }
+
+    /// Whether it is about a tool in a workspace.
+    pub(super) fn is_about(&self, tool: &str, workspace: &str) -> bool {
+        self.tool == tool && self.is_for(workspace)
+    }
+
+    /// Whether it is about calls in a workspace.
+    pub(crate) fn is_for(&self, workspace: &str) -> bool {
+        let workspaces = self.workspaces.as_ref();
+        workspaces.is_none_or(|names| names.contains(workspace))
+    }
+
+    /// Whether it counts at a time.
+    pub(super) fn is_live(&self, now: SystemTime) -> bool {
+        self.enabled && self.expires.is_none_or(|end| now < end)
+    }
+
+    /// Whether one of these texts is what it is looking for.
+    pub(super) fn matches(&self, texts: &[&str]) -> bool {
+        let pattern = self.pattern.as_ref();
+        pattern.is_none_or(|pattern| texts.iter().any(|text| pattern.is_in(text)))
+    }
+}

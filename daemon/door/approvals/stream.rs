@@ -1,0 +1,134 @@
+//! The stream of those who watch: what waits, then every change, no faster than the client takes it.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{
+        broadcast::error::RecvError,
+        mpsc::{self, OwnedPermit},
+    },
+    time::sleep,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use super::message::approval;
+use crate::{
+    api::v1::{
+        ApprovalsKeepAlive, ApprovalsListed, WatchApprovalsResponse,
+        watch_approvals_response::Event,
+    },
+    daemon::{
+        call::{self, Pipeline, approval::pending::Watch},
+        door::status::to_status,
+        error::{Error, Reason},
+        task,
+    },
+};
+
+/// Messages that are on their way to a client that does not take them.
+const MESSAGES_AHEAD: usize = 4;
+
+type Answer = Result<WatchApprovalsResponse, Status>;
+
+/// A stream that goes on.
+pub(super) struct Sending {
+    pub(super) watch: Watch,
+    /// Which workspaces it is about.
+    pub(super) sees: Box<dyn Fn(&str) -> bool + Send + Sync>,
+    pub(super) pipeline: Arc<Pipeline>,
+    /// How long nothing is said before that is said.
+    pub(super) silence: Duration,
+    pub(super) deadline: Option<Instant>,
+    pub(super) draining: CancellationToken,
+}
+
+impl fmt::Debug for Sending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sending").finish_non_exhaustive()
+    }
+}
+
+impl Sending {
+    /// Begins to send.
+    pub(super) fn begin(self) -> ReceiverStream<Answer> {
+        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD + 1);
+        // A place for why it ends: whoever reads nothing now must not take its end for silence.
+        let last = sender.clone().try_reserve_owned().ok();
+        task::spawn("approval stream", self.send(sender, last));
+        ReceiverStream::new(receiver)
+    }
+
+    async fn send(mut self, sender: mpsc::Sender<Answer>, last: Option<OwnedPermit<Answer>>) {
+        let (deadline, draining) = (self.deadline, self.draining.clone());
+        let error = tokio::select! {
+            biased;
+            () = sender.closed() => return,
+            error = self.tell(&sender) => match error {
+                Some(error) => error,
+                None => return,
+            },
+            () = task::until(deadline) => call::timed_out("WatchApprovals"),
+            () = draining.cancelled() => {
+                let text = "the daemon is shutting down, and nothing waits any more: watch again when it is back";
+                Error::new(Reason::Draining, text)
+            }
+        };
+        if let Some(last) = last {
+            last.send(Err(to_status(&error)));
+        }
+    }
+
+    /// Tells what waits and what changes. Answers why it cannot go on; nothing where nobody listens.
+    async fn tell(&mut self, sender: &mpsc::Sender<Answer>) -> Option<Error> {
+        let say = async |event: Event| {
+            let message = WatchApprovalsResponse { event: Some(event) };
+            sender.send(Ok(message)).await.ok()
+        };
+        let mut count = 0;
+        for found in std::mem::take(&mut self.watch.pending) {
+            if (self.sees)(&found.record.workspace) {
+                say(Event::Approval(approval(&found, &self.pipeline.catalog))).await?;
+                count += 1;
+            }
+        }
+        say(Event::Listed(ApprovalsListed { count })).await?;
+        loop {
+            let event = tokio::select! {
+                changed = self.watch.changes.recv() => match changed {
+                    Ok(found) if (self.sees)(&found.record.workspace) => {
+                        Event::Approval(approval(&found, &self.pipeline.catalog))
+                    }
+                    Ok(_) => continue,
+                    Err(RecvError::Lagged(missed)) => return Some(behind(missed)),
+                    Err(RecvError::Closed) => return None,
+                },
+                () = sleep(self.silence) => Event::KeepAlive(ApprovalsKeepAlive {
+                    pending: self.pending(),
+                }),
+            };
+            say(event).await?;
+        }
+    }
+
+    /// How many wait of those that it is about.
+    fn pending(&self) -> u32 {
+        let waiting = self.pipeline.approvals.waiting();
+        let seen = waiting
+            .iter()
+            .filter(|found| (self.sees)(&found.record.workspace));
+        u32::try_from(seen.count()).unwrap_or(u32::MAX)
+    }
+}
+
+fn behind(missed: u64) -> Error {
+    let text = format!(
+        "this stream has taken its messages too slowly and missed {missed} changes: watch again, from what waits then"
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(Duration::ZERO)
+}

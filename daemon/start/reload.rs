@@ -1,0 +1,116 @@
+//! Reading the configuration and the key file again, at SIGHUP: who may call and what is let in is replaced,
+//! as a whole or not at all, while calls go on. Everything else takes a restart.
+//!
+//! A terminal that is closed sends SIGHUP, too, to what was started in it: that ends the daemon, as it ends
+//! other programs.
+
+use std::{io, sync::Arc};
+
+use rustix::{
+    process::{Signal as SignalName, getpid, kill_process},
+    stdio::{stderr, stdin, stdout},
+    termios::isatty,
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::daemon::{
+    call::{Pipeline, access::unknown_names, policy::decision::Settings},
+    config::{Config, args::Args},
+    task,
+};
+
+/// What is needed to read it again. SIGHUP is caught from the moment that this exists.
+#[derive(Debug)]
+pub(super) struct Reload {
+    args: Args,
+    hangups: Signal,
+    /// What of the file takes a restart, as it was when the daemon started.
+    fixed: String,
+    has_terminal: bool,
+}
+
+impl Reload {
+    /// Catches the signal from now on. `args` led to `config`.
+    pub(super) fn catch(args: Args, config: &Config) -> io::Result<Self> {
+        Ok(Self {
+            args,
+            hangups: signal(SignalKind::hangup())?,
+            fixed: config.fixed.clone(),
+            has_terminal: has_terminal(),
+        })
+    }
+
+    /// Reads it again each time that the signal comes.
+    pub(super) fn watch(mut self, pipeline: Arc<Pipeline>) {
+        task::spawn("reload", async move {
+            while self.hangups.recv().await.is_some() {
+                if self.has_terminal && !has_terminal() {
+                    // As told by the one that was taken away: the server drains.
+                    let ended = kill_process(getpid(), SignalName::TERM);
+                    tracing::info!(?ended, "the terminal is gone: ending");
+                    return;
+                }
+                match self.reload(&pipeline).await {
+                    Ok(()) => {}
+                    Err(problems) => {
+                        for problem in problems {
+                            tracing::error!(
+                                problem,
+                                "the configuration cannot be read again: the old one stays"
+                            );
+                        }
+                    }
+                }
+            }
+        });
+    }
+
+    async fn reload(&self, pipeline: &Pipeline) -> Result<(), Vec<String>> {
+        let args = self.args.clone();
+        let loaded = task::blocking(move || Config::load(args)).await;
+        let config = match loaded {
+            Ok(config) => config.map_err(|error| error.0)?,
+            Err(panic) => return Err(vec![panic.to_string()]),
+        };
+        // Those that there are, whatever the file says now.
+        let scenes = pipeline.scenes.iter();
+        let names: Vec<_> = scenes.map(|scene| scene.workspace.name()).collect();
+        let (catalog, access) = (&pipeline.catalog, &pipeline.access);
+        let settings = Settings::new(config.policy, catalog, &names);
+        let keys = match &config.keys {
+            Some(keys) => unknown_names(keys, catalog, &names),
+            None if access.has_keys() => vec![
+                "keys: there were some, and nobody can be let in without any from now on: restart the daemon".to_owned(),
+            ],
+            None => Vec::new(),
+        };
+        let settings = match (settings, keys) {
+            (Ok(settings), problems) if problems.is_empty() => settings,
+            (settings, problems) => {
+                return Err(problems
+                    .into_iter()
+                    .chain(settings.err().into_iter().flatten())
+                    .collect());
+            }
+        };
+        let rules = settings.rules().len();
+        let count = config.keys.as_ref().map(|keys| keys.keys.len());
+        if let Some(keys) = config.keys {
+            access.set_keys(keys, catalog, &names)?;
+        }
+        pipeline.policy.replace(settings);
+        tracing::info!(rules, keys = count, "the configuration was read again");
+        if config.fixed != self.fixed {
+            tracing::warn!(
+                remedy = "restart the daemon",
+                "the configuration file was changed in more than its tables policy and approvals, and keys: that does not count yet"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether one of the standard streams is a terminal that is still there.
+fn has_terminal() -> bool {
+    [stdin(), stdout(), stderr()].into_iter().any(isatty)
+}

@@ -1,0 +1,130 @@
+//! The rules that were made while the daemon ran: what decides about calls without asking anybody.
+
+use rusqlite::{Connection, Row, params};
+
+use super::database::{Database, DatabaseError};
+
+/// The rules.
+#[derive(Debug, Clone)]
+pub(crate) struct RuleLog(Database);
+
+/// A rule, as it is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct StoredRule {
+    /// A ULID.
+    pub(crate) id: String,
+    /// The workspace that it is about.
+    pub(crate) workspace: String,
+    /// What it is called.
+    pub(crate) name: String,
+    /// The tool that it is about.
+    pub(crate) tool: String,
+    /// A regular expression on the parameters; without, any.
+    pub(crate) pattern: Option<String>,
+    /// `ALLOW`, `ASK` or `DENY`.
+    pub(crate) action: String,
+    /// When it ends, in milliseconds since 1970.
+    pub(crate) expires_ms: Option<i64>,
+    /// Whether it is switched on.
+    pub(crate) enabled: bool,
+    /// Who made it.
+    pub(crate) created_by: String,
+    /// When, in milliseconds since 1970.
+    pub(crate) created_ms: i64,
+    /// With which approval, if with one.
+    pub(crate) approval_id: Option<String>,
+}
+
+impl RuleLog {
+    /// The rules in `database`.
+    pub(crate) fn new(database: Database) -> Self {
+        Self(database)
+    }
+
+    /// All of them, newest first.
+    pub(crate) async fn all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
+        self.0
+            .apply(|connection| {
+                let mut select = connection.prepare(
+                    "SELECT id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id FROM rule ORDER BY id DESC",
+                )?;
+                select.query_map([], read)?.collect()
+            })
+            .await
+    }
+
+    /// Adds one.
+    pub(crate) async fn add(&self, rule: StoredRule) -> Result<(), DatabaseError> {
+        self.0
+            .apply(move |connection| insert(connection, &rule))
+            .await
+    }
+
+    /// Changes whether one counts, and when it ends.
+    pub(crate) async fn change(
+        &self,
+        id: String,
+        enabled: bool,
+        expires_ms: Option<i64>,
+    ) -> Result<(), DatabaseError> {
+        self.0
+            .apply(move |connection| {
+                connection
+                    .prepare_cached("UPDATE rule SET enabled = ?2, expires_ms = ?3 WHERE id = ?1")?
+                    .execute(params![id, enabled, expires_ms])
+                    .map(drop)
+            })
+            .await
+    }
+
+    /// Removes some.
+    pub(crate) async fn remove(&self, ids: Vec<String>) -> Result<(), DatabaseError> {
+        self.0
+            .apply(move |connection| {
+                let mut delete = connection.prepare_cached("DELETE FROM rule WHERE id = ?1")?;
+                for id in ids {
+                    delete.execute([id])?;
+                }
+                Ok(())
+            })
+            .await
+    }
+}
+
+/// Adds a rule.
+pub(super) fn insert(connection: &Connection, rule: &StoredRule) -> rusqlite::Result<()> {
+    let mut insert = connection.prepare_cached(
+        "INSERT INTO rule (id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    )?;
+    insert
+        .execute(params![
+            rule.id,
+            rule.workspace,
+            rule.name,
+            rule.tool,
+            rule.pattern,
+            rule.action,
+            rule.expires_ms,
+            rule.enabled,
+            rule.created_by,
+            rule.created_ms,
+            rule.approval_id
+        ])
+        .map(drop)
+}
+
+fn read(row: &Row<'_>) -> rusqlite::Result<StoredRule> {
+    Ok(StoredRule {
+        id: row.get(0)?,
+        workspace: row.get(1)?,
+        name: row.get(2)?,
+        tool: row.get(3)?,
+        pattern: row.get(4)?,
+        action: row.get(5)?,
+        expires_ms: row.get(6)?,
+        enabled: row.get(7)?,
+        created_by: row.get(8)?,
+        created_ms: row.get(9)?,
+        approval_id: row.get(10)?,
+    })
+}

@@ -1,0 +1,266 @@
+//! Calls that wait, and go on.
+
+use jig::api::v1::{
+    ApprovalState, Decision, DownloadRequest, Risk, RunRequest, StartRequest, UploadRequest,
+    UploadStart, transfer_service_client::TransferServiceClient, upload_request::Part,
+};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    ASK, decide, decision, ended_once, events, file, wait_for, wait_for_one, with_policy, write,
+};
+use crate::support::{Refusal, describe, promptly, shell, started, with};
+
+#[tokio::test]
+async fn a_call_waits_until_somebody_else_has_allowed_it() {
+    let daemon = with_policy(ASK).await;
+    let run = daemon.begin(shell("echo hello"));
+    let approval = wait_for_one(&daemon).await;
+    assert_eq!(approval.state(), ApprovalState::Pending);
+    assert_eq!(
+        (approval.tool.as_str(), approval.risk()),
+        ("run", Risk::Dangerous)
+    );
+    assert_eq!(approval.title, "Run a command");
+    assert_eq!(approval.workspace, "workspace");
+    assert_eq!(approval.session, "default");
+    assert_eq!(approval.principal, "uid:0");
+    assert_eq!(approval.asked_by, "risk dangerous");
+    let parameters: Vec<_> = approval
+        .parameters
+        .iter()
+        .map(|parameter| (parameter.name.as_str(), parameter.value.as_str()))
+        .collect();
+    assert_eq!(parameters, [("command", "echo hello")]);
+    assert!(!run.is_finished());
+    let decided = decide(&daemon, decision(&approval, Decision::Allow)).await;
+    let decided = decided.unwrap().approval.unwrap();
+    assert_eq!(decided.state(), ApprovalState::Allowed);
+    assert_eq!(decided.decided_by, "uid:0");
+    let answer = promptly("it runs", run).await.unwrap().unwrap();
+    assert_eq!(answer.stdout, "hello\n");
+    let end = ended_once(&daemon, &approval.approval_id);
+    assert_eq!(end["decided_by"], "uid:0");
+    assert_eq!(end["call_id"], approval.call_id.as_str());
+    let begun = &events(&daemon, "tool_call_started")[0];
+    let by = format!("approval {}", approval.approval_id);
+    assert_eq!(begun["allowed_by"], by.as_str());
+    assert_eq!(begun["call_id"], approval.call_id.as_str());
+    // Its output is found, although its step began after others could have.
+    assert_eq!(daemon.artifact(&answer.stderr_path).await.0, b"");
+}
+
+#[tokio::test]
+async fn who_is_denied_learns_by_whom_and_why() {
+    let daemon = with_policy(ASK).await;
+    let run = daemon.begin(shell("touch ran"));
+    let approval = wait_for_one(&daemon).await;
+    let mut request = decision(&approval, Decision::Deny);
+    request.comment = "not on a Friday".to_owned();
+    decide(&daemon, request).await.unwrap();
+    let refused = promptly("it is told", run).await.unwrap().unwrap_err();
+    let refusal = Refusal::of(&refused);
+    assert_eq!(refusal.reason, "APPROVAL_DENIED");
+    assert!(refusal.message.contains("not on a Friday"), "{refusal:?}");
+    assert_eq!(refusal.metadata["state"], "DENIED");
+    assert_eq!(refusal.metadata["by"], "uid:0");
+    assert!(!daemon.file("ran").exists());
+    let end = ended_once(&daemon, &approval.approval_id);
+    assert_eq!(end["comment"], "not on a Friday");
+    assert_eq!(events(&daemon, "tool_call_started").len(), 0);
+}
+
+#[tokio::test]
+async fn every_way_in_is_asked_about() {
+    let daemon = with_policy(
+        "[policy]\nsafe_write = \"ask\"\n[[policy.rules]]\nname = \"commands\"\ntool = \"run\"\npattern = \"^{\\\"command\\\":\\\"echo\"\naction = \"ask\"\n[[policy.rules]]\nname = \"reading\"\ntool = \"read_file\"\naction = \"ask\"",
+    )
+    .await;
+    // What the rule does not match is not asked about.
+    daemon.run(shell("true")).await;
+    let allow = async |tool: &str, by: &str, files: &[&str]| {
+        let approval = wait_for_one(&daemon).await;
+        assert_eq!(
+            (approval.tool.as_str(), approval.asked_by.as_str()),
+            (tool, by)
+        );
+        assert_eq!(approval.files_affected, files);
+        decide(&daemon, decision(&approval, Decision::Allow))
+            .await
+            .unwrap();
+    };
+    let run = daemon.begin(shell("echo hello"));
+    allow("run", "rule file:commands", &[]).await;
+    assert_eq!(run.await.unwrap().unwrap().stdout, "hello\n");
+
+    let watching = daemon.watch(started(shell("echo hello")));
+    let deciding = allow("run", "rule file:commands", &[]);
+    let (mut watching, ()) = tokio::join!(watching, deciding);
+    assert_eq!(watching.finish().await.exit_code, Some(0));
+
+    let writing = write(&daemon, file("./a/../f", "text"));
+    allow("write_file", "risk safe_write", &["f"]).await;
+    writing.await.unwrap().unwrap();
+
+    let start = UploadStart {
+        path: "g".to_owned(),
+        size_bytes: 0,
+        sha256: Sha256::digest(b"")
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect(),
+        ..UploadStart::default()
+    };
+    let mut transfers = TransferServiceClient::new(daemon.channel());
+    let upload = UploadRequest {
+        part: Some(Part::Start(start)),
+    };
+    let mut sending = transfers.clone();
+    let uploading = tokio::spawn(async move { sending.upload(tokio_stream::iter([upload])).await });
+    allow("write_file", "risk safe_write", &["g"]).await;
+    uploading.await.unwrap().unwrap();
+    assert!(daemon.file("g").exists());
+
+    let request = DownloadRequest {
+        path: "f".to_owned(),
+        ..DownloadRequest::default()
+    };
+    let downloading = tokio::spawn(async move {
+        let mut parts = transfers.download(request).await?.into_inner();
+        parts.message().await
+    });
+    allow("read_file", "rule file:reading", &["f"]).await;
+    let part = downloading.await.unwrap().unwrap().unwrap();
+    assert_eq!(part.data, "text");
+    let uploads = events(&daemon, "tool_call_started");
+    let upload = uploads
+        .iter()
+        .find(|record| record["tool"] == "upload")
+        .unwrap();
+    assert!(
+        upload["allowed_by"]
+            .as_str()
+            .unwrap()
+            .starts_with("approval ")
+    );
+}
+
+#[tokio::test]
+async fn a_patch_names_the_files_that_it_changes() {
+    let daemon = with_policy(ASK).await;
+    let patch =
+        "--- a/one\n+++ b/one\n@@ -1 +1 @@\n-1\n+2\n--- /dev/null\n+++ b/two\n@@ -0,0 +1 @@\n+x\n";
+    std::fs::write(daemon.file("one"), "1\n").unwrap();
+    let mut tools = daemon.tools();
+    let request = jig::api::v1::ApplyPatchRequest {
+        unified_diff: patch.to_owned(),
+        ..Default::default()
+    };
+    let applying = tokio::spawn(async move { tools.apply_patch(request).await });
+    let approval = wait_for_one(&daemon).await;
+    assert_eq!(approval.files_affected, ["one", "two"]);
+    assert_eq!(approval.parameters[0].value, patch);
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    applying.await.unwrap().unwrap();
+    assert_eq!(std::fs::read_to_string(daemon.file("two")).unwrap(), "x\n");
+}
+
+#[tokio::test]
+async fn the_time_of_thinking_is_not_the_tools() {
+    let daemon = with_policy(ASK).await;
+    let request = RunRequest {
+        timeout_sec: Some(1),
+        ..shell("echo hello")
+    };
+    let run = daemon.begin(request);
+    let approval = wait_for_one(&daemon).await;
+    let asked = std::time::Instant::now();
+    crate::support::eventually("more time passes than the command has", async || {
+        asked.elapsed().as_millis() > 1200
+    })
+    .await;
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    assert_eq!(run.await.unwrap().unwrap().stdout, "hello\n");
+}
+
+#[tokio::test]
+async fn a_repeated_call_waits_for_the_same_decision() {
+    let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"10s\"")).await;
+    let request = || with("jig-request-id", "one", shell("echo ran >> runs; cat runs"));
+    let first = daemon.begin(request());
+    let approval = wait_for_one(&daemon).await;
+    let second = daemon.begin(request());
+    // The first one leaves; that is not the end of it.
+    first.abort();
+    assert!(first.await.is_err());
+    let third = daemon.begin(request());
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    for call in [second, third] {
+        let answer = promptly("it is answered", call).await.unwrap().unwrap();
+        assert_eq!(answer.stdout, "ran\n");
+    }
+    assert_eq!(daemon.run(request()).await.stdout, "ran\n");
+    ended_once(&daemon, &approval.approval_id);
+    // What was denied stays so under its id, and is not asked again.
+    let request = || with("jig-request-id", "two", shell("touch denied"));
+    let denied = daemon.begin(request());
+    let again = daemon.begin(request());
+    let approval = wait_for_one(&daemon).await;
+    decide(&daemon, decision(&approval, Decision::Deny))
+        .await
+        .unwrap();
+    let third = daemon.begin(request());
+    for call in [denied, again, third] {
+        let refused = promptly("it is told", call).await.unwrap().unwrap_err();
+        assert_eq!(
+            Refusal::of(&refused).reason,
+            "APPROVAL_DENIED",
+            "{}",
+            describe(&refused)
+        );
+    }
+    assert!(!daemon.file("denied").exists());
+    wait_for(&daemon, 0).await;
+}
+
+#[tokio::test]
+async fn a_repeated_start_waits_for_the_same_decision() {
+    let daemon = with_policy(&format!("{ASK}\n[requests]\nlinger = \"10s\"")).await;
+    let request = || -> tonic::Request<StartRequest> {
+        with(
+            "jig-request-id",
+            "one",
+            started(shell("echo ran >> runs; cat runs")),
+        )
+    };
+    let mut processes =
+        jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
+    let mut leaving = processes.clone();
+    let first = tokio::spawn(async move { leaving.start(request()).await.map(drop) });
+    let approval = wait_for_one(&daemon).await;
+    first.abort();
+    assert!(first.await.is_err());
+    let second = tokio::spawn(async move {
+        let mut events = processes.start(request()).await?.into_inner();
+        let mut count = 0;
+        while events.message().await?.is_some() {
+            count += 1;
+        }
+        Ok::<_, tonic::Status>(count)
+    });
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    assert!(promptly("it ends", second).await.unwrap().unwrap() >= 3);
+    assert_eq!(
+        std::fs::read_to_string(daemon.file("runs")).unwrap(),
+        "ran\n"
+    );
+    ended_once(&daemon, &approval.approval_id);
+}

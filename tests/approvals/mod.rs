@@ -1,0 +1,160 @@
+//! What the operator lets in: by policy, and by who is asked.
+
+mod asked;
+mod bounds;
+mod client;
+mod ends;
+mod policy;
+mod reload;
+mod rules;
+mod secrets;
+mod watched;
+
+use std::{fs, path::Path};
+
+use jig::api::v1::{
+    Approval, ApprovalState, DecideApprovalRequest, DecideApprovalResponse, Decision,
+    ListApprovalsRequest, WriteFileRequest, approval_service_client::ApprovalServiceClient,
+};
+use rusqlite::Connection;
+use serde_json::Value;
+use tokio::task::JoinHandle;
+use tonic::{IntoRequest, Status, transport::Channel};
+
+use crate::support::{Daemon, Setup, eventually};
+
+/// Asks about everything that can do harm.
+const ASK: &str = "[policy]\nsafe_write = \"ask\"\ndangerous = \"ask\"";
+
+/// A daemon with these lines in its configuration file.
+async fn with_policy(lines: &str) -> Daemon {
+    Setup::new().workspace_table(lines).start().await
+}
+
+/// A client of the approvals.
+fn approvals(daemon: &Daemon) -> ApprovalServiceClient<Channel> {
+    ApprovalServiceClient::new(daemon.channel())
+}
+
+/// Those that wait.
+async fn pending(daemon: &Daemon) -> Vec<Approval> {
+    let mut client = approvals(daemon);
+    let listed = client.list_approvals(ListApprovalsRequest::default()).await;
+    listed.unwrap().into_inner().approvals
+}
+
+/// Waits until so many wait.
+async fn wait_for(daemon: &Daemon, count: usize) -> Vec<Approval> {
+    let mut found = Vec::new();
+    eventually("calls wait to be approved", async || {
+        found = pending(daemon).await;
+        found.len() == count
+    })
+    .await;
+    found
+}
+
+/// Waits for the one that waits.
+async fn wait_for_one(daemon: &Daemon) -> Approval {
+    wait_for(daemon, 1).await.remove(0)
+}
+
+/// One of them, also when it has ended.
+async fn find(daemon: &Daemon, id: &str) -> Approval {
+    let request = ListApprovalsRequest {
+        decided: true,
+        ..ListApprovalsRequest::default()
+    };
+    let listed = approvals(daemon).list_approvals(request).await.unwrap();
+    let mut listed = listed.into_inner().approvals.into_iter();
+    listed.find(|found| found.approval_id == id).unwrap()
+}
+
+/// Waits until it has ended.
+async fn wait_for_end(daemon: &Daemon, id: &str) -> Approval {
+    let mut found = None;
+    eventually("an approval ends", async || {
+        let approval = find(daemon, id).await;
+        let has_ended = approval.state() != ApprovalState::Pending;
+        found = Some(approval);
+        has_ended
+    })
+    .await;
+    found.unwrap()
+}
+
+fn decision(approval: &Approval, decision: Decision) -> DecideApprovalRequest {
+    DecideApprovalRequest {
+        approval_id: approval.approval_id.clone(),
+        decision: decision.into(),
+        ..DecideApprovalRequest::default()
+    }
+}
+
+/// Decides.
+async fn decide(
+    daemon: &Daemon,
+    request: impl IntoRequest<DecideApprovalRequest>,
+) -> Result<DecideApprovalResponse, Status> {
+    let decided = approvals(daemon).decide_approval(request).await;
+    decided.map(tonic::Response::into_inner)
+}
+
+/// What is to be written.
+fn file(path: &str, content: &str) -> WriteFileRequest {
+    WriteFileRequest {
+        path: path.to_owned(),
+        content: content.to_owned(),
+        ..WriteFileRequest::default()
+    }
+}
+
+/// Begins to write a file, and lets the test go on.
+fn write(
+    daemon: &Daemon,
+    request: impl IntoRequest<WriteFileRequest>,
+) -> JoinHandle<Result<(), Status>> {
+    let mut tools = daemon.tools();
+    let request = request.into_request();
+    tokio::spawn(async move { tools.write_file(request).await.map(drop) })
+}
+
+/// The records of a session.
+fn records_of(folder: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(folder.join("events.jsonl")).unwrap_or_default();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// The records of the default session with this name.
+fn events(daemon: &Daemon, name: &str) -> Vec<Value> {
+    let records = records_of(&daemon.state().join("sessions/default"));
+    records
+        .into_iter()
+        .filter(|record| record["event"] == name)
+        .collect()
+}
+
+/// That an approval has exactly one end, in the records as in the database, and which.
+fn ended_once(daemon: &Daemon, id: &str) -> Value {
+    let requested = events(daemon, "approval_requested");
+    let of = |records: Vec<Value>| {
+        let found = records
+            .into_iter()
+            .filter(|record| record["approval_id"] == id);
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(of(requested).len(), 1);
+    let mut decided = of(events(daemon, "approval_decided"));
+    assert_eq!(decided.len(), 1, "{decided:?}");
+    let decided = decided.remove(0);
+    let database = Connection::open(daemon.state().join("jig.db")).unwrap();
+    let state: String = database
+        .query_row("SELECT state FROM approval WHERE id = ?1", [id], |row| {
+            row.get(0)
+        })
+        .unwrap();
+    assert_eq!(decided["state"], state.as_str());
+    decided
+}

@@ -1,0 +1,226 @@
+//! Reading the configuration and the key file again, at SIGHUP.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    process::{Command, Stdio},
+    sync::Arc,
+};
+
+use jig::api::v1::Decision;
+use rustix::{
+    fs::{CWD, Mode, OFlags, openat},
+    process::{Pid, Signal, kill_process},
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+};
+
+use super::{ASK, decide, decision, wait_for_one, with_policy};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, binary, eventually, shell, with_key};
+
+/// What the log says of one that was read, and of one that was not.
+const READ: &str = "the configuration was read again";
+const REFUSED: &str = "the old one stays";
+
+fn count(daemon: &Daemon, text: &str) -> usize {
+    daemon.log().matches(text).count()
+}
+
+/// Has the daemon read its configuration again, and waits until it says what came of it.
+async fn reload(daemon: &Daemon, expected: &str) {
+    let before = count(daemon, expected);
+    daemon.signal(Signal::HUP);
+    eventually("the configuration is read again", async || {
+        count(daemon, expected) > before
+    })
+    .await;
+}
+
+fn rewrite(daemon: &Daemon, lines: &str) {
+    let path = daemon.beside("jig.toml");
+    let workspace = daemon.workspace();
+    let text = format!("[[workspaces]]\npath = {workspace:?}\n{lines}\n");
+    fs::write(path, text).unwrap();
+}
+
+#[tokio::test]
+async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
+    let daemon = with_policy(ASK).await;
+    let waiting = daemon.begin(shell("echo waited"));
+    let approval = wait_for_one(&daemon).await;
+    rewrite(&daemon, "[policy]\ndangerous = \"allow\"");
+    reload(&daemon, READ).await;
+    assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");
+    let running = daemon.begin(shell(
+        "touch begun; echo begun; until [ -e go ]; do sleep 0.01; done",
+    ));
+    eventually("it runs", async || daemon.file("begun").exists()).await;
+    rewrite(&daemon, "[policy]\ndeny_tools = [\"run\"]");
+    reload(&daemon, READ).await;
+    daemon.refuses(shell("true"), "TOOL_DISABLED").await;
+    fs::write(daemon.file("go"), "").unwrap();
+    assert_eq!(running.await.unwrap().unwrap().stdout, "begun\n");
+    assert!(!waiting.is_finished());
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap().stdout, "waited\n");
+    assert_eq!(count(&daemon, REFUSED), 0, "{}", daemon.log());
+    // The tool's own settings are not these.
+    assert_eq!(count(&daemon, "does not count yet"), 0);
+    rewrite(&daemon, "[limits]\nprocesses = 7");
+    reload(&daemon, "does not count yet").await;
+}
+
+#[tokio::test]
+async fn a_bad_file_is_refused_as_a_whole() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("one", "admin", &[]);
+    let path = keys.path().display().to_string();
+    let setup = Setup::new()
+        .workspace_table("[policy]\ndeny_tools = [\"stat\"]")
+        .arguments(&["--keys", &path]);
+    let daemon = setup
+        .keeping(Arc::clone(&keys) as Arc<KeyFile>)
+        .start()
+        .await;
+    let run = async || daemon.try_run(with_key(&key, shell("true"))).await;
+    let good = fs::read_to_string(&path).unwrap();
+    for (lines, key_file, parts) in [
+        (
+            "[policy]\ndeny_tools = [\"run\", \"dance\"]",
+            good.as_str(),
+            &["dance"][..],
+        ),
+        ("[policy\n", &good, &["TOML parse error"]),
+        (
+            "[policy]\ndeny_tools = [\"run\"]\nallow = 1",
+            &good,
+            &["unknown field"],
+        ),
+        (
+            "[policy]\ndeny_tools = [\"run\"]\nread_only = \"no\"\n[approvals]\nwait = \"x\"",
+            &good,
+            &["policy.read_only", "approvals.wait"],
+        ),
+        // All of the one is well, and it does not count either.
+        (
+            "[policy]\ndeny_tools = [\"run\"]",
+            "[[keys]]\n",
+            &["--keys", "missing field"],
+        ),
+        (
+            "[policy]\ndeny_tools = [\"run\"]\n[[policy.rules]]\nname = \"x\"\ntool = \"run\"\naction = \"deny\"\npattern = \"(\"",
+            &good,
+            &["unclosed group"],
+        ),
+    ] {
+        rewrite(&daemon, lines);
+        fs::write(&path, key_file).unwrap();
+        let told = parts
+            .iter()
+            .map(|part| count(&daemon, part))
+            .collect::<Vec<_>>();
+        reload(&daemon, REFUSED).await;
+        eventually("every problem is told", async || {
+            parts
+                .iter()
+                .zip(&told)
+                .all(|(part, before)| count(&daemon, part) > *before)
+        })
+        .await;
+        assert_eq!(run().await.unwrap().exit_code, Some(0), "{lines}");
+    }
+    assert_eq!(count(&daemon, READ), 0);
+    assert_eq!(
+        Refusal::of(&daemon.try_run(shell("true")).await.unwrap_err()).reason,
+        "UNAUTHENTICATED"
+    );
+}
+
+#[tokio::test]
+async fn keys_come_and_go() {
+    let keys = Arc::new(KeyFile::new());
+    let [old, kept] = ["old", "kept"].map(|name| keys.add(name, "invoke", &[]));
+    let path = keys.path().display().to_string();
+    let setup = Setup::new()
+        .arguments(&["--keys", &path])
+        .keeping(Arc::clone(&keys) as Arc<KeyFile>);
+    let daemon = setup.start().await;
+    let works = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
+        Ok(_) => true,
+        Err(refused) => {
+            assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
+            false
+        }
+    };
+    assert!(works(&old).await && works(&kept).await);
+    assert!(keys.jig(&["revoke", "old"]).status.success());
+    let new = keys.add("new", "invoke", &[]);
+    assert!(works(&old).await && !works(&new).await);
+    reload(&daemon, READ).await;
+    assert!(!works(&old).await && works(&kept).await && works(&new).await);
+    // One that does not exist any more lets nobody in, and takes nothing away.
+    fs::rename(&path, format!("{path}.away")).unwrap();
+    reload(&daemon, REFUSED).await;
+    assert!(works(&kept).await);
+}
+
+#[tokio::test]
+async fn keys_are_not_taken_away_by_a_file_that_does_not_name_them() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("one", "invoke", &[]);
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jig.toml");
+    let line = format!("keys = {:?}\n", keys.path());
+    fs::write(&config, &line).unwrap();
+    let words = ["--config", &config.display().to_string()];
+    let daemon = Setup::new()
+        .arguments(&words)
+        .keeping(Arc::clone(&keys) as Arc<KeyFile>)
+        .start()
+        .await;
+    daemon.run(with_key(&key, shell("true"))).await;
+    fs::write(&config, "").unwrap();
+    reload(&daemon, REFUSED).await;
+    assert!(daemon.try_run(shell("true")).await.is_err());
+    daemon.run(with_key(&key, shell("true"))).await;
+}
+
+#[tokio::test]
+async fn a_daemon_without_a_file_goes_on() {
+    let daemon = Daemon::start().await;
+    reload(&daemon, READ).await;
+    daemon.run(shell("true")).await;
+}
+
+#[tokio::test]
+async fn a_terminal_that_is_closed_ends_what_was_started_in_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let [workspace, state] = ["w", "s"].map(|name| folder.path().join(name));
+    fs::create_dir(&workspace).unwrap();
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let screen = openpt(flags).unwrap();
+    grantpt(&screen).unwrap();
+    unlockpt(&screen).unwrap();
+    let name = ptsname(&screen, Vec::new()).unwrap();
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let terminal = openat(CWD, name, flags, Mode::empty()).unwrap();
+    let mut child = Command::new(binary())
+        .args(["--listen", "127.0.0.1:0", "--drain-timeout", "1s"])
+        .args(["--workspace".as_ref(), workspace.as_os_str()])
+        .args(["--state-dir".as_ref(), state.as_os_str()])
+        .env_clear()
+        .stdin(terminal)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    lines.read_line(&mut line).unwrap();
+    assert!(line.starts_with("listening on "), "{line}");
+    drop(screen);
+    kill_process(Pid::from_child(&child), Signal::HUP).unwrap();
+    eventually("it ends", async || child.try_wait().unwrap().is_some()).await;
+    assert!(child.wait().unwrap().success());
+}
