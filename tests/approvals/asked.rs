@@ -1,8 +1,10 @@
 //! Calls that wait, and go on.
 
 use jig::api::v1::{
-    ApprovalState, Decision, DownloadRequest, Risk, RunRequest, StartRequest, UploadRequest,
-    UploadStart, transfer_service_client::TransferServiceClient, upload_request::Part,
+    ApprovalState, Decision, DownloadRequest, JobState, Risk, RunRequest, StartRequest,
+    SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
+    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
+    upload_request::Part,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -263,4 +265,31 @@ async fn a_repeated_start_waits_for_the_same_decision() {
         "ran\n"
     );
     ended_once(&daemon, &approval.approval_id);
+}
+
+#[tokio::test]
+async fn a_job_waits_as_well() {
+    let daemon = with_policy(ASK).await;
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let submit = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: r#"{"command":"echo hello > f"}"#.to_owned(),
+        ..SubmitJobRequest::default()
+    };
+    for (wish, expected) in [
+        (Decision::Deny, JobState::Failed),
+        (Decision::Allow, JobState::Succeeded),
+    ] {
+        let job = jobs.submit_job(submit.clone()).await.unwrap().into_inner();
+        let approval = wait_for_one(&daemon).await;
+        assert_eq!(approval.tool, "run");
+        decide(&daemon, decision(&approval, wish)).await.unwrap();
+        let wait = WaitJobRequest {
+            job_id: job.job.unwrap().job_id,
+            ..WaitJobRequest::default()
+        };
+        let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
+        assert_eq!(ended.into_inner().job.unwrap().state(), expected);
+        assert_eq!(daemon.file("f").exists(), expected == JobState::Succeeded);
+    }
 }
