@@ -3,10 +3,11 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
     "jig/v1/daemon_service.proto",
+    "jig/v1/event_service.proto",
     "jig/v1/invoke_service.proto",
     "jig/v1/job_service.proto",
     "jig/v1/options.proto",

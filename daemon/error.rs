@@ -78,6 +78,8 @@ pub(crate) enum Reason {
     ToolDisabled,
     /// It was decided before.
     ApprovalDecided,
+    /// The session has run no command.
+    NoCommandHistory,
     /// The process has ended.
     ProcessEnded,
     /// The standard input of the process is closed.
@@ -148,7 +150,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 50] = [
+    const ALL: [Self; 51] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -185,6 +187,7 @@ impl Reason {
         Self::CommandNotExecutable,
         Self::ToolDisabled,
         Self::ApprovalDecided,
+        Self::NoCommandHistory,
         Self::ProcessEnded,
         Self::StdinClosed,
         Self::RequestIdReused,
@@ -245,6 +248,7 @@ impl Reason {
             Self::CommandNotExecutable => "COMMAND_NOT_EXECUTABLE",
             Self::ToolDisabled => "TOOL_DISABLED",
             Self::ApprovalDecided => "APPROVAL_DECIDED",
+            Self::NoCommandHistory => "NO_COMMAND_HISTORY",
             Self::ProcessEnded => "PROCESS_ENDED",
             Self::StdinClosed => "STDIN_CLOSED",
             Self::RequestIdReused => "REQUEST_ID_REUSED",

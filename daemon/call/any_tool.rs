@@ -17,10 +17,10 @@ use crate::daemon::{
     error::{Error, Reason},
     tool::{
         Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory, delete_path::DeletePath,
-        edit_file::EditFile, edit_notebook::EditNotebook, list_directory::ListDirectory,
-        list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
-        read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
-        write_file::WriteFile,
+        edit_file::EditFile, edit_notebook::EditNotebook, last_command::LastCommand,
+        list_directory::ListDirectory, list_files::ListFiles, move_path::MovePath,
+        read_file::ReadFile, read_notebook::ReadNotebook, run::Run, search::Search,
+        stat_path::StatPath, write_file::WriteFile,
     },
 };
 
@@ -68,6 +68,7 @@ static TOOLS: LazyLock<Tools> = LazyLock::new(|| {
     add::<DeletePath>(&mut tools);
     add::<EditFile>(&mut tools);
     add::<EditNotebook>(&mut tools);
+    add::<LastCommand>(&mut tools);
     add::<ListDirectory>(&mut tools);
     add::<ListFiles>(&mut tools);
     add::<MovePath>(&mut tools);

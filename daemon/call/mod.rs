@@ -142,7 +142,7 @@ impl<T: Tool> Begun<T> {
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
         let incoming = self.incoming;
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
-        let work = Arc::clone(pipeline).execute::<T>(incoming, self.params, self.work);
+        let work = Arc::clone(pipeline).execute::<T>(self.params, self.work);
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         drop(self.waited_for);
         (task, self.abandon)
@@ -185,14 +185,14 @@ impl Pipeline {
         incoming: &Incoming,
     ) -> Result<Arc<Session>, Error> {
         let workspace = self.scene(incoming)?.workspace.name();
-        if let Some(session) = self.store.open_session(workspace, &incoming.session) {
+        if let Some(session) = self.store.sessions().open(workspace, &incoming.session) {
             return Ok(session);
         }
         let mut attempts = Attempts::until(incoming.deadline);
         loop {
             let (pipeline, workspace) = (Arc::clone(self), workspace.to_owned());
             let id = incoming.session.clone();
-            let opened = task::blocking(move || pipeline.store.session(&workspace, &id));
+            let opened = task::blocking(move || pipeline.store.sessions().make(&workspace, &id));
             let opened = opened.await.map_err(Error::internal)?;
             match opened.map_err(|error| state_error::of_files(&error)) {
                 Err(error) if attempts.another(&error).await => {}
@@ -209,7 +209,7 @@ impl Pipeline {
         let workspace = self.scene(incoming)?.workspace.name().to_owned();
         let pipeline = Arc::clone(self);
         let id = incoming.session.clone();
-        task::blocking(move || pipeline.store.existing_session(&workspace, &id))
+        task::blocking(move || pipeline.store.sessions().existing(&workspace, &id))
             .await
             .map_err(Error::internal)?
             .map_err(|error| state_error::of_files(&error))
@@ -310,8 +310,8 @@ impl Pipeline {
         };
         let Admitted { place, turn } = admitted?;
         let session = self.session(&incoming).await?;
-        let workspace = scene.workspace.name();
-        let begun = record::started(T::NAME, &incoming, workspace, shown, permitted.by);
+        let about = record::about(T::NAME, &incoming, scene.workspace.name());
+        let begun = record::started(&about, &incoming, shown, permitted.by);
         let step = session
             .begin_step(begun)
             .map_err(|error| state_error::of_files(&error))?;
@@ -320,7 +320,7 @@ impl Pipeline {
         let work = Work {
             session,
             step,
-            about: record::about(T::NAME, &incoming),
+            about,
             stop: Stop {
                 abandon: abandon.clone(),
                 drain: self.drain.end_token(),
@@ -349,10 +349,10 @@ impl Pipeline {
     /// The work of one call, to its end, with the place that it holds so long.
     async fn execute<T: Tool>(
         self: Arc<Self>,
-        incoming: Incoming,
         params: T::Params,
         work: Work,
     ) -> Result<T::Response, Error> {
+        let about = work.about.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
         let (place, turn) = (Arc::clone(&work.place), work.turn.clone());
         let begun = Instant::now();
@@ -364,8 +364,8 @@ impl Pipeline {
                 done.await
             }
         };
-        let happened = record::happened(T::NAME, &incoming, &result);
-        let finished = record::finished(T::NAME, &incoming, begun.elapsed(), &result);
+        let happened = record::happened(&about, &result);
+        let finished = record::finished(&about, begun.elapsed(), &result);
         for fields in happened.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, fields) {
                 tracing::error!(%error, "the end of a call could not be recorded");

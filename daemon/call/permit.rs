@@ -116,7 +116,7 @@ impl Pipeline {
         let told = subject.told.ok_or_else(changed)?;
         let record = ApprovalRecord {
             id: ulid::Ulid::generate().to_string(),
-            workspace: subject.workspace,
+            workspace: subject.workspace.clone(),
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
             call_id: incoming.call_id.clone(),
@@ -135,7 +135,7 @@ impl Pipeline {
             },
             text: (told.text.len() <= HELD).then_some(told.text),
             session,
-            about: record::about(subject.tool, incoming),
+            about: record::about(subject.tool, incoming, &subject.workspace),
             until,
             at_most: settings.pending,
         };
@@ -159,7 +159,8 @@ impl Pipeline {
     async fn note_denial(self: &Arc<Self>, incoming: &Incoming, subject: &Subject, by: &str) {
         let noted = match self.session(incoming).await {
             Ok(session) => {
-                let fields = record::denied(subject.tool, incoming, &subject.workspace, by);
+                let about = record::about(subject.tool, incoming, &subject.workspace);
+                let fields = record::denied(&about, by);
                 session.note(fields).map_err(|error| error.to_string())
             }
             Err(error) => Err(error.to_string()),

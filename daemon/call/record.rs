@@ -7,47 +7,54 @@ use serde_json::{Map, Value};
 use super::context::Incoming;
 use crate::daemon::{error::Error, telemetry::logs::humantime, tool::Done};
 
+/// What every record of a call says.
+pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<String, Value> {
+    // A caller that gives no id of its own finds the call by the id it was answered with.
+    let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
+    let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
+    [
+        ("call_id", incoming.call_id.as_str()),
+        ("request_id", request_id.as_str()),
+        ("principal", incoming.principal.name()),
+        ("workspace", workspace),
+        ("tool", tool),
+    ]
+    .into_iter()
+    .chain(job)
+    .map(|(name, value)| (name.to_owned(), value.into()))
+    .collect()
+}
+
 /// The record of a call that starts.
 pub(super) fn started(
-    tool: &str,
+    about: &Map<String, Value>,
     incoming: &Incoming,
-    workspace: &str,
     params: Value,
     allowed_by: Option<String>,
 ) -> Map<String, Value> {
-    let mut fields = common("tool_call_started", tool, incoming);
+    let mut fields = event("tool_call_started", about);
     if let Some(by) = allowed_by {
         fields.insert("allowed_by".to_owned(), by.into());
     }
-    fields.insert("workspace".to_owned(), workspace.into());
     fields.insert("trace_id".to_owned(), incoming.trace_id().into());
     fields.insert("params".to_owned(), params);
     fields
 }
 
 /// The record of a call that was not let in, and by what it was not.
-pub(super) fn denied(
-    tool: &str,
-    incoming: &Incoming,
-    workspace: &str,
-    denied_by: &str,
-) -> Map<String, Value> {
-    let mut fields = common("tool_call_denied", tool, incoming);
-    fields.insert("workspace".to_owned(), workspace.into());
-    let principal = incoming.principal.name();
-    fields.insert("principal".to_owned(), principal.into());
+pub(super) fn denied(about: &Map<String, Value>, denied_by: &str) -> Map<String, Value> {
+    let mut fields = event("tool_call_denied", about);
     fields.insert("denied_by".to_owned(), denied_by.into());
     fields
 }
 
 /// The record of a call that ended.
 pub(super) fn finished<R>(
-    tool: &str,
-    incoming: &Incoming,
+    about: &Map<String, Value>,
     duration: Duration,
     result: &Result<Done<R>, Error>,
 ) -> Map<String, Value> {
-    let mut fields = common("tool_call_finished", tool, incoming);
+    let mut fields = event("tool_call_finished", about);
     fields.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
     match result {
         Ok(done) => {
@@ -68,34 +75,17 @@ pub(super) fn finished<R>(
 
 /// The record of what a call has done that is an event of its own.
 pub(super) fn happened<R>(
-    tool: &str,
-    incoming: &Incoming,
+    about: &Map<String, Value>,
     result: &Result<Done<R>, Error>,
 ) -> Option<Map<String, Value>> {
     let done = result.as_ref().ok()?;
-    let mut fields = common(done.event?, tool, incoming);
+    let mut fields = event(done.event?, about);
     fields.extend(done.facts.clone());
     Some(fields)
 }
 
-/// What every record of a call says.
-pub(super) fn about(tool: &str, incoming: &Incoming) -> Map<String, Value> {
-    // A caller that gives no id of its own finds the call by the id it was answered with.
-    let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
-    let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
-    [
-        ("call_id", incoming.call_id.as_str()),
-        ("request_id", request_id.as_str()),
-        ("tool", tool),
-    ]
-    .into_iter()
-    .chain(job)
-    .map(|(name, value)| (name.to_owned(), value.into()))
-    .collect()
-}
-
-fn common(event: &str, tool: &str, incoming: &Incoming) -> Map<String, Value> {
-    let mut fields = about(tool, incoming);
+fn event(event: &str, about: &Map<String, Value>) -> Map<String, Value> {
+    let mut fields = about.clone();
     fields.insert("event".to_owned(), event.into());
     let time = humantime(SystemTime::now());
     fields.insert("time".to_owned(), time.into());

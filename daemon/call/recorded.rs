@@ -22,9 +22,9 @@ use crate::daemon::{
 /// A call that goes on.
 #[derive(Debug)]
 pub(crate) struct Recorded {
-    name: &'static str,
+    /// What each of its records says.
+    about: Map<String, Value>,
     pipeline: Arc<Pipeline>,
-    incoming: Incoming,
     session: Arc<Session>,
     step: Step,
     span: Arc<Span>,
@@ -43,16 +43,15 @@ impl Pipeline {
     ) -> Result<Recorded, Error> {
         let scene = self.scene(&incoming)?.clone();
         let session = self.session(&incoming).await?;
-        let workspace = scene.workspace.name();
-        let begun = record::started(name, &incoming, workspace, shown, permitted.by);
+        let about = record::about(name, &incoming, scene.workspace.name());
+        let begun = record::started(&about, &incoming, shown, permitted.by);
         let step = session
             .begin_step(begun)
             .map_err(|error| of_files(&error))?;
         Ok(Recorded {
-            name,
+            about,
             span: Arc::new(self.start_span(name, &incoming, &scene)),
             pipeline: Arc::clone(self),
-            incoming,
             session,
             step,
             begun: Instant::now(),
@@ -71,7 +70,7 @@ impl Recorded {
             facts: facts(&response),
             ..Done::plain(response)
         });
-        let fields = record::finished(self.name, &self.incoming, self.begun.elapsed(), &result);
+        let fields = record::finished(&self.about, self.begun.elapsed(), &result);
         if let Err(error) = self.session.record(self.step, fields) {
             tracing::error!(%error, "the end of a call could not be recorded");
         }

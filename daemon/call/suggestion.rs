@@ -42,6 +42,7 @@ pub(super) fn suggestion(reason: Reason) -> &'static str {
         Reason::StringNotUnique => "Give more of the text around it, or change all occurrences.",
         Reason::CommandNotExecutable => "Run it by its interpreter, or make it executable.",
         Reason::ApprovalDecided => "Look at what waits now.",
+        Reason::NoCommandHistory => "Run a command first.",
         Reason::ProcessEnded | Reason::StdinClosed => "Start another process.",
         Reason::RequestIdReused => "Give each call an id of its own.",
         Reason::ChecksumMismatch => "Send it again.",

@@ -16,6 +16,7 @@ use super::{
     network::network,
     policy::policy,
     requests::requests,
+    sessions::sessions,
     time::time,
     workspaces::workspaces,
 };
@@ -148,6 +149,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let limits = limits(&file.limits, &mut problems);
     let requests = requests(&file.requests, &mut problems);
     let jobs = jobs(file.jobs, &mut problems);
+    let sessions = sessions(&file.sessions, &mut problems);
     let replay_bytes = file.limits.replay_bytes.unwrap_or(DEFAULT_REPLAY_BYTES);
     if !REPLAY_BYTES.contains(&replay_bytes) {
         problems.push(format!(
@@ -240,6 +242,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         process_retention,
         requests,
         jobs,
+        sessions,
         sync_files: file.files.fsync,
         concurrent_calls,
         concurrent_runs,

@@ -29,6 +29,7 @@ pub(super) struct File {
     pub(super) limits: Limits,
     pub(super) requests: Requests,
     pub(super) jobs: Jobs,
+    pub(super) sessions: Sessions,
     pub(super) proxy: Option<Proxy>,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
@@ -162,6 +163,15 @@ pub(super) struct Approvals {
     pub(super) wait: Option<String>,
     pub(super) pending: Option<usize>,
     pub(super) retention: Option<String>,
+}
+
+/// The `[sessions]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Sessions {
+    pub(super) retention: Option<String>,
+    pub(super) kept_bytes: Option<u64>,
+    pub(super) record_bytes: Option<u64>,
 }
 
 impl File {

@@ -15,12 +15,13 @@ pub(crate) mod listen;
 mod network;
 pub(crate) mod policy;
 pub(crate) mod requests;
+pub(crate) mod sessions;
 mod time;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use self::{jobs::Jobs, keys::Keys, listen::Address, requests::Requests};
+use self::{jobs::Jobs, keys::Keys, listen::Address, requests::Requests, sessions::Sessions};
 use crate::daemon::{
     egress::policy::Policy,
     sandbox::{
@@ -113,6 +114,8 @@ pub(crate) struct Config {
     pub(crate) requests: Requests,
     /// How jobs are done and kept.
     pub(crate) jobs: Jobs,
+    /// What is kept of sessions.
+    pub(crate) sessions: Sessions,
     /// Whether a change of a file is answered only when the disk has written it down.
     pub(crate) sync_files: bool,
     /// Calls at one time.

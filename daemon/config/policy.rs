@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     file,
-    time::{moment, span},
+    time::{age, moment},
 };
 
 /// Most rules of the file: each is compared with each call of its tool.
@@ -200,7 +200,7 @@ fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<Poli
 }
 
 fn waits(file: &file::Approvals, default: Approvals, problems: &mut Vec<String>) -> Approvals {
-    let mut given = |text: Option<&str>, default, key: &str, most: &str| match text.map(span) {
+    let mut given = |text: Option<&str>, default, key: &str, most: &str| match text.map(age) {
         None => default,
         Some(Some(time)) if !time.is_zero() => time,
         Some(_) => {

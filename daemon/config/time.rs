@@ -4,11 +4,29 @@ use std::time::{Duration, SystemTime};
 
 /// Longest time that can be configured.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
-/// Longest time for what is kept.
-const LONGEST_SPAN: Duration = Duration::from_secs(3650 * 24 * 3600);
+/// Longest time that something can be kept: ten years.
+const LONGEST_AGE: Duration = Duration::from_secs(3650 * 24 * 3600);
 
 /// Reads a time with its unit: `500ms`, `25s`, `2m`, `1h`.
 pub(super) fn time(text: &str) -> Option<Duration> {
+    parse(text).filter(|time| *time <= LONGEST)
+}
+
+/// Reads an age, which may be longer and given in days: `12h`, `7d`.
+pub(super) fn age(text: &str) -> Option<Duration> {
+    let days = |text: &str| -> Option<Duration> {
+        let days: u64 = text.parse().ok()?;
+        Some(Duration::from_secs(days.checked_mul(24 * 3600)?))
+    };
+    let age = match text.strip_suffix('d') {
+        Some(number) if number.bytes().all(|byte| byte.is_ascii_digit()) => days(number),
+        Some(_) => None,
+        None => parse(text),
+    };
+    age.filter(|age| *age <= LONGEST_AGE)
+}
+
+fn parse(text: &str) -> Option<Duration> {
     let digits = text
         .find(|char: char| !char.is_ascii_digit())
         .unwrap_or(text.len());
@@ -21,20 +39,7 @@ pub(super) fn time(text: &str) -> Option<Duration> {
         "h" => Duration::from_secs(number.checked_mul(3600)?),
         _ => return None,
     };
-    (time <= LONGEST).then_some(time)
-}
-
-/// Reads a time that may be longer than a day: `30d` also.
-pub(super) fn span(text: &str) -> Option<Duration> {
-    let time = match text.strip_suffix('d') {
-        None => time(text)?,
-        Some(days) if days.bytes().all(|byte| byte.is_ascii_digit()) => {
-            let days: u64 = days.parse().ok()?;
-            Duration::from_secs(days.checked_mul(24 * 3600)?)
-        }
-        Some(_) => return None,
-    };
-    (time <= LONGEST_SPAN).then_some(time)
+    Some(time)
 }
 
 /// Reads a moment: `2027-01-31T00:00:00Z`.
@@ -70,11 +75,27 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_may_be_kept_for_days() {
-        assert_eq!(span("30d"), Some(Duration::from_secs(30 * 86_400)));
-        assert_eq!(span("12h"), time("12h"));
-        for bad in ["d", "+1d", "3651d", "99999999999999999999d", "25h"] {
-            assert_eq!(span(bad), None, "{bad}");
+    fn ages_have_days_too() {
+        for (text, seconds) in [
+            ("7d", 7 * 86_400),
+            ("3650d", 3650 * 86_400),
+            ("36h", 36 * 3600),
+            ("2s", 2),
+        ] {
+            assert_eq!(age(text), Some(Duration::from_secs(seconds)), "{text}");
+        }
+        for bad in [
+            "",
+            "d",
+            "7",
+            "+7d",
+            "-1d",
+            "1.5d",
+            "3651d",
+            "99999999999999999d",
+            "1w",
+        ] {
+            assert_eq!(age(bad), None, "{bad}");
         }
     }
 }

@@ -8,18 +8,21 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
+    answered,
     metadata::incoming,
     status::{self, to_status},
 };
 use crate::{
     api::v1::{
-        ReadArtifactRequest, ReadArtifactResponse, artifact_service_server::ArtifactService,
+        ArtifactInfo, ListArtifactsRequest, ListArtifactsResponse, ReadArtifactRequest,
+        ReadArtifactResponse, artifact_service_server::ArtifactService,
     },
     daemon::{
-        call::{self, Pipeline},
+        call::{self, Pipeline, context::Incoming},
         error::{Error, Reason},
-        store::session::Artifact,
+        store::session::{Artifact, Kept},
         task,
+        tool::page_token::{Filters, read_token, write_token},
     },
 };
 
@@ -72,6 +75,66 @@ impl ArtifactService for Artifacts {
             send(file, request, sender, last, incoming.deadline, end),
         );
         Ok(Response::new(ReceiverStream::new(receiver)))
+    }
+
+    async fn list_artifacts(
+        &self,
+        request: Request<ListArtifactsRequest>,
+    ) -> Result<Response<ListArtifactsResponse>, Status> {
+        answered(request, |incoming, request| self.list(incoming, request)).await
+    }
+}
+
+impl Artifacts {
+    async fn list(
+        &self,
+        incoming: Incoming,
+        request: ListArtifactsRequest,
+    ) -> Result<ListArtifactsResponse, Error> {
+        let request = self
+            .0
+            .catalog
+            .check("jig.v1.ListArtifactsRequest", request)?;
+        let workspace = self.0.scene(&incoming)?.workspace.name();
+        let step = request.step.map(|step| step.to_string());
+        let filters = [
+            "artifacts",
+            workspace,
+            incoming.session.as_str(),
+            step.as_deref().unwrap_or_default(),
+        ];
+        let filters = Filters::new(&filters, &[]);
+        let after = request.page_token.filter(|token| !token.is_empty());
+        let after = after
+            .map(|token| read_token(&token, &filters))
+            .transpose()?;
+        let page_size = request.page_size.unwrap_or_default() as usize;
+        let Some(session) = self.0.existing_session(&incoming).await? else {
+            return Ok(ListArtifactsResponse::default());
+        };
+        // One more than are told, to know whether there is another page.
+        let list = move || session.artifacts(after.as_deref(), request.step, page_size + 1);
+        let mut found = task::blocking(list)
+            .await
+            .map_err(Error::internal)?
+            .map_err(Error::internal)?;
+        let has_more = found.len() > page_size;
+        found.truncate(page_size);
+        let last = found.last().filter(|_| has_more);
+        Ok(ListArtifactsResponse {
+            next_page_token: last
+                .map_or_else(String::new, |kept| write_token(&filters, &kept.path)),
+            artifacts: found.into_iter().map(info).collect(),
+        })
+    }
+}
+
+fn info(kept: Kept) -> ArtifactInfo {
+    ArtifactInfo {
+        path: kept.path,
+        size_bytes: kept.size,
+        modify_time: Some(kept.modified.into()),
+        step: kept.step.number(),
     }
 }
 
@@ -163,7 +226,7 @@ fn missing(path: &str) -> Error {
         (
             Reason::ArtifactNotFound,
             format!(
-                "this session has no artifact {path:?}: give the path as the response of the call had it"
+                "this session has no artifact {path:?}: give the path as the response of the call had it; one of an old call may not be kept any more (ListArtifacts tells what is)"
             ),
         )
     };

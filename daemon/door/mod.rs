@@ -2,6 +2,7 @@
 
 pub(crate) mod approvals;
 pub(crate) mod artifacts;
+pub(crate) mod events;
 pub(crate) mod info;
 pub(crate) mod jobs;
 pub(crate) mod metadata;

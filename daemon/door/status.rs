@@ -96,6 +96,7 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::CommandNotExecutable
         | Reason::ToolDisabled
         | Reason::ApprovalDecided
+        | Reason::NoCommandHistory
         | Reason::ProcessEnded
         | Reason::StdinClosed
         | Reason::SandboxUnavailable => Code::FailedPrecondition,

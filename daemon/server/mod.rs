@@ -39,15 +39,15 @@ use crate::{
         v1::{
             approval_service_server::ApprovalServiceServer,
             artifact_service_server::ArtifactServiceServer,
-            daemon_service_server::DaemonServiceServer, job_service_server::JobServiceServer,
-            process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
-            transfer_service_server::TransferServiceServer,
+            daemon_service_server::DaemonServiceServer, event_service_server::EventServiceServer,
+            job_service_server::JobServiceServer, process_service_server::ProcessServiceServer,
+            tool_service_server::ToolServiceServer, transfer_service_server::TransferServiceServer,
         },
     },
     daemon::{
         call::{Pipeline, drain::Drain},
         door::{
-            approvals::Approvals, artifacts::Artifacts, info::Info, jobs::Jobs,
+            approvals::Approvals, artifacts::Artifacts, events::Events, info::Info, jobs::Jobs,
             processes::Processes, tools::Tools, transfer::Transfers,
         },
         sandbox::pool::Sandboxes,
@@ -152,6 +152,7 @@ pub(crate) async fn serve(
         )
         .add_service(ArtifactServiceServer::new(Artifacts(Arc::clone(&pipeline))))
         .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
+        .add_service(EventServiceServer::new(Events::new(Arc::clone(&pipeline))))
         .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(
             &pipeline,
         ))))
@@ -201,6 +202,8 @@ pub(crate) async fn serve(
     report_health(&health, false, false).await;
     drain.begin();
     finish_calls(&drain, end_at_once, drain_timeout).await;
+    // Who watches has seen all of them end.
+    drain.end();
     closing.cancel();
     // What is left are connections on which the last answers are being written, or which nobody
     // closes.
@@ -294,6 +297,7 @@ async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bo
         ("jig.v1.ProcessService", serving && runs_commands),
         ("jig.v1.ApprovalService", serving),
         ("jig.v1.ArtifactService", serving),
+        ("jig.v1.EventService", serving),
         ("jig.v1.TransferService", serving),
         ("jig.v1.JobService", serving && runs_commands),
         ("jig.v1.DaemonService", serving),

@@ -33,9 +33,11 @@ use crate::daemon::{
         approvals::ApprovalLog,
         database::{Database, DatabaseError},
         requests::{RequestLog, Retention},
+        retention::retain_in_time,
         rules::RuleLog,
         state_dir::StateDir,
     },
+    task,
     telemetry::Telemetry,
     tool::{FilePlaces, RunSettings, Scene},
     workspace::{Workspace, cores},
@@ -149,6 +151,15 @@ pub(super) async fn serve(
     pipeline.do_jobs();
     if let Some(reload) = reload {
         reload.watch(Arc::clone(&pipeline));
+    }
+    if announce {
+        // One that lives for one call takes what it has kept with it.
+        let sessions = Arc::clone(pipeline.store.sessions());
+        let end = pipeline.drain.begun_token();
+        task::spawn(
+            "retention of sessions",
+            retain_in_time(sessions, config.sessions, end),
+        );
     }
     let runs_commands = isolation.is_ready();
     let info = Info {

@@ -6,6 +6,7 @@
 //!   jig.db                                the database: request ids, jobs, approvals, rules
 //!   sessions/ID/workspace                 whose session it is; ID@WORKSPACE where several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
+//!   sessions/ID/numbers                   what step and record it has got to, where old ones were removed
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
 //!   jobs/ID.json                          what a job that waits is to do; gone once it starts
@@ -16,13 +17,16 @@
 pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod database;
+pub(crate) mod follower;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
 pub(crate) mod milliseconds;
 mod record_locks;
 pub(crate) mod requests;
+pub(crate) mod retention;
 pub(crate) mod rules;
 pub(crate) mod session;
 mod session_folders;
+pub(crate) mod sessions;
 pub(crate) mod state_dir;
 pub(crate) mod uploads;

@@ -14,10 +14,21 @@ use super::session::SessionId;
 /// Name of the file that says whose a session is.
 const OWNER: &str = "workspace";
 
+/// What the name of a folder begins with that is to be deleted: no id has a dot there.
+const REMOVED: &str = ".removed-";
+
 /// The folders.
 #[derive(Debug)]
 pub(super) struct SessionFolders {
     path: PathBuf,
+}
+
+/// A session.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) workspace: String,
+    pub(super) id: SessionId,
+    pub(super) folder: PathBuf,
 }
 
 impl SessionFolders {
@@ -60,6 +71,59 @@ impl SessionFolders {
         Ok(folder)
     }
 
+    /// All sessions: whose each is, and its folder.
+    pub(super) fn list(&self) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for entry in self.entries()? {
+            let folder = entry?.path();
+            let Some(name) = folder.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            if name.starts_with(REMOVED) {
+                continue;
+            }
+            let Some(workspace) = owner(&folder)? else {
+                continue; // being made
+            };
+            let of_several = name.strip_suffix(&format!("@{workspace}"));
+            if let Some(id) = SessionId::parse(of_several.unwrap_or(name)) {
+                found.push(Found {
+                    workspace,
+                    id,
+                    folder,
+                });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Takes a session away, so that there is none from then on; what it had is yet to be deleted.
+    pub(super) fn take_away(&self, folder: &Path) -> io::Result<()> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let removed = self.path.join(format!("{REMOVED}{name}"));
+        delete(&removed)?;
+        fs::rename(folder, &removed)
+    }
+
+    /// Deletes what was taken away, and what a daemon that died had taken away.
+    pub(super) fn delete_removed(&self) -> io::Result<()> {
+        for entry in self.entries()? {
+            let entry = entry?;
+            if entry.file_name().to_string_lossy().starts_with(REMOVED) {
+                delete(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn entries(&self) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
+        let entries = match fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            entries => Some(entries?),
+        };
+        Ok(entries.into_iter().flatten())
+    }
+
     /// Where a session may lie. No id has an `@`, and no name of a workspace a slash.
     fn candidates(&self, workspace: &str, id: &SessionId) -> [PathBuf; 2] {
         let id = id.as_str();
@@ -67,6 +131,14 @@ impl SessionFolders {
             self.path.join(id),
             self.path.join(format!("{id}@{workspace}")),
         ]
+    }
+}
+
+/// Deletes a folder, if it is there.
+fn delete(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -110,5 +182,23 @@ mod tests {
         fs::write(plain.join("events.jsonl"), "").unwrap();
         let other = folder.path().join("default@a");
         assert_eq!(folders().claim("a", &id).unwrap(), other);
+        let listed = || {
+            let listed = folders().list().unwrap();
+            let named = listed.into_iter().map(|found| {
+                assert_eq!(found.id, id);
+                (found.workspace, found.folder)
+            });
+            named.collect::<std::collections::BTreeMap<_, _>>()
+        };
+        let both = [
+            ("a".to_owned(), other.clone()),
+            ("b".to_owned(), own.clone()),
+        ];
+        assert_eq!(listed(), both.into());
+        folders().take_away(&own).unwrap();
+        assert_eq!(listed(), [("a".to_owned(), other)].into());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+        folders().delete_removed().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

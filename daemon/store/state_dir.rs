@@ -1,12 +1,11 @@
 //! The state directory: one daemon at a time holds it.
 
 use std::{
-    collections::HashMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use rustix::{
@@ -14,31 +13,15 @@ use rustix::{
     io::Errno,
 };
 
-use super::{
-    job_params::JobParams,
-    session::{Session, SessionId},
-    session_folders::SessionFolders,
-    uploads::UploadRecords,
-};
-
-/// Sessions held open beyond those in use; each costs a descriptor.
-const OPEN_SESSIONS: usize = 256;
+use super::{job_params::JobParams, sessions::Sessions, uploads::UploadRecords};
 
 /// A state directory that this daemon holds, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct StateDir {
     path: PathBuf,
-    sessions: Mutex<Sessions>,
+    sessions: Arc<Sessions>,
     uploads: UploadRecords,
     _lock: File,
-}
-
-/// Sessions that are open.
-#[derive(Debug)]
-struct Sessions {
-    folders: SessionFolders,
-    /// By workspace and id.
-    open: HashMap<(String, SessionId), Arc<Session>>,
 }
 
 /// Why a state directory cannot be held.
@@ -131,40 +114,15 @@ impl StateDir {
             .map_err(unusable)?;
         Ok(Self {
             uploads: UploadRecords::new(path.join("uploads")),
-            sessions: Mutex::new(Sessions {
-                folders: SessionFolders::new(path.join("sessions")),
-                open: HashMap::new(),
-            }),
+            sessions: Arc::new(Sessions::new(path.join("sessions"))),
             path,
             _lock: lock,
         })
     }
 
-    /// The session of this id in a workspace, if it was asked for before.
-    pub(crate) fn open_session(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
-        let sessions = self.sessions();
-        let key = (workspace.to_owned(), id.clone());
-        sessions.open.get(&key).map(Arc::clone)
-    }
-
-    /// The session of this id in a workspace, made where it is new. Blocks.
-    pub(crate) fn session(&self, workspace: &str, id: &SessionId) -> io::Result<Arc<Session>> {
-        let mut sessions = self.sessions();
-        let folder = sessions.folders.claim(workspace, id)?;
-        sessions.open(workspace, id, folder)
-    }
-
-    /// The session of this id in a workspace, if there is one. Blocks.
-    pub(crate) fn existing_session(
-        &self,
-        workspace: &str,
-        id: &SessionId,
-    ) -> io::Result<Option<Arc<Session>>> {
-        let mut sessions = self.sessions();
-        match sessions.folders.find(workspace, id)? {
-            Some(folder) => sessions.open(workspace, id, folder).map(Some),
-            None => Ok(None),
-        }
+    /// The sessions.
+    pub(crate) fn sessions(&self) -> &Arc<Sessions> {
+        &self.sessions
     }
 
     /// The records of uploads.
@@ -179,31 +137,5 @@ impl StateDir {
             Some(folder) => UploadRecords::shared(folder),
             None => UploadRecords::for_one_call(self.path.join("uploads")),
         };
-    }
-
-    fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Sessions {
-    fn open(
-        &mut self,
-        workspace: &str,
-        id: &SessionId,
-        folder: PathBuf,
-    ) -> io::Result<Arc<Session>> {
-        let key = (workspace.to_owned(), id.clone());
-        if let Some(session) = self.open.get(&key) {
-            return Ok(Arc::clone(session));
-        }
-        if self.open.len() >= OPEN_SESSIONS {
-            // Whoever holds one keeps it; the others are found again by their files.
-            self.open
-                .retain(|_, session| Arc::strong_count(session) > 1);
-        }
-        let session = Arc::new(Session::open(folder)?);
-        self.open.insert(key, Arc::clone(&session));
-        Ok(session)
     }
 }

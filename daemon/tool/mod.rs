@@ -5,9 +5,11 @@ pub(crate) mod create_directory;
 pub(crate) mod delete_path;
 pub(crate) mod edit_file;
 pub(crate) mod edit_notebook;
+pub(crate) mod last_command;
 pub(crate) mod list_directory;
 pub(crate) mod list_files;
 pub(crate) mod move_path;
+pub(crate) mod page_token;
 pub(crate) mod read_file;
 pub(crate) mod read_notebook;
 pub(crate) mod run;
@@ -18,7 +20,6 @@ pub(crate) mod write_file;
 
 mod description;
 mod egress;
-mod page_token;
 
 use std::{
     sync::Arc,

@@ -13,11 +13,11 @@ const FILTERS_BYTES: usize = 16;
 
 /// A hash of everything that decides what there is to list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Filters([u8; FILTERS_BYTES]);
+pub(crate) struct Filters([u8; FILTERS_BYTES]);
 
 impl Filters {
     /// The hash of what a request says.
-    pub(super) fn new(texts: &[&str], numbers: &[u32]) -> Self {
+    pub(crate) fn new(texts: &[&str], numbers: &[u32]) -> Self {
         let mut hash = Sha256::new();
         for text in texts {
             hash.update(text.len().to_le_bytes());
@@ -33,13 +33,13 @@ impl Filters {
 }
 
 /// The token of the page that begins behind `last`.
-pub(super) fn write_token(filters: &Filters, last: &str) -> String {
+pub(crate) fn write_token(filters: &Filters, last: &str) -> String {
     let token = [&[TOKEN_VERSION], filters.0.as_slice(), last.as_bytes()].concat();
     BASE64_URL_SAFE_NO_PAD.encode(token)
 }
 
 /// What the page begins behind.
-pub(super) fn read_token(token: &str, filters: &Filters) -> Result<String, Error> {
+pub(crate) fn read_token(token: &str, filters: &Filters) -> Result<String, Error> {
     let unknown = || {
         Error::invalid_field(
             "page_token",

@@ -33,8 +33,15 @@ const NEEDED: &[(&str, &[Row])] = &[
             ],
         )],
     ),
-    ("ArtifactService", &[("invoke", &["ReadArtifact"])]),
+    (
+        "ArtifactService",
+        &[("read", &["ListArtifacts"]), ("invoke", &["ReadArtifact"])],
+    ),
     ("DaemonService", &[("read", &["GetInfo"])]),
+    (
+        "EventService",
+        &[("read", &["ListSessions", "WatchEvents"])],
+    ),
     (
         "JobService",
         &[
@@ -68,6 +75,7 @@ const NEEDED: &[(&str, &[Row])] = &[
                 "DeletePath",
                 "EditFile",
                 "EditNotebook",
+                "LastCommand",
                 "ListDirectory",
                 "ListFiles",
                 "MovePath",

@@ -129,6 +129,7 @@ fn code_of(reason: &str) -> Code {
         | "COMMAND_NOT_EXECUTABLE"
         | "TOOL_DISABLED"
         | "APPROVAL_DECIDED"
+        | "NO_COMMAND_HISTORY"
         | "PROCESS_ENDED"
         | "STDIN_CLOSED"
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,

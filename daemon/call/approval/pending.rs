@@ -359,7 +359,7 @@ async fn lose(
     };
     // Before it is written down that it was: rather twice than never.
     let session = SessionId::parse(&lost.session)
-        .map(|id| store.existing_session(&lost.workspace, &id))
+        .map(|id| store.sessions().existing(&lost.workspace, &id))
         .transpose();
     let noted = match session.map(Option::flatten) {
         Ok(Some(session)) => session.note(decided(&lost, &about(&lost))),

@@ -97,6 +97,9 @@ pub(super) fn facts(exit: &Exit) -> Map<String, Value> {
     let mut add = |name: &str, value: Value| facts.insert(name.to_owned(), value);
     add("outcome", outcome.into());
     add("exit_code", finished.ended.outcome.exit_code().into());
+    if let Some(signal) = finished.ended.outcome.signal() {
+        add("signal", signal_name(signal).into());
+    }
     if let Some(limit) = finished.ended.limit {
         add("limit", limit.name().into());
     }

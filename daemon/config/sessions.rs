@@ -1,0 +1,54 @@
+//! What is kept of sessions.
+
+use std::time::Duration;
+
+use super::{file, time::age};
+
+/// What is kept where nothing is said.
+const DEFAULT: Sessions = Sessions {
+    retention: Duration::from_secs(7 * 24 * 3600),
+    kept_bytes: 8 << 30,
+    record_bytes: 256 << 20,
+};
+/// Least bytes of the records of a session: some calls with large parameters, so that what goes on can
+/// be watched.
+const LEAST_RECORD_BYTES: u64 = 64 << 10;
+
+/// What is kept of sessions: their records and artifacts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sessions {
+    /// How long.
+    pub(crate) retention: Duration,
+    /// Bytes of all of them together.
+    pub(crate) kept_bytes: u64,
+    /// Bytes of the records of each.
+    pub(crate) record_bytes: u64,
+}
+
+/// Checks the table.
+pub(super) fn sessions(file: &file::Sessions, problems: &mut Vec<String>) -> Sessions {
+    let retention = match file.retention.as_deref().map(|text| (text, age(text))) {
+        None => DEFAULT.retention,
+        Some((_, Some(age))) if !age.is_zero() => age,
+        Some((text, _)) => {
+            problems.push(format!(
+                "sessions.retention {text}: give a time of at most 3650d, such as 12h or 7d"
+            ));
+            DEFAULT.retention
+        }
+    };
+    let sessions = Sessions {
+        retention,
+        kept_bytes: file.kept_bytes.unwrap_or(DEFAULT.kept_bytes),
+        record_bytes: file.record_bytes.unwrap_or(DEFAULT.record_bytes),
+    };
+    if sessions.kept_bytes == 0 {
+        problems.push("sessions.kept_bytes must be at least 1".to_owned());
+    }
+    if sessions.record_bytes < LEAST_RECORD_BYTES {
+        problems.push(format!(
+            "sessions.record_bytes must be at least {LEAST_RECORD_BYTES}"
+        ));
+    }
+    sessions
+}

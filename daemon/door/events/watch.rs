@@ -1,0 +1,245 @@
+//! One stream of events, no faster than its client takes them.
+
+use std::{sync::Arc, time::Duration};
+
+use prost_types::{Struct, Timestamp, Value, value::Kind};
+use serde_json::Value as Json;
+use tokio::{
+    sync::{
+        mpsc::{self, OwnedPermit},
+        watch::Receiver,
+    },
+    time::{Instant, sleep_until},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::watchers::Place;
+use crate::{
+    api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
+    daemon::{
+        call::Pipeline,
+        door::status,
+        error::{Error, Reason},
+        store::{
+            follower::{Followed, Follower},
+            session::SessionId,
+        },
+        task,
+    },
+};
+
+/// Messages that are on their way to a client that does not take them.
+const MESSAGES_AHEAD: usize = 4;
+
+/// Where events come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// From a session.
+    Session(Follower),
+    /// It is not there yet; this changes when it may be.
+    None(Receiver<u64>),
+}
+
+/// A stream that goes on.
+pub(super) struct Watch {
+    pub(super) pipeline: Arc<Pipeline>,
+    pub(super) source: Source,
+    pub(super) workspace: String,
+    pub(super) session: SessionId,
+    /// Of what is sent; all, where there are none.
+    pub(super) types: Vec<String>,
+    /// Whether what is yet to come is waited for.
+    pub(super) follow: bool,
+    /// How long nothing is said before that is said.
+    pub(super) silence: Duration,
+    pub(super) deadline: Option<std::time::Instant>,
+    pub(super) call_id: String,
+    pub(super) _place: Place,
+}
+
+/// The side of a stream to which messages go.
+struct Client {
+    sender: mpsc::Sender<Result<WatchEventsResponse, Status>>,
+    /// When something was last sent.
+    last: Instant,
+}
+
+/// Why a stream ends.
+enum End {
+    /// All was said, or nobody listens any more.
+    Quiet,
+    Failed(Error),
+}
+
+impl Watch {
+    /// Begins to send.
+    pub(super) fn begin(self) -> ReceiverStream<Result<WatchEventsResponse, Status>> {
+        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD + 1);
+        // A place for why it ends: it is told also to who takes nothing now.
+        let last = sender.clone().try_reserve_owned().ok();
+        // Not waited for when the daemon drains: it has no work of its own to end.
+        task::spawn("event stream", self.send(sender, last));
+        ReceiverStream::new(receiver)
+    }
+
+    async fn send(
+        self,
+        sender: mpsc::Sender<Result<WatchEventsResponse, Status>>,
+        last: Option<OwnedPermit<Result<WatchEventsResponse, Status>>>,
+    ) {
+        let end = self.pipeline.drain.end_token();
+        let (deadline, call_id) = (self.deadline, self.call_id.clone());
+        let gone = sender.clone();
+        let client = Client {
+            sender,
+            last: Instant::now(),
+        };
+        let error = tokio::select! {
+            biased;
+            () = gone.closed() => return,
+            () = task::until(deadline) => timed_out(),
+            () = end.cancelled() => draining(),
+            end = self.follow(client) => match end {
+                End::Quiet => return,
+                End::Failed(error) => error,
+            },
+        };
+        if let Some(last) = last {
+            last.send(Err(status::answer(&error, &call_id)));
+        }
+    }
+
+    async fn follow(mut self, mut client: Client) -> End {
+        loop {
+            let (source, waits) = match self.source {
+                Source::Session(follower) => {
+                    let read = task::blocking(move || {
+                        let mut follower = follower;
+                        let read = follower.read();
+                        (follower, read)
+                    });
+                    let (follower, read) = match read.await {
+                        Ok((follower, Ok(read))) => (follower, read),
+                        Ok((_, Err(error))) => return End::Failed(Error::internal(error)),
+                        Err(error) => return End::Failed(Error::internal(error)),
+                    };
+                    let waits = read.is_empty();
+                    for item in read.into_iter().filter_map(|item| wire(item, &self.types)) {
+                        if client.send(item).await.is_err() {
+                            return End::Quiet;
+                        }
+                    }
+                    (Source::Session(follower), waits)
+                }
+                Source::None(more) => (Source::None(more), true),
+            };
+            self.source = source;
+            if waits && !self.follow {
+                return End::Quiet;
+            }
+            let until = client.last + self.silence;
+            let last_sequence = match &mut self.source {
+                // Records that nobody asked for may go on coming for long.
+                Source::Session(_) if !waits && until > Instant::now() => continue,
+                Source::Session(follower) => tokio::select! {
+                    biased;
+                    () = sleep_until(until) => follower.last_sequence(),
+                    () = follower.more() => continue,
+                },
+                Source::None(more) => {
+                    let sessions = self.pipeline.store.sessions();
+                    if let Some(session) = sessions.open(&self.workspace, &self.session)
+                        && let Ok(follower) = Follower::new(session, 0)
+                    {
+                        self.source = Source::Session(follower);
+                        continue;
+                    }
+                    tokio::select! {
+                        biased;
+                        () = sleep_until(until) => 0,
+                        _opened = more.changed() => continue,
+                    }
+                }
+            };
+            let keep_alive = Item::KeepAlive(EventKeepAlive { last_sequence });
+            if client.send(keep_alive).await.is_err() {
+                return End::Quiet;
+            }
+        }
+    }
+}
+
+impl Client {
+    async fn send(&mut self, item: Item) -> Result<(), ()> {
+        let sent = self
+            .sender
+            .send(Ok(WatchEventsResponse { item: Some(item) }));
+        let sent = sent.await.map_err(drop);
+        self.last = Instant::now();
+        sent
+    }
+}
+
+/// What came next, if somebody asked for it.
+fn wire(followed: Followed, types: &[String]) -> Option<Item> {
+    let (sequence, record) = match followed {
+        Followed::Gap { first_sequence } => {
+            return Some(Item::Gap(EventGap { first_sequence }));
+        }
+        Followed::Record { sequence, record } => (sequence, record),
+    };
+    let text = |name: &str| {
+        let text = record.get(name).and_then(Json::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let kind = text("event");
+    if !types.is_empty() && !types.contains(&kind) {
+        return None;
+    }
+    Some(Item::Event(Event {
+        sequence,
+        step: record
+            .get("step")
+            .and_then(Json::as_u64)
+            .unwrap_or_default(),
+        r#type: kind,
+        time: text("time").parse::<Timestamp>().ok(),
+        tool: text("tool"),
+        call_id: text("call_id"),
+        request_id: text("request_id"),
+        record: Some(structure(record)),
+    }))
+}
+
+fn structure(object: serde_json::Map<String, Json>) -> Struct {
+    let fields = object.into_iter();
+    Struct {
+        fields: fields.map(|(name, json)| (name, value(json))).collect(),
+    }
+}
+
+fn value(json: Json) -> Value {
+    let kind = match json {
+        Json::Null => Kind::NullValue(0),
+        Json::Bool(flag) => Kind::BoolValue(flag),
+        Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
+        Json::String(text) => Kind::StringValue(text),
+        Json::Array(items) => Kind::ListValue(prost_types::ListValue {
+            values: items.into_iter().map(value).collect(),
+        }),
+        Json::Object(object) => Kind::StructValue(structure(object)),
+    };
+    Value { kind: Some(kind) }
+}
+
+fn timed_out() -> Error {
+    let text = "the deadline of this stream has passed: go on behind the last record that came";
+    Error::new(Reason::Timeout, text)
+}
+
+fn draining() -> Error {
+    let text =
+        "the daemon is shutting down: go on behind the last record that came when it is back";
+    Error::new(Reason::Draining, text)
+}

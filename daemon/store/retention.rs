@@ -1,0 +1,344 @@
+//! What is removed of sessions: steps that are too old, and the oldest ones where there is too much,
+//! each with all its records and artifacts; and sessions that nobody has used for so long.
+//!
+//! It goes on beside the calls, at its own pace. Steps that have not ended stay, and so do sessions that
+//! somebody uses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::time::{Instant, sleep, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    session::{Glance, Session, StepKept},
+    session_folders::Found,
+    sessions::Sessions,
+};
+use crate::daemon::{config::sessions::Sessions as Limits, task};
+
+/// When it is first looked what is to be removed: once the daemon serves, so that its start is not slower.
+const FIRST: Duration = Duration::from_secs(2);
+/// How long until it is looked again.
+const BETWEEN: Duration = Duration::from_secs(600);
+/// Most steps that are removed in one go for want of room; more wait for the next one.
+const MOST_TOGETHER: usize = 100_000;
+
+/// Removes what is not to be kept, until told to end.
+pub(crate) async fn retain_in_time(
+    sessions: Arc<Sessions>,
+    limits: Limits,
+    end: CancellationToken,
+) {
+    sessions.fullness().set(limits.record_bytes);
+    let in_time = async {
+        sleep(FIRST).await;
+        loop {
+            let pass = Pass::new(&sessions, limits, &end);
+            // A panic is told by whoever catches it, and there is a next time.
+            let _done = task::blocking(move || pass.retain()).await;
+            let next = Instant::now() + BETWEEN;
+            loop {
+                tokio::select! {
+                    () = sleep_until(next) => break,
+                    () = sessions.fullness().exceeded.notified() => {
+                        let pass = Pass::new(&sessions, limits, &end);
+                        let _done = task::blocking(move || pass.shorten()).await;
+                    }
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = end.cancelled() => {}
+        () = in_time => {}
+    }
+}
+
+/// One look at what there is.
+#[derive(Debug)]
+struct Pass {
+    sessions: Arc<Sessions>,
+    limits: Limits,
+    now: SystemTime,
+    end: CancellationToken,
+}
+
+/// A session, and bytes of what is left of it.
+struct Left {
+    found: Found,
+    bytes: u64,
+}
+
+impl Pass {
+    fn new(sessions: &Arc<Sessions>, limits: Limits, end: &CancellationToken) -> Self {
+        Self {
+            sessions: Arc::clone(sessions),
+            limits,
+            now: SystemTime::now(),
+            end: end.clone(),
+        }
+    }
+
+    /// Removes what is not to be kept.
+    fn retain(&self) {
+        let found = self
+            .sessions
+            .finish_removals()
+            .and_then(|()| self.sessions.all());
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(%error, "the sessions could not be looked through for what is too old");
+                return;
+            }
+        };
+        let mut left = Vec::new();
+        for session in found {
+            if self.end.is_cancelled() {
+                return;
+            }
+            match self.retain_one(&session) {
+                Ok(None) => {}
+                Ok(Some(bytes)) => left.push(Left {
+                    found: session,
+                    bytes,
+                }),
+                Err(error) => not_removed(&session, &error),
+            }
+        }
+        let bytes: u64 = left.iter().map(|left| left.bytes).sum();
+        if let Some(surplus) = bytes
+            .checked_sub(self.limits.kept_bytes)
+            .filter(|it| *it > 0)
+        {
+            self.make_room(&left, surplus);
+        }
+    }
+
+    /// Removes what is too old of a session, or too much for it. Answers how many bytes are left;
+    /// nothing where it is gone.
+    fn retain_one(&self, session: &Found) -> io::Result<Option<u64>> {
+        let glance = Session::glance_at(&session.folder)?;
+        let is_unused = |glance: &Glance| self.is_old(glance.last_used);
+        if is_unused(&glance) && self.sessions.remove(session, is_unused)? {
+            return Ok(None);
+        }
+        let has_old = glance.oldest.is_some_and(|time| self.is_old(time));
+        let is_long = glance.record_bytes > self.limits.record_bytes;
+        if !has_old && !is_long && !glance.is_unfinished {
+            return Ok(Some(glance.record_bytes + glance.artifact_bytes));
+        }
+        let Some(open) = self.sessions.existing(&session.workspace, &session.id)? else {
+            return Ok(None);
+        };
+        if glance.is_unfinished {
+            open.finish_removal()?;
+        }
+        self.remove_from(&open)?;
+        let glance = Session::glance_at(&session.folder)?;
+        Ok(Some(glance.record_bytes + glance.artifact_bytes))
+    }
+
+    /// Removes the oldest steps of sessions that have got more records than they may have.
+    fn shorten(&self) {
+        for session in self.sessions.all_open() {
+            if session.records().length() > self.limits.record_bytes
+                && let Err(error) = self.remove_from(&session)
+            {
+                tracing::warn!(%error, "the oldest records of a session could not be removed");
+            }
+        }
+    }
+
+    fn remove_from(&self, session: &Session) -> io::Result<()> {
+        let records = session.records().length();
+        let removed = outdated(&session.steps()?, records, &self.limits, self.now);
+        if removed.is_empty() {
+            return Ok(());
+        }
+        tracing::debug!(steps = removed.len(), "old steps of a session are removed");
+        session.remove(&removed)
+    }
+
+    /// Removes the oldest steps of all sessions, until `surplus` bytes are gone.
+    fn make_room(&self, left: &[Left], surplus: u64) {
+        let mut oldest = Oldest::new(surplus);
+        for (index, session) in left.iter().enumerate() {
+            if self.end.is_cancelled() {
+                return;
+            }
+            match self.steps_of(&session.found) {
+                Ok(steps) => steps.iter().for_each(|step| oldest.consider(index, step)),
+                Err(error) => not_removed(&session.found, &error),
+            }
+        }
+        for (index, steps) in oldest.by_session() {
+            let Some(Left { found, .. }) = left.get(index) else {
+                continue;
+            };
+            let removed = self.sessions.existing(&found.workspace, &found.id);
+            let removed = removed.and_then(|session| match session {
+                Some(session) => session.remove(&steps),
+                None => Ok(()),
+            });
+            if let Err(error) = removed {
+                not_removed(found, &error);
+            }
+        }
+    }
+
+    fn steps_of(&self, session: &Found) -> io::Result<Vec<StepKept>> {
+        let session = self.sessions.existing(&session.workspace, &session.id)?;
+        session.map_or_else(|| Ok(Vec::new()), |session| session.steps())
+    }
+
+    fn is_old(&self, time: SystemTime) -> bool {
+        is_old(time, self.now, &self.limits)
+    }
+}
+
+fn not_removed(session: &Found, error: &io::Error) {
+    tracing::warn!(
+        workspace = session.workspace,
+        session = session.id.as_str(),
+        %error,
+        "what is not to be kept of a session could not be removed"
+    );
+}
+
+fn is_old(time: SystemTime, now: SystemTime, limits: &Limits) -> bool {
+    now.duration_since(time)
+        .is_ok_and(|age| age > limits.retention)
+}
+
+/// The steps of a session that are not to be kept, of those that have ended. Where there are too many
+/// records, more are removed than must be, so that there is room for a while.
+fn outdated(
+    steps: &[StepKept],
+    record_bytes: u64,
+    limits: &Limits,
+    now: SystemTime,
+) -> BTreeSet<u64> {
+    let old = steps.iter().filter(|step| is_old(step.time, now, limits));
+    let mut removed: BTreeSet<_> = old.map(|step| step.step).collect();
+    if record_bytes > limits.record_bytes {
+        let mut left = record_bytes;
+        for step in steps {
+            if left <= limits.record_bytes / 4 * 3 && !removed.contains(&step.step) {
+                break;
+            }
+            left = left.saturating_sub(step.record_bytes);
+            removed.insert(step.step);
+        }
+    }
+    removed
+}
+
+/// The oldest steps of several sessions, as many as it takes to make room.
+struct Oldest {
+    surplus: u64,
+    bytes: u64,
+    steps: BTreeMap<(SystemTime, usize, u64), u64>,
+}
+
+impl Oldest {
+    fn new(surplus: u64) -> Self {
+        Self {
+            surplus,
+            bytes: 0,
+            steps: BTreeMap::new(),
+        }
+    }
+
+    fn consider(&mut self, session: usize, step: &StepKept) {
+        let bytes = step.record_bytes + step.artifact_bytes;
+        self.steps.insert((step.time, session, step.step), bytes);
+        self.bytes += bytes;
+        while let Some(newest) = self.steps.last_entry() {
+            let without = self.bytes - newest.get();
+            if without < self.surplus && self.steps.len() <= MOST_TOGETHER {
+                break;
+            }
+            self.bytes = without;
+            self.steps.pop_last();
+        }
+    }
+
+    fn by_session(self) -> BTreeMap<usize, BTreeSet<u64>> {
+        let mut sessions: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+        for (_, session, step) in self.steps.into_keys() {
+            sessions.entry(session).or_default().insert(step);
+        }
+        sessions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    fn limits() -> Limits {
+        Limits {
+            retention: Duration::from_secs(100),
+            kept_bytes: 1000,
+            record_bytes: 100,
+        }
+    }
+
+    /// A step that ended so many seconds ago.
+    fn step(step: u64, age: u64, record_bytes: u64) -> StepKept {
+        StepKept {
+            step,
+            time: now() - Duration::from_secs(age),
+            record_bytes,
+            artifact_bytes: 10,
+        }
+    }
+
+    fn now() -> SystemTime {
+        NOW + Duration::from_secs(1_000_000)
+    }
+
+    #[test]
+    fn what_is_old_goes_and_of_too_much_the_oldest() {
+        let steps = |sizes: &[(u64, u64)]| -> Vec<_> {
+            let steps = (1..).zip(sizes);
+            steps
+                .map(|(number, (age, bytes))| step(number, *age, *bytes))
+                .collect()
+        };
+        for (sizes, running, expected) in [
+            (&[][..], 0, &[][..]),
+            (&[(50, 30), (40, 30)], 0, &[]),
+            (&[(101, 30), (100, 30)], 0, &[1]),
+            // One that took long is younger than those that began after it.
+            (&[(50, 30), (200, 30), (40, 30)], 0, &[2]),
+            (&[(9, 30), (8, 30), (7, 30), (6, 30)], 0, &[1, 2]),
+            // What goes on counts, and stays.
+            (&[(9, 30), (8, 30)], 90, &[1, 2]),
+            (&[(9, 30), (200, 60), (7, 30)], 0, &[1, 2]),
+        ] {
+            let steps = steps(sizes);
+            let bytes = running + steps.iter().map(|step| step.record_bytes).sum::<u64>();
+            let removed = outdated(&steps, bytes, &limits(), now());
+            assert_eq!(removed, expected.iter().copied().collect(), "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn room_is_made_by_the_oldest_steps_wherever_they_are() {
+        let mut oldest = Oldest::new(75);
+        for (session, number, age) in [(0, 1, 50), (0, 2, 10), (1, 1, 40), (1, 2, 60), (2, 7, 1)] {
+            oldest.consider(session, &step(number, age, 20));
+        }
+        let expected = [(0, [1].into()), (1, [1, 2].into())];
+        assert_eq!(oldest.by_session(), expected.into());
+    }
+}

@@ -1,0 +1,321 @@
+//! A session: an agent's conversation, with numbered steps, their records and their artifacts.
+
+mod artifacts;
+mod events;
+mod glance;
+mod id;
+mod last_run;
+mod records;
+mod snapshot;
+mod step;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{DirBuilder, File, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+pub(crate) use self::{
+    artifacts::Kept,
+    events::{Fullness, Numbers},
+    glance::Glance,
+    id::SessionId,
+    snapshot::{Numbered, Snapshot},
+    step::{Step, StreamName},
+};
+use self::{
+    events::Events,
+    glance::system_time,
+    last_run::LastRun,
+    records::{Head, Records, find},
+};
+use super::artifact::Sink;
+
+/// A session's folder, and where its records have got to.
+#[derive(Debug)]
+pub(crate) struct Session {
+    folder: PathBuf,
+    events: Events,
+}
+
+/// What the artifact of a path is.
+#[derive(Debug)]
+pub(crate) enum Artifact {
+    /// A file.
+    File(File),
+    /// Nothing was written to it.
+    Empty,
+    /// There is none.
+    Missing,
+}
+
+/// What the records say of a command.
+#[derive(Debug)]
+pub(crate) struct Command {
+    /// Its step.
+    pub(crate) step: Step,
+    /// The record of its beginning.
+    pub(crate) started: Map<String, Value>,
+    /// The record of its end, if there is one.
+    pub(crate) ended: Option<Map<String, Value>>,
+    /// Whether it goes on.
+    pub(crate) is_running: bool,
+}
+
+/// What is kept of one step.
+#[derive(Debug, Clone)]
+pub(crate) struct StepKept {
+    /// Which.
+    pub(crate) step: u64,
+    /// When its last record was written.
+    pub(crate) time: SystemTime,
+    /// Bytes of its records.
+    pub(crate) record_bytes: u64,
+    /// Bytes of its artifacts.
+    pub(crate) artifact_bytes: u64,
+}
+
+impl Session {
+    /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
+    /// removed.
+    pub(super) fn open(folder: PathBuf, fullness: Arc<Fullness>) -> io::Result<Self> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder.join("logs"))?;
+        Ok(Self {
+            events: Events::open(&folder, fullness)?,
+            folder,
+        })
+    }
+
+    /// What numbers the session in `folder` has got to, without opening it. Blocks.
+    pub(super) fn numbers_in(folder: &Path) -> io::Result<Numbers> {
+        Events::numbers(folder)
+    }
+
+    /// A glance at the session in `folder`, without opening it. Blocks.
+    pub(super) fn glance_at(folder: &Path) -> io::Result<Glance> {
+        Glance::at(folder)
+    }
+
+    // === Records ===
+
+    /// Begins a step: writes its first record, which `fields` completes. Nothing is kept when the
+    /// disk is full.
+    pub(crate) fn begin_step(&self, fields: Map<String, Value>) -> io::Result<Step> {
+        self.events.begin(fields)
+    }
+
+    /// Writes another record of a step.
+    pub(crate) fn record(&self, step: Step, fields: Map<String, Value>) -> io::Result<()> {
+        self.events.record(step, fields)
+    }
+
+    /// Writes a record of no step, which has the number 0: of a call that has not begun.
+    pub(crate) fn note(&self, fields: Map<String, Value>) -> io::Result<()> {
+        self.record(Step::NONE, fields)
+    }
+
+    /// Its records as they are now.
+    pub(crate) fn records(&self) -> Snapshot {
+        self.events.snapshot()
+    }
+
+    /// Tells of the number of the last record.
+    pub(crate) fn last_sequence(&self) -> watch::Receiver<u64> {
+        self.events.subscribe()
+    }
+
+    /// The last command that was begun, if one is kept. Blocks.
+    pub(crate) fn last_command(&self) -> io::Result<Option<Command>> {
+        let records = self.events.snapshot();
+        let run = match self.events.last_run() {
+            LastRun::Unknown => {
+                let found = LastRun::look_for(&records)?;
+                self.events.found_last_run(found.clone(), &records);
+                found
+            }
+            known => known,
+        };
+        let LastRun::Known(run) = run else {
+            return Ok(None);
+        };
+        let is_running = self.events.running().contains(&run.step);
+        // Whatever was written of it before that was looked at.
+        let records = self.events.snapshot();
+        let record = |sequence| -> io::Result<Option<Map<String, Value>>> {
+            let line = last_run::record(&records, sequence)?;
+            line.map(|line| serde_json::from_slice(&line).map_err(io::Error::from))
+                .transpose()
+        };
+        let Some(started) = record(run.started)? else {
+            return Ok(None); // removed at this moment
+        };
+        let ended = run.ended.map(record).transpose()?.flatten();
+        Ok(Some(Command {
+            step: Step(run.step),
+            started,
+            is_running: is_running && ended.is_none(),
+            ended,
+        }))
+    }
+
+    // === Artifacts ===
+
+    /// Where a stream of the command of `step` is to be written, and the path under which it can be
+    /// read.
+    pub(crate) fn sink(&self, step: Step, stream: StreamName, cap: u64) -> (Sink, String) {
+        let path = step.artifact_path(stream);
+        (Sink::new(self.folder.join(&path), cap), path)
+    }
+
+    /// Keeps the patch of `step`, and answers the path under which it can be read. Blocks.
+    pub(crate) fn keep_patch(&self, step: Step, patch: &[u8]) -> io::Result<String> {
+        let path = step.patch_path();
+        let file = self.folder.join(&path);
+        if let Some(folder) = file.parent() {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)?;
+        }
+        let mut options = OpenOptions::new();
+        let opened = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&file)?;
+        if let Err(error) = opened.write_all_at(patch, 0) {
+            self.drop_patch(step); // half a patch is none
+            return Err(error);
+        }
+        Ok(path)
+    }
+
+    /// Removes the patch of `step`, which was not applied. Blocks.
+    pub(crate) fn drop_patch(&self, step: Step) {
+        // Where it cannot be removed, the record of the step says that it has failed.
+        let _removed = std::fs::remove_file(self.folder.join(step.patch_path()));
+    }
+
+    /// Opens the artifact at `path`, if this is the path of one. Blocks.
+    pub(crate) fn artifact(&self, path: &str) -> io::Result<Artifact> {
+        let Some(step) = Step::of_artifact(path) else {
+            return Ok(Artifact::Missing);
+        };
+        match File::open(self.folder.join(path)) {
+            Ok(file) => Ok(Artifact::File(file)),
+            // An empty stream has no file: then the records say whether there was such a command.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && path != step.patch_path()
+                    && self.ran_command(step)? =>
+            {
+                Ok(Artifact::Empty)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Artifact::Missing),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Lists artifacts by their paths, those behind `after` and of `step` where these are given, and at
+    /// most so many. Blocks.
+    pub(crate) fn artifacts(
+        &self,
+        after: Option<&str>,
+        step: Option<u64>,
+        at_most: usize,
+    ) -> io::Result<Vec<Kept>> {
+        artifacts::list(&self.folder, after, step, at_most)
+    }
+
+    /// Steps begin in the order of their numbers, so halving finds one in a file of any length.
+    fn ran_command(&self, step: Step) -> io::Result<bool> {
+        let records = self.events.snapshot();
+        let at = find(&records.file, records.length, |head| {
+            head.begins_step().then_some(head.step < step.0)
+        })?;
+        let mut from = Records::new(&records.file, at, records.length);
+        while let Some(line) = from.next()? {
+            if let Some(head) = Head::of(line).filter(Head::begins_step) {
+                return Ok(head.step == step.0 && head.is_of_run());
+            }
+        }
+        Ok(false)
+    }
+
+    // === What is to be kept ===
+
+    /// What is kept of each step, the oldest one first, but for those that have not ended. Blocks.
+    pub(super) fn steps(&self) -> io::Result<Vec<StepKept>> {
+        let running = self.events.running();
+        let records = self.events.snapshot();
+        let mut steps = BTreeMap::new();
+        let mut from = Records::new(&records.file, 0, records.length);
+        while let Some(line) = from.next()? {
+            let bytes = line.len() as u64;
+            let Some(head) = Head::of(line) else { continue };
+            let time = system_time(&head.time);
+            let kept = steps.entry(head.step).or_insert(StepKept {
+                step: head.step,
+                time: SystemTime::UNIX_EPOCH,
+                record_bytes: 0,
+                artifact_bytes: 0,
+            });
+            kept.record_bytes += bytes;
+            kept.time = time.unwrap_or(kept.time);
+        }
+        for artifact in artifacts::all(&self.folder)? {
+            if let Some(kept) = steps.get_mut(&artifact.step.0) {
+                kept.artifact_bytes += artifact.size;
+            }
+        }
+        steps.retain(|step, _| !running.contains(step));
+        Ok(steps.into_values().collect())
+    }
+
+    /// Removes all that is kept of steps, which must have ended. Blocks.
+    ///
+    /// Records go first: what no record tells of was removed, and must not pass for an empty output.
+    pub(super) fn remove(&self, steps: &BTreeSet<u64>) -> io::Result<()> {
+        let numbers = self.events.cut(|step| steps.contains(&step))?;
+        self.sweep(numbers)
+    }
+
+    /// Removes the artifacts of which no record tells, if the daemon died before it had done so. Blocks.
+    pub(super) fn finish_removal(&self) -> io::Result<()> {
+        let numbers = Events::numbers(&self.folder)?;
+        match numbers.is_unfinished {
+            true => self.sweep(numbers),
+            false => Ok(()),
+        }
+    }
+
+    /// Removes the artifacts of which no record tells, up to those of the last step of `numbers`.
+    fn sweep(&self, numbers: Numbers) -> io::Result<()> {
+        let records = self.events.snapshot();
+        let mut told = BTreeSet::new();
+        let mut from = Records::new(&records.file, 0, records.length);
+        while let Some(line) = from.next()? {
+            told.extend(Head::of(line).map(|head| head.step));
+        }
+        for artifact in artifacts::all(&self.folder)? {
+            let step = artifact.step.0;
+            if step <= numbers.step && !told.contains(&step) {
+                artifacts::remove(&self.folder, &artifact)?;
+            }
+        }
+        self.events.finish_cut(numbers)
+    }
+}
+
+#[cfg(test)]
+mod tests;

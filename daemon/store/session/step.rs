@@ -1,0 +1,63 @@
+//! Steps of a session, and the paths of what they leave behind.
+
+/// Folder of the output of commands.
+const LOGS: &str = "logs";
+/// Folder of patches.
+const DIFFS: &str = "diffs";
+/// The folders that artifacts lie in, in the order of their paths.
+pub(super) const FOLDERS: [&str; 2] = [DIFFS, LOGS];
+
+/// A step of a session: one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Step(pub(super) u64);
+
+/// One of a command's two streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamName {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl Step {
+    /// That of records that belong to none.
+    pub(super) const NONE: Self = Self(0);
+
+    /// Its number in its session.
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    /// The paths of the artifacts that the step of this number has, if it is a command's: of its
+    /// standard output and error.
+    pub(crate) fn paths(number: u64) -> [String; 2] {
+        [StreamName::Stdout, StreamName::Stderr].map(|stream| Self(number).artifact_path(stream))
+    }
+
+    pub(super) fn artifact_path(self, stream: StreamName) -> String {
+        let stream = match stream {
+            StreamName::Stdout => "stdout",
+            StreamName::Stderr => "stderr",
+        };
+        format!("{LOGS}/tool_step_{:04}_{stream}.txt", self.0)
+    }
+
+    pub(super) fn patch_path(self) -> String {
+        format!("{DIFFS}/step_{:04}.patch", self.0)
+    }
+
+    /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
+    /// none can lead elsewhere.
+    pub(super) fn of_artifact(path: &str) -> Option<Self> {
+        let rest = path
+            .strip_prefix("logs/tool_step_")
+            .or_else(|| path.strip_prefix("diffs/step_"))?;
+        let (number, _) = rest.split_once(['_', '.'])?;
+        let step = Self(number.parse().ok()?);
+        let is_stream = [StreamName::Stdout, StreamName::Stderr]
+            .iter()
+            .any(|stream| step.artifact_path(*stream) == path);
+        (is_stream || step.patch_path() == path).then_some(step)
+    }
+}

@@ -1,0 +1,252 @@
+//! Sessions, their records and artifacts, without a daemon.
+
+use std::{collections::BTreeSet, fs, io::Write as _, sync::Arc};
+
+use serde_json::{Map, Value};
+use tempfile::TempDir;
+
+use super::{Artifact, Session, Step, StreamName};
+
+fn open(folder: &TempDir) -> Session {
+    Session::open(folder.path().to_owned(), Arc::default()).unwrap()
+}
+
+fn fields(tool: &str) -> Map<String, Value> {
+    [
+        ("event".to_owned(), "tool_call_started".into()),
+        ("tool".to_owned(), tool.into()),
+    ]
+    .into_iter()
+    .collect()
+}
+
+#[test]
+fn steps_go_on_after_a_restart_and_a_torn_record_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    assert_eq!(session.begin_step(fields("run")).unwrap(), Step(1));
+    assert_eq!(session.begin_step(fields("read_file")).unwrap(), Step(2));
+    drop(session);
+    let path = folder.path().join("events.jsonl");
+    let whole = fs::read(&path).unwrap();
+    fs::OpenOptions::new()
+        .append(true)
+        .open(&path)
+        .unwrap()
+        .write_all(b"{\"sequence\":3,\"st")
+        .unwrap();
+    let session = open(&folder);
+    assert_eq!(fs::read(&path).unwrap(), whole);
+    assert_eq!(session.begin_step(fields("run")).unwrap(), Step(3));
+    assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 3);
+}
+
+#[test]
+fn artifacts_are_found_by_their_exact_paths_only() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    let step = session.begin_step(fields("run")).unwrap();
+    let (mut sink, path) = session.sink(step, StreamName::Stdout, 3);
+    sink.write(b"abcdef");
+    assert_eq!(path, "logs/tool_step_0001_stdout.txt");
+    assert!(matches!(
+        session.artifact(&path).unwrap(),
+        Artifact::File(_)
+    ));
+    assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"abc");
+    assert!(matches!(
+        session.artifact("logs/tool_step_0001_stderr.txt").unwrap(),
+        Artifact::Empty
+    ));
+    let path = session.keep_patch(step, b"--- a").unwrap();
+    assert_eq!(path, "diffs/step_0001.patch");
+    assert_eq!(fs::read(folder.path().join(&path)).unwrap(), b"--- a");
+    assert!(matches!(
+        session.artifact(&path).unwrap(),
+        Artifact::File(_)
+    ));
+    fs::remove_file(folder.path().join(&path)).unwrap();
+    for missing in [
+        &*path,
+        "diffs/step_1.patch",
+        "diffs/step_0001.txt",
+        "diffs/../events.jsonl",
+        "logs/tool_step_1_stdout.txt",
+        "logs/tool_step_0002_stdout.txt",
+        "events.jsonl",
+        "logs/../events.jsonl",
+        "/etc/passwd",
+        "",
+    ] {
+        assert!(
+            matches!(session.artifact(missing).unwrap(), Artifact::Missing),
+            "{missing}"
+        );
+    }
+}
+
+#[test]
+fn a_command_is_found_among_many_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    let end = |text: String| -> Map<String, Value> {
+        [
+            ("event".to_owned(), "tool_call_finished".into()),
+            // The words of another record inside this one, and records of all lengths.
+            (
+                "note".to_owned(),
+                format!("\n{{\"event\":\"tool_call_started\"}}{text}").into(),
+            ),
+        ]
+        .into_iter()
+        .collect()
+    };
+    let is_run = |step: u64| step.is_multiple_of(3);
+    let last = 200;
+    let mut begun = Vec::new();
+    for number in 1..=last {
+        let tool = if is_run(number) { "run" } else { "read_file" };
+        begun.push(session.begin_step(fields(tool)).unwrap());
+        // Steps end in another order, several at once.
+        if number.is_multiple_of(7) {
+            for step in begun.drain(..).rev() {
+                let text = "x".repeat(usize::try_from(step.0 * 37 % 901).unwrap());
+                session.record(step, end(text)).unwrap();
+            }
+        }
+    }
+    for number in 0..=last + 5 {
+        let expected = number <= last && is_run(number) && number > 0;
+        assert_eq!(
+            session.ran_command(Step(number)).unwrap(),
+            expected,
+            "{number}"
+        );
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let session = open(&empty);
+    assert!(!session.ran_command(Step(1)).unwrap());
+}
+
+/// The record of a step's end.
+fn end() -> Map<String, Value> {
+    let mut fields = fields("run");
+    fields.insert("event".to_owned(), "tool_call_finished".into());
+    fields
+}
+
+/// Runs a command that writes a line.
+fn run(session: &Session) -> Step {
+    let step = session.begin_step(fields("run")).unwrap();
+    session
+        .sink(step, StreamName::Stdout, 100)
+        .0
+        .write(b"text\n");
+    session.record(step, end()).unwrap();
+    step
+}
+
+fn sequences(session: &Session) -> Vec<u64> {
+    let (records, _) = session.records().read(0, u64::MAX).unwrap();
+    records.iter().map(|record| record.sequence).collect()
+}
+
+#[test]
+fn numbers_go_on_when_their_records_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    let goes_on = session.begin_step(fields("run")).unwrap();
+    let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
+    assert_eq!(session.steps().unwrap().len(), 3, "one goes on");
+    let before = session.records();
+    session.remove(&[2, 3].into()).unwrap();
+    assert_eq!(sequences(&session), [1, 6, 7]);
+    assert_eq!(before.read(0, u64::MAX).unwrap().0.len(), 7);
+    for step in steps {
+        let [path, _] = Step::paths(step.number());
+        let is_kept = matches!(session.artifact(&path).unwrap(), Artifact::File(_));
+        assert_eq!(is_kept, step.number() == 4, "{path}");
+    }
+    session.record(goes_on, end()).unwrap();
+    session.remove(&[1, 4].into()).unwrap();
+    assert!(sequences(&session).is_empty());
+    assert!(session.last_command().unwrap().is_none());
+    drop(session);
+    for expected in [5, 6] {
+        let session = open(&folder);
+        assert_eq!(run(&session), Step(expected));
+    }
+    assert_eq!(sequences(&open(&folder)), [9, 10, 11, 12]);
+}
+
+#[test]
+fn a_removal_that_was_cut_off_is_finished() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    let steps = [run(&session), run(&session), run(&session)];
+    // The records are gone, and the daemon is killed before the artifacts are.
+    session.events.cut(|step| step < 3).unwrap();
+    drop(session);
+    fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
+    assert!(Session::glance_at(folder.path()).unwrap().is_unfinished);
+    let session = open(&folder);
+    session.finish_removal().unwrap();
+    assert!(!Session::glance_at(folder.path()).unwrap().is_unfinished);
+    let left = session.artifacts(None, None, 10).unwrap();
+    let left: Vec<_> = left.iter().map(|kept| kept.step).collect();
+    assert_eq!(left, steps[2..]);
+    session.finish_removal().unwrap();
+    session.remove(&BTreeSet::from([3])).unwrap();
+    assert!(session.artifacts(None, None, 10).unwrap().is_empty());
+}
+
+#[test]
+fn the_last_command_is_known_again_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    assert!(session.last_command().unwrap().is_none());
+    let first = run(&session);
+    let second = session.begin_step(fields("run")).unwrap();
+    session.begin_step(fields("read_file")).unwrap();
+    let check = |session: &Session, step, is_running, has_ended| {
+        let command = session.last_command().unwrap().unwrap();
+        assert_eq!(command.step, step);
+        assert_eq!(command.is_running, is_running);
+        assert_eq!(command.ended.is_some(), has_ended);
+    };
+    check(&session, second, true, false);
+    check(&open(&folder), second, false, false);
+    session.record(second, end()).unwrap();
+    check(&session, second, false, true);
+    let session = open(&folder);
+    check(&session, second, false, true);
+    session.remove(&[second.number()].into()).unwrap();
+    check(&session, first, false, true);
+}
+
+#[test]
+fn artifacts_are_listed_by_their_paths() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
+    session.keep_patch(steps[1], b"---").unwrap();
+    fs::write(folder.path().join("logs/other"), "").unwrap();
+    let list = |after: Option<&str>, step, at_most| {
+        let listed = session.artifacts(after, step, at_most).unwrap();
+        let paths = listed.into_iter().map(|kept| kept.path);
+        paths.collect::<Vec<_>>()
+    };
+    let all = list(None, None, 10);
+    assert_eq!(
+        all,
+        [
+            "diffs/step_0002.patch",
+            "logs/tool_step_0001_stdout.txt",
+            "logs/tool_step_0002_stdout.txt",
+            "logs/tool_step_0003_stdout.txt"
+        ]
+    );
+    assert_eq!(list(None, None, 3), all[..3]);
+    assert_eq!(list(Some(&all[1]), None, 3), all[2..]);
+    assert_eq!(list(None, Some(2), 9), [all[0].clone(), all[2].clone()]);
+}

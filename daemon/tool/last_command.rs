@@ -1,0 +1,199 @@
+//! `last_command`: what the session's last command was, and what became of it.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _, sync::Arc};
+
+use prost_types::Timestamp;
+use serde_json::{Map, Value};
+
+use super::{Done, Scene, Tool, Work};
+use crate::{
+    api::v1::{LastCommandRequest, LastCommandResponse, Outcome},
+    daemon::{
+        error::{Error, Reason, Violation},
+        store::session::{Artifact, Command, Session, Step},
+        task,
+    },
+};
+
+/// Bytes of each stream that are told.
+const HEAD_BYTES: usize = 4096;
+
+/// The tool.
+#[derive(Debug)]
+pub(crate) struct LastCommand;
+
+/// How a stream begins.
+#[derive(Debug, Default)]
+struct Head {
+    text: String,
+    is_truncated: bool,
+}
+
+impl Tool for LastCommand {
+    const NAME: &'static str = "last_command";
+    type Request = LastCommandRequest;
+    type Response = LastCommandResponse;
+    type Params = ();
+
+    fn check(
+        LastCommandRequest {}: LastCommandRequest,
+        _: &Scene,
+        _: &mut Vec<Violation>,
+    ) -> Result<Option<()>, Error> {
+        Ok(Some(()))
+    }
+
+    async fn execute((): (), work: Work) -> Result<Done<LastCommandResponse>, Error> {
+        let (session, place) = (work.session, work.place);
+        let look = task::blocking(move || {
+            let _place = place;
+            look(&session)
+        });
+        let response = look.await.map_err(Error::internal)?;
+        response.map_err(Error::internal)?.map_or_else(
+            || {
+                let text = "this session has run no command, or none that is kept: run one, or name its session (jig-session)";
+                Err(Error::new(Reason::NoCommandHistory, text))
+            },
+            |response| Ok(Done::plain(response)),
+        )
+    }
+}
+
+/// Looks for it. Blocks.
+fn look(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
+    let Some(command) = session.last_command()? else {
+        return Ok(None);
+    };
+    let [stdout_path, stderr_path] = Step::paths(command.step.number());
+    let total = |name: &str| {
+        let ended = command.ended.as_ref()?;
+        ended.get(name).and_then(Value::as_u64)
+    };
+    let stdout = head(session, &stdout_path, total("stdout_bytes"))?;
+    let stderr = head(session, &stderr_path, total("stderr_bytes"))?;
+    Ok(Some(LastCommandResponse {
+        stdout: stdout.text,
+        stderr: stderr.text,
+        stdout_truncated: stdout.is_truncated,
+        stderr_truncated: stderr.is_truncated,
+        stdout_path,
+        stderr_path,
+        ..told(&command)
+    }))
+}
+
+/// What the records say.
+fn told(command: &Command) -> LastCommandResponse {
+    let params = command.started.get("params");
+    let param = |name: &str| params.and_then(|params| params.get(name));
+    let argv: Vec<String> = match param("argv").and_then(Value::as_array) {
+        Some(words) => {
+            let words = words.iter().filter_map(Value::as_str);
+            words.map(str::to_owned).collect()
+        }
+        None => Vec::new(),
+    };
+    // What is large is in the record by its size, or cut.
+    let shown = ["command", "argv", "preview"].into_iter().find_map(|name| {
+        let text = param(name).and_then(Value::as_str);
+        text.map(str::to_owned)
+    });
+    let none = Map::new();
+    let ended = command.ended.as_ref().unwrap_or(&none);
+    let text = |name: &str| {
+        let text = ended.get(name).and_then(Value::as_str);
+        text.unwrap_or_default().to_owned()
+    };
+    let was_lost = command.ended.is_none() && !command.is_running;
+    let outcome = match ended.get("outcome").and_then(Value::as_str) {
+        Some(name) => Outcome::from_str_name(&format!("OUTCOME_{name}")).unwrap_or_default(),
+        None if was_lost => Outcome::DaemonLost,
+        None => Outcome::Unspecified,
+    };
+    let exit_code = ended.get("exit_code").and_then(Value::as_i64);
+    LastCommandResponse {
+        command: shown.unwrap_or_else(|| argv.join(" ")),
+        argv,
+        outcome: outcome.into(),
+        exit_code: exit_code.and_then(|code| i32::try_from(code).ok()),
+        signal: text("signal"),
+        running: command.is_running,
+        start_time: time(&command.started),
+        end_time: time(ended),
+        step: command.step.number(),
+        error_type: text("error_type"),
+        error_message: text("message"),
+        limit: text("limit"),
+        ..LastCommandResponse::default()
+    }
+}
+
+fn time(record: &Map<String, Value>) -> Option<Timestamp> {
+    record.get("time")?.as_str()?.parse().ok()
+}
+
+/// How a stream begins that has `total` bytes, where that is known.
+fn head(session: &Session, path: &str, total: Option<u64>) -> io::Result<Head> {
+    let file = match session.artifact(path)? {
+        Artifact::File(file) => file,
+        Artifact::Empty | Artifact::Missing => return Ok(Head::default()),
+    };
+    let bytes = first_bytes(&file)?;
+    let total = total.unwrap_or(file.metadata()?.len());
+    let is_truncated = total > bytes.len() as u64;
+    Ok(Head {
+        text: lossy(&bytes, is_truncated),
+        is_truncated,
+    })
+}
+
+fn first_bytes(file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; HEAD_BYTES];
+    let mut length = 0;
+    while let Some(room) = bytes.get_mut(length..).filter(|room| !room.is_empty()) {
+        match file.read_at(room, length as u64)? {
+            0 => break,
+            read => length += read,
+        }
+    }
+    bytes.truncate(length);
+    Ok(bytes)
+}
+
+/// Bytes as text. A character that the cut has split is left out.
+fn lossy(bytes: &[u8], is_cut: bool) -> String {
+    let whole = match bytes.utf8_chunks().last() {
+        // The longest beginning of a character.
+        Some(last) if is_cut && last.invalid().len() <= 3 && begins_character(last.invalid()) => {
+            bytes.len() - last.invalid().len()
+        }
+        Some(_) | None => bytes.len(),
+    };
+    String::from_utf8_lossy(bytes.get(..whole).unwrap_or_default()).into_owned()
+}
+
+/// Whether more bytes could make a character of these.
+fn begins_character(bytes: &[u8]) -> bool {
+    str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_splits_no_character() {
+        for (bytes, is_cut, text) in [
+            (&b"ab"[..], true, "ab"),
+            ("a\u{e9}".as_bytes(), true, "a\u{e9}"),
+            (b"a\xc3", true, "a"),
+            (b"a\xc3", false, "a\u{fffd}"),
+            (b"a\xf0\x9f\x98", true, "a"),
+            (b"a\xff", true, "a\u{fffd}"),
+            (b"", true, ""),
+        ] {
+            assert_eq!(lossy(bytes, is_cut), text, "{bytes:?}");
+        }
+    }
+}
