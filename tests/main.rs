@@ -35,6 +35,8 @@ mod confinement;
 mod contract;
 /// Commands that have a network.
 mod egress;
+/// What goes on in sessions, for those who watch.
+mod events;
 /// The tools that read and change files.
 mod files;
 /// As whom commands run, and to whom the files belong that they make.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::support::{Daemon, KeyFile, Setup};
 
 /// A daemon with keys, and the file that they are in.
-async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
+pub(crate) async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {
     let path = keys.path().display().to_string();
     let kept = Arc::clone(keys);
     setup

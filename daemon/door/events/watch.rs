@@ -9,9 +9,10 @@ use tokio::{
         mpsc::{self, OwnedPermit},
         watch::Receiver,
     },
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::watchers::Place;
@@ -31,6 +32,9 @@ use crate::{
 
 /// Messages that are on their way to a client that does not take them.
 const MESSAGES_AHEAD: usize = 4;
+
+/// How long the last events may take when the daemon ends: less than it gives its connections.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Where events come from.
 #[derive(Debug)]
@@ -95,22 +99,26 @@ impl Watch {
             sender,
             last: Instant::now(),
         };
+        let last_words = async {
+            end.cancelled().await;
+            sleep(LAST_WORDS).await;
+        };
         let error = tokio::select! {
             biased;
             () = gone.closed() => return,
             () = task::until(deadline) => timed_out(),
-            () = end.cancelled() => draining(),
-            end = self.follow(client) => match end {
+            end = self.follow(client, &end) => match end {
                 End::Quiet => return,
                 End::Failed(error) => error,
             },
+            () = last_words => draining(),
         };
         if let Some(last) = last {
             last.send(Err(status::answer(&error, &call_id)));
         }
     }
 
-    async fn follow(mut self, mut client: Client) -> End {
+    async fn follow(mut self, mut client: Client, end: &CancellationToken) -> End {
         loop {
             let (source, waits) = match self.source {
                 Source::Session(follower) => {
@@ -144,8 +152,9 @@ impl Watch {
                 Source::Session(_) if !waits && until > Instant::now() => continue,
                 Source::Session(follower) => tokio::select! {
                     biased;
-                    () = sleep_until(until) => follower.last_sequence(),
                     () = follower.more() => continue,
+                    () = end.cancelled() => return End::Failed(draining()),
+                    () = sleep_until(until) => follower.last_sequence(),
                 },
                 Source::None(more) => {
                     let sessions = self.pipeline.store.sessions();
@@ -157,8 +166,9 @@ impl Watch {
                     }
                     tokio::select! {
                         biased;
-                        () = sleep_until(until) => 0,
                         _opened = more.changed() => continue,
+                        () = end.cancelled() => return End::Failed(draining()),
+                        () = sleep_until(until) => 0,
                     }
                 }
             };

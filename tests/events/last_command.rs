@@ -1,0 +1,155 @@
+//! `LastCommand`.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Write as _},
+    time::Instant,
+};
+
+use jig::api::v1::{
+    LastCommandRequest, LastCommandResponse, Outcome, RunRequest, StartRequest,
+    process_service_client::ProcessServiceClient, start_response,
+};
+
+use super::in_session;
+use crate::support::{Daemon, Mark, Refusal, Setup, argv, eventually, full_size, promptly, shell};
+
+async fn last(daemon: &Daemon) -> LastCommandResponse {
+    let answer = daemon.tools().last_command(LastCommandRequest {}).await;
+    answer.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn it_is_what_ran_last_also_after_a_restart() {
+    let daemon = Daemon::start().await;
+    let none = daemon.tools().last_command(LastCommandRequest {}).await;
+    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
+    let long = "yes \u{e9} | head -c 9001; echo oops >&2; exit 3";
+    let ran = daemon.run(shell(long)).await;
+    let told = last(&daemon).await;
+    assert_eq!(told.command, long);
+    assert_eq!(told.argv, [""; 0]);
+    assert_eq!(told.outcome(), Outcome::Exited);
+    assert_eq!(told.exit_code, Some(3));
+    assert!(!told.running);
+    assert_eq!(told.stdout, "\u{e9}\n".repeat(1365), "no character is cut");
+    assert_eq!(told.stderr, "oops\n");
+    assert_eq!(
+        (told.stdout_truncated, told.stderr_truncated),
+        (true, false)
+    );
+    assert_eq!(told.stdout_path, ran.stdout_path);
+    assert_eq!(told.stderr_path, ran.stderr_path);
+    assert_eq!(told.step, 2, "calls are steps, this one too");
+    let [start, end] = [told.start_time.unwrap(), told.end_time.unwrap()];
+    assert!((start.seconds, start.nanos) <= (end.seconds, end.nanos));
+    // Calls of it are none.
+    assert_eq!(last(&daemon).await, told);
+    let daemon = daemon.restart().await;
+    assert_eq!(last(&daemon).await, told);
+    let other = in_session("other", LastCommandRequest {});
+    let none = daemon.tools().last_command(other).await;
+    assert_eq!(Refusal::of(&none.unwrap_err()).reason, "NO_COMMAND_HISTORY");
+}
+
+#[tokio::test]
+async fn it_tells_how_each_ended() {
+    let daemon = Daemon::start().await;
+    daemon.run(argv(&["/bin/sh", "-c", "kill -9 $$"])).await;
+    let told = last(&daemon).await;
+    assert_eq!(told.command, "/bin/sh -c kill -9 $$");
+    assert_eq!(told.argv, ["/bin/sh", "-c", "kill -9 $$"]);
+    assert_eq!(told.outcome(), Outcome::Signaled);
+    assert_eq!((&*told.signal, told.exit_code), ("SIGKILL", None));
+    let request = RunRequest {
+        timeout_sec: Some(1),
+        ..shell("echo before; sleep 100")
+    };
+    daemon.run(request).await;
+    let told = last(&daemon).await;
+    assert_eq!(told.outcome(), Outcome::TimedOut);
+    assert_eq!(told.stdout, "before\n");
+    daemon
+        .refuses(argv(&["no-such-program"]), "COMMAND_NOT_FOUND")
+        .await;
+    let told = last(&daemon).await;
+    assert_eq!(told.command, "no-such-program");
+    assert_eq!(told.outcome(), Outcome::Unspecified);
+    assert_eq!(told.error_type, "command_not_found");
+    assert!(told.error_message.contains("no-such-program"), "{told:?}");
+    let long = format!("true {}", "x".repeat(20_000));
+    daemon.run(shell(&long)).await;
+    assert_eq!(last(&daemon).await.command, "<20005 bytes>");
+}
+
+#[tokio::test]
+async fn one_that_was_started_is_told_of_while_it_runs_and_when_the_daemon_has_died() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let command = mark
+        .on(shell("head -c 600000 /dev/zero | tr '\\0' x; sleep 1000"))
+        .command;
+    let mut processes = ProcessServiceClient::new(daemon.channel());
+    let request = StartRequest {
+        command: command.clone(),
+        ..StartRequest::default()
+    };
+    let mut stream = processes.start(request).await.unwrap().into_inner();
+    loop {
+        let next = promptly("it starts", stream.message()).await.unwrap();
+        if let Some(start_response::Event::Stdout(_)) = next.unwrap().event {
+            break;
+        }
+    }
+    let head = "x".repeat(4096);
+    eventually("its output is kept", async || {
+        last(&daemon).await.stdout == head
+    })
+    .await;
+    let told = last(&daemon).await;
+    assert!(told.running && told.stdout_truncated);
+    assert_eq!(told.outcome(), Outcome::Unspecified);
+    assert_eq!(Some(told.command), command);
+    assert_eq!(told.end_time, None);
+    let daemon = daemon.restart().await;
+    let told = last(&daemon).await;
+    assert!(!told.running);
+    assert_eq!(told.outcome(), Outcome::DaemonLost);
+    assert_eq!((told.stdout, told.end_time), (head, None));
+}
+
+#[tokio::test]
+async fn it_is_found_in_a_long_file() {
+    let table = "[sessions]\nrecord_bytes = 1073741824";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    daemon.run(shell("echo text")).await;
+    let path = daemon.state().join("sessions/default/events.jsonl");
+    // As many calls behind it as a session has in weeks.
+    let written = super::records(&daemon, "default");
+    let time = written[0]["time"].as_str().unwrap();
+    let records = full_size(1_000_000, 200_000);
+    let mut file = BufWriter::new(File::options().append(true).open(&path).unwrap());
+    for number in 3..=records {
+        let event = ["tool_call_finished", "tool_call_started"][number % 2];
+        let step = number.div_ceil(2);
+        writeln!(
+            file,
+            r#"{{"call_id":"01KAP5Z4ZK1Y0Z7J4QZ3Q6X9M2","event":"{event}","principal":"uid:0","request_id":"01KAP5Z4ZK1Y0Z7J4QZ3Q6X9M2","sequence":{number},"step":{step},"time":"{time}","tool":"read_file","workspace":"workspace","params":{{"path":"src/some/where/file-{number}.rs"}}}}"#
+        )
+        .unwrap();
+    }
+    drop(file);
+    let daemon = daemon.restart().await;
+    let begun = Instant::now();
+    let told = last(&daemon).await;
+    let first = begun.elapsed();
+    assert_eq!(told.stdout, "text\n");
+    assert_eq!(told.step, 1);
+    assert!(first.as_secs() < 3, "{first:?}");
+    for _ in 0..20 {
+        assert_eq!(last(&daemon).await, told);
+    }
+    let request = super::so_far(u64::try_from(records).unwrap() - 2);
+    let events = super::Watching::of(&daemon, request).await.rest().await;
+    assert_eq!(events.len(), 2 + 2 * 21);
+}

@@ -1,0 +1,120 @@
+//! Lists of sessions and artifacts.
+
+use jig::api::v1::{
+    ArtifactInfo, ListArtifactsRequest, ListArtifactsResponse, ListSessionsRequest, SessionInfo,
+    artifact_service_client::ArtifactServiceClient, event_service_client::EventServiceClient,
+};
+use tonic::{IntoRequest, Status};
+
+use super::in_session;
+use crate::support::{Daemon, Refusal, shell};
+
+async fn list(
+    daemon: &Daemon,
+    request: impl IntoRequest<ListArtifactsRequest>,
+) -> Result<ListArtifactsResponse, Status> {
+    let mut client = ArtifactServiceClient::new(daemon.channel());
+    let answer = client.list_artifacts(request).await;
+    answer.map(tonic::Response::into_inner)
+}
+
+/// All artifacts of the default session, by pages of this size.
+async fn by_pages(daemon: &Daemon, page_size: u32, step: Option<u64>) -> Vec<ArtifactInfo> {
+    let (mut found, mut page_token) = (Vec::new(), None);
+    loop {
+        let request = ListArtifactsRequest {
+            page_size: Some(page_size),
+            page_token,
+            step,
+        };
+        let page = list(daemon, request).await.unwrap();
+        assert!(page.artifacts.len() <= page_size as usize);
+        found.extend(page.artifacts);
+        if page.next_page_token.is_empty() {
+            return found;
+        }
+        page_token = Some(page.next_page_token);
+    }
+}
+
+#[tokio::test]
+async fn artifacts_come_page_by_page() {
+    let daemon = Daemon::start().await;
+    assert_eq!(by_pages(&daemon, 10, None).await, []);
+    assert!(!daemon.state().join("sessions/default").exists());
+    for number in 0..6 {
+        let command = format!("echo {number}; [ {number} = 3 ] && echo error >&2; true");
+        daemon.run(shell(&command)).await;
+    }
+    let all = by_pages(&daemon, 1000, None).await;
+    let paths: Vec<_> = all.iter().map(|artifact| artifact.path.clone()).collect();
+    assert_eq!(paths.len(), 7);
+    assert!(paths.is_sorted());
+    for artifact in &all {
+        let (bytes, _) = daemon.artifact(&artifact.path).await;
+        assert_eq!(bytes.len() as u64, artifact.size_bytes);
+        assert!(artifact.path.contains(&format!("_{:04}_", artifact.step)));
+        assert!(artifact.modify_time.is_some());
+    }
+    for page_size in [1, 2, 3, 6, 7, 8] {
+        assert_eq!(by_pages(&daemon, page_size, None).await, all, "{page_size}");
+    }
+    let of_step = by_pages(&daemon, 1, Some(4)).await;
+    assert_eq!(of_step, all[3..5].to_vec());
+    let request = ListArtifactsRequest {
+        page_size: Some(1),
+        ..ListArtifactsRequest::default()
+    };
+    let token = list(&daemon, request.clone())
+        .await
+        .unwrap()
+        .next_page_token;
+    for (step, page_token, page_size) in
+        [(Some(4), &*token, 1), (None, "nonsense", 1), (None, "", 0)]
+    {
+        let request = ListArtifactsRequest {
+            step,
+            page_token: Some(page_token.to_owned()),
+            page_size: Some(page_size),
+        };
+        let refusal = Refusal::of(&list(&daemon, request).await.unwrap_err());
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+    }
+    let other = list(&daemon, in_session("other", request)).await.unwrap();
+    assert_eq!(other, ListArtifactsResponse::default());
+}
+
+#[tokio::test]
+async fn sessions_come_page_by_page() {
+    let daemon = Daemon::start().await;
+    for (session, runs) in [("b", 1), ("a", 2), ("c.d", 1), ("A", 3)] {
+        for _ in 0..runs {
+            daemon.run(in_session(session, shell("true"))).await;
+        }
+    }
+    let daemon = daemon.restart().await;
+    daemon.run(in_session("b", shell("true"))).await;
+    let mut client = EventServiceClient::new(daemon.channel());
+    let mut found: Vec<SessionInfo> = Vec::new();
+    let mut page_token = None;
+    loop {
+        let request = ListSessionsRequest {
+            page_size: Some(2),
+            page_token,
+        };
+        let page = client.list_sessions(request).await.unwrap().into_inner();
+        found.extend(page.sessions);
+        if page.next_page_token.is_empty() {
+            break;
+        }
+        page_token = Some(page.next_page_token);
+    }
+    let numbers = found.iter().map(|session| {
+        assert!(session.last_event_time.is_some());
+        (&*session.session, session.last_step, session.last_sequence)
+    });
+    assert_eq!(
+        numbers.collect::<Vec<_>>(),
+        [("A", 3, 6), ("a", 2, 4), ("b", 2, 4), ("c.d", 1, 2)]
+    );
+}

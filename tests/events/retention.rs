@@ -1,0 +1,246 @@
+//! What is removed of sessions, while they are watched and over kills.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use jig::api::v1::watch_events_response::Item;
+
+use super::{Watching, in_session, make, records, request, so_far};
+use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell};
+
+/// Records of a session that has few.
+const FEW: &str = "[sessions]\nrecord_bytes = 65536";
+
+/// The number of the first record that a session has.
+fn first(daemon: &Daemon) -> u64 {
+    let records = records(daemon, "default");
+    records
+        .first()
+        .map_or(0, |record| record["sequence"].as_u64().unwrap())
+}
+
+/// Bytes of the records of the default session.
+fn bytes(daemon: &Daemon) -> u64 {
+    let path = daemon.state().join("sessions/default/events.jsonl");
+    fs::metadata(path).unwrap().len()
+}
+
+/// Reads on until a record of this number has come; answers what was not told of.
+async fn read_to(watching: &mut Watching, mut next: u64, last: u64) -> BTreeSet<u64> {
+    let mut left_out = BTreeSet::new();
+    while next <= last {
+        match watching.next().await.unwrap() {
+            Item::Event(event) => {
+                assert_eq!(event.sequence, next, "each once, and in order");
+                next += 1;
+            }
+            Item::Gap(gap) => {
+                assert!(gap.first_sequence > next, "{gap:?} at {next}");
+                left_out.extend(next..gap.first_sequence);
+                next = gap.first_sequence;
+            }
+            Item::KeepAlive(_) => {}
+        }
+    }
+    left_out
+}
+
+#[tokio::test]
+async fn the_oldest_steps_go_while_they_are_watched() {
+    let daemon = Setup::new().workspace_table(FEW).start().await;
+    let mut follows = Watching::from(&daemon, 0).await;
+    let mut sleeps = Watching::from(&daemon, 0).await;
+    let output = daemon.run(shell("echo text")).await;
+    let calls = full_size(5_000, 600);
+    let last = u64::try_from(calls).unwrap() * 2 + 2;
+    for number in 0..calls {
+        make(&daemon, &format!("d{}", number % 50)).await;
+    }
+    // Who keeps up misses nothing.
+    eventually("old records are removed", async || first(&daemon) > 2).await;
+    let left_out = read_to(&mut follows, 1, last).await;
+    assert!(left_out.len() < calls, "{left_out:?}");
+    read_to(&mut sleeps, 1, last).await;
+    eventually("no more is kept than is said", async || {
+        bytes(&daemon) <= 65536
+    })
+    .await;
+    let refusal = daemon.artifact_of("default", &output.stdout_path).await;
+    let refusal = refusal.unwrap_err();
+    assert_eq!(refusal.reason, "ARTIFACT_NOT_FOUND");
+    assert!(refusal.message.contains("ListArtifacts"), "{refusal:?}");
+    // From whatever number on, the gap is told, and then what there is.
+    let first = first(&daemon);
+    for after in [0, 1, first - 2, first - 1, first, last - 1, last] {
+        let mut watching = Watching::of(&daemon, so_far(after)).await;
+        if after + 1 < first {
+            match watching.next().await {
+                Some(Item::Gap(gap)) => assert_eq!(gap.first_sequence, first),
+                other => panic!("{after}: {other:?}"),
+            }
+        }
+        let events = watching.rest().await;
+        let expected = (after + 1).max(first)..=last;
+        assert!(
+            events.iter().map(|event| event.sequence).eq(expected),
+            "{after}"
+        );
+    }
+    let response = daemon.run(shell("true")).await;
+    let step = format!("{:04}", calls + 2);
+    assert!(response.stdout_path.contains(&step), "{response:?}");
+}
+
+#[tokio::test]
+async fn a_step_that_goes_on_is_kept_however_many_come_behind_it() {
+    let daemon = Setup::new().workspace_table(FEW).start().await;
+    let mark = Mark::new();
+    let command = "echo begins; until [ -e end ]; do sleep 0.05; done; echo ends";
+    let call = daemon.begin(mark.on(shell(command)));
+    mark.appears(1).await;
+    let mut number = 0;
+    eventually("old records are removed", async || {
+        for _ in 0..50 {
+            number += 1;
+            make(&daemon, &format!("d{}", number % 50)).await;
+        }
+        records(&daemon, "default")[1]["sequence"] != 2
+    })
+    .await;
+    assert_eq!(first(&daemon), 1, "its first record is there");
+    fs::write(daemon.file("end"), "").unwrap();
+    let response = call.await.unwrap().unwrap();
+    let (output, _) = daemon.artifact(&response.stdout_path).await;
+    assert_eq!(output, b"begins\nends\n");
+    // Who comes later is told of each gap.
+    let mut watching = Watching::of(&daemon, so_far(0)).await;
+    assert_eq!(watching.event().await.sequence, 1);
+    assert!(matches!(watching.next().await, Some(Item::Gap(_))));
+}
+
+#[tokio::test]
+async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
+    let daemon = Setup::new()
+        .workspace_table("[sessions]\nretention = \"4s\"")
+        .start()
+        .await;
+    daemon.run(in_session("unused", shell("echo text"))).await;
+    daemon.run(in_session("watched", shell("echo text"))).await;
+    let folder = |daemon: &Daemon, name: &str| daemon.state().join("sessions").join(name);
+    // One that died while it deleted another.
+    let half = folder(&daemon, ".removed-half");
+    fs::create_dir(&half).unwrap();
+    fs::write(half.join("events.jsonl"), "").unwrap();
+    eventually("it is old", async || {
+        let age = fs::metadata(folder(&daemon, "watched/events.jsonl"));
+        age.unwrap()
+            .modified()
+            .unwrap()
+            .elapsed()
+            .unwrap()
+            .as_secs()
+            >= 5
+    })
+    .await;
+    // Soon after the start what is too old is removed.
+    let daemon = daemon.restart().await;
+    let watching = Watching::of(&daemon, in_session("watched", request(2))).await;
+    eventually("what nobody uses is removed", async || {
+        !folder(&daemon, "unused").exists() && !half.exists()
+    })
+    .await;
+    eventually("what is too old is removed", async || {
+        records(&daemon, "watched").is_empty()
+    })
+    .await;
+    drop(watching);
+    let response = daemon.run(in_session("watched", shell("true"))).await;
+    assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
+    let response = daemon.run(in_session("unused", shell("true"))).await;
+    assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+}
+
+#[tokio::test]
+async fn of_too_many_bytes_the_oldest_go_whosever_they_are() {
+    let table = "[sessions]\nkept_bytes = 300000";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    for number in 0..5 {
+        let session = format!("s{}", number % 2);
+        let command = shell("head -c 100000 /dev/zero");
+        daemon.run(in_session(&session, command)).await;
+    }
+    let kept = |daemon: &Daemon| {
+        let kept = ["s0", "s1"].map(|name| {
+            let logs = daemon.state().join("sessions").join(name).join("logs");
+            fs::read_dir(logs).unwrap().count()
+        });
+        let records = ["s0", "s1"].map(|name| records(daemon, name).len());
+        (kept, records)
+    };
+    assert_eq!(kept(&daemon), ([3, 2], [6, 4]));
+    let daemon = daemon.restart().await;
+    eventually("the oldest three are removed", async || {
+        kept(&daemon) == ([1, 1], [2, 2])
+    })
+    .await;
+}
+
+/// Whether what is kept of the default session is of one piece.
+fn check(daemon: &Daemon) {
+    let told = records(daemon, "default");
+    let sequences: Vec<u64> = told
+        .iter()
+        .map(|it| it["sequence"].as_u64().unwrap())
+        .collect();
+    assert!(
+        sequences.is_sorted_by(|one, other| one < other),
+        "{sequences:?}"
+    );
+    let logs = daemon.state().join("sessions/default/logs");
+    for entry in fs::read_dir(logs).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let step: u64 = name.split('_').nth(2).unwrap().parse().unwrap();
+        let is_told = told.iter().any(|record| record["step"] == step);
+        assert!(is_told || unfinished(daemon), "{name} is left alone");
+    }
+}
+
+/// Whether a removal is known not to be finished.
+fn unfinished(daemon: &Daemon) -> bool {
+    let numbers: &Path = &daemon.state().join("sessions/default/numbers");
+    let text = fs::read_to_string(numbers).unwrap_or_default();
+    text.contains("\"is_unfinished\":true")
+}
+
+#[tokio::test]
+async fn kills_in_the_middle_leave_everything_of_one_piece() {
+    let mut daemon = Setup::new().workspace_table(FEW).start().await;
+    let (mut seen, mut steps) = (0, 0_u64);
+    for life in 0..full_size(40, 4) {
+        let mut watching = Watching::from(&daemon, seen).await;
+        let before = seen;
+        let mut number = 0;
+        let calls = 150 + life * 13 % 60;
+        while number < calls {
+            daemon.run(shell("echo text")).await;
+            make(&daemon, &format!("d{}", number % 9)).await;
+            number += 2;
+            steps += 2;
+        }
+        let left_out = read_to(&mut watching, before + 1, steps * 2).await;
+        assert!(left_out.len() < 1000);
+        seen = steps * 2;
+        // In the middle of a removal, or about when one ends.
+        let whole = bytes(&daemon);
+        eventually("some is removed", async || {
+            (life % 2 == 0 && unfinished(&daemon)) || bytes(&daemon) < whole
+        })
+        .await;
+        daemon = daemon.restart().await;
+        check(&daemon);
+    }
+    eventually("some is removed", async || first(&daemon) > 1).await;
+    let response = daemon.run(shell("true")).await;
+    let step = format!("{:04}", steps + 1);
+    assert!(response.stdout_path.contains(&step), "{response:?}");
+    eventually("each removal is finished", async || !unfinished(&daemon)).await;
+}
