@@ -28,6 +28,7 @@ pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
 mod repeatable;
+mod sent;
 pub(crate) mod start;
 mod state_error;
 mod subject;

@@ -9,7 +9,7 @@ use super::{
     Checked, Pipeline,
     context::Incoming,
     idempotency::{
-        Claimed, Resumed, Ticket,
+        Caller, Claimed, Lost, Ticket,
         answer::{decode, encode, encode_error, is_final},
     },
     until_its_time_is_up,
@@ -56,7 +56,18 @@ impl Pipeline {
 
     /// Claims the id of a call.
     pub(super) async fn claim(&self, call: Repeatable) -> Result<Claimed, Error> {
-        self.requests.claim(call.key, call.asked).await
+        self.requests
+            .claim(call.key, call.asked, Lost::IsTold)
+            .await
+    }
+
+    /// Claims the id of a call, unless its work goes on already: then answers somebody who waits for it.
+    pub(super) async fn claim_now(
+        &self,
+        call: &Repeatable,
+        lost: Lost,
+    ) -> Result<Result<Claimed, Caller>, Error> {
+        self.requests.claim_now(&call.key, &call.asked, lost).await
     }
 
     /// Makes a call of the tool `T`, or gets the answer of the one that was made before.
@@ -153,13 +164,13 @@ impl Pipeline {
             let done = task::spawn_tracked("request", work(false)).await;
             return done.map_err(Error::internal)?;
         };
-        let (ticket, is_unfinished) = match self.requests.resume(call.key, call.asked).await? {
-            Resumed::Ours {
-                ticket,
-                is_unfinished,
-            } => (ticket, is_unfinished),
-            Resumed::Answered(answer) => return decode(&answer),
+        let claimed = self.requests.claim(call.key, call.asked, Lost::IsResumed);
+        let ticket = match claimed.await? {
+            Claimed::Ours(ticket) => ticket,
+            Claimed::Answered { answer, .. } => return decode(&answer),
+            Claimed::Lost(_) => return Err(Error::internal("work was not resumed")),
         };
+        let is_unfinished = ticket.is_unfinished();
         answered_by(ticket, work(is_unfinished)).await
     }
 }

@@ -107,14 +107,14 @@ async fn a_step_that_goes_on_is_kept_however_many_come_behind_it() {
     })
     .await;
     assert_eq!(first(&daemon), 1, "its first record is there");
-    fs::write(daemon.file("end"), "").unwrap();
-    let response = call.await.unwrap().unwrap();
-    let (output, _) = daemon.artifact(&response.stdout_path).await;
-    assert_eq!(output, b"begins\nends\n");
     // Who comes later is told of each gap.
     let mut watching = Watching::of(&daemon, so_far(0)).await;
     assert_eq!(watching.event().await.sequence, 1);
     assert!(matches!(watching.next().await, Some(Item::Gap(_))));
+    fs::write(daemon.file("end"), "").unwrap();
+    let response = call.await.unwrap().unwrap();
+    let (output, _) = daemon.artifact(&response.stdout_path).await;
+    assert_eq!(output, b"begins\nends\n");
 }
 
 #[tokio::test]

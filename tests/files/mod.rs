@@ -33,7 +33,7 @@ mod search;
 /// Every tool as a call on one path.
 pub(crate) mod tools;
 /// Files of any size, in and out.
-mod transfer;
+pub(crate) mod transfer;
 /// Downloads of files that change meanwhile.
 mod transfer_changes;
 /// What there is of an upload before it is complete, whatever becomes of it and of the daemon.

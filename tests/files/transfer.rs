@@ -26,13 +26,13 @@ use crate::support::{Daemon, Proxy, Refusal, Setup, eventually};
 
 pub(super) const MIB: u64 = 1 << 20;
 
-pub(super) fn sha256(bytes: &[u8]) -> String {
+pub(crate) fn sha256(bytes: &[u8]) -> String {
     let sum = Sha256::digest(bytes);
     sum.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Bytes that do not repeat soon.
-pub(super) fn noise(length: usize) -> Vec<u8> {
+pub(crate) fn noise(length: usize) -> Vec<u8> {
     let mut state = 88_172_645_463_325_252_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -45,7 +45,7 @@ pub(super) fn noise(length: usize) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn start(path: &str, bytes: &[u8]) -> UploadStart {
+pub(crate) fn start(path: &str, bytes: &[u8]) -> UploadStart {
     UploadStart {
         path: path.to_owned(),
         size_bytes: bytes.len() as u64,
@@ -54,33 +54,33 @@ pub(super) fn start(path: &str, bytes: &[u8]) -> UploadStart {
     }
 }
 
-pub(super) fn named(path: &str, bytes: &[u8], id: &str) -> UploadStart {
+pub(crate) fn named(path: &str, bytes: &[u8], id: &str) -> UploadStart {
     UploadStart {
         upload_id: Some(id.to_owned()),
         ..start(path, bytes)
     }
 }
 
-pub(super) fn chunk(offset: usize, data: &[u8]) -> Part {
+pub(crate) fn chunk(offset: usize, data: &[u8]) -> Part {
     Part::Chunk(UploadChunk {
         offset: offset as u64,
         data: data.to_vec().into(),
     })
 }
 
-pub(super) async fn raw(daemon: &Daemon) -> TransferServiceClient<Channel> {
+pub(crate) async fn raw(daemon: &Daemon) -> TransferServiceClient<Channel> {
     TransferServiceClient::connect(format!("unix:{}", daemon.socket().display()))
         .await
         .unwrap()
 }
 
-pub(super) async fn client(socket: &Path) -> Client {
+pub(crate) async fn client(socket: &Path) -> Client {
     Client::connect(&format!("unix:{}", socket.display()), Options::default())
         .await
         .unwrap()
 }
 
-pub(super) async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Status> {
+pub(crate) async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadResponse, Status> {
     let messages = parts
         .into_iter()
         .map(|part| UploadRequest { part: Some(part) });
@@ -91,7 +91,7 @@ pub(super) async fn upload(daemon: &Daemon, parts: Vec<Part>) -> Result<UploadRe
     answer.map(tonic::Response::into_inner)
 }
 
-pub(super) async fn refused(daemon: &Daemon, parts: Vec<Part>, reason: &str) -> Refusal {
+pub(crate) async fn refused(daemon: &Daemon, parts: Vec<Part>, reason: &str) -> Refusal {
     let refusal = Refusal::of(&upload(daemon, parts).await.unwrap_err());
     assert_eq!(refusal.reason, reason, "{refusal:?}");
     refusal
@@ -103,7 +103,7 @@ pub(super) type Slowly = (
     JoinHandle<Result<UploadResponse, Status>>,
 );
 
-pub(super) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
+pub(crate) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
     let (sender, receiver) = mpsc::channel(16);
     let mut transfers = raw(daemon).await;
     let call = tokio::spawn(async move {
@@ -119,7 +119,7 @@ pub(super) async fn slowly(daemon: &Daemon, parts: Vec<Part>) -> Slowly {
     (sender, call)
 }
 
-pub(super) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
+pub(crate) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
     let request = GetUploadRequest {
         upload_id: id.to_owned(),
     };
@@ -132,14 +132,14 @@ pub(super) async fn offset(daemon: &Daemon, id: &str) -> Option<u64> {
     }
 }
 
-pub(super) async fn comes_to(daemon: &Daemon, id: &str, bytes: u64) {
+pub(crate) async fn comes_to(daemon: &Daemon, id: &str, bytes: u64) {
     eventually("the bytes come", async || {
         offset(daemon, id).await == Some(bytes)
     })
     .await;
 }
 
-pub(super) fn read_and_write(path: &Path) -> File {
+pub(crate) fn read_and_write(path: &Path) -> File {
     File::options()
         .read(true)
         .write(true)

@@ -4,6 +4,7 @@ mod database;
 mod model;
 mod repeated;
 mod restarted;
+mod uploads;
 mod waiting;
 
 use jig::api::v1::{RunRequest, RunResponse};

@@ -24,7 +24,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::{Notify, oneshot, watch},
+    time::sleep,
+};
 
 use super::state_error::of_database;
 use crate::daemon::{
@@ -57,6 +60,15 @@ struct Shared {
     answer: watch::Sender<State>,
     /// How many wait.
     callers: watch::Sender<usize>,
+    /// Who would go on with the work in place of the one who does it.
+    heir: Heir,
+}
+
+/// The place of who would go on with work; the last who asks has it.
+#[derive(Debug, Default)]
+struct Heir {
+    asks: Mutex<Option<oneshot::Sender<Ticket>>>,
+    asked: Notify,
 }
 
 #[derive(Debug, Clone)]
@@ -83,20 +95,6 @@ pub(super) enum Claimed {
     Lost(Option<u64>),
 }
 
-/// What became of a claim of work that can tell what was done of it.
-#[derive(Debug)]
-pub(super) enum Resumed {
-    /// The work is to be done by who holds this.
-    Ours {
-        /// The right to.
-        ticket: Ticket,
-        /// Whether a daemon died while it did it.
-        is_unfinished: bool,
-    },
-    /// It was done before, and answered so.
-    Answered(Bytes),
-}
-
 /// The right and the duty to do the work of a request id. Dropped without an answer, it is given back.
 #[derive(Debug)]
 pub(super) struct Ticket {
@@ -104,6 +102,8 @@ pub(super) struct Ticket {
     key: Key,
     shared: Arc<Shared>,
     is_open: bool,
+    /// Whether a daemon died that did it.
+    is_unfinished: bool,
 }
 
 /// Somebody who waits for an answer.
@@ -145,16 +145,16 @@ impl Idempotency {
     }
 
     /// Claims a request id. Where its work goes on already, waits for its answer.
-    pub(super) async fn claim(self: &Arc<Self>, key: Key, asked: Asked) -> Result<Claimed, Error> {
+    pub(super) async fn claim(
+        self: &Arc<Self>,
+        key: Key,
+        asked: Asked,
+        lost: Lost,
+    ) -> Result<Claimed, Error> {
         loop {
-            let shared = match self.join(&key, &asked)? {
-                Joined::First(ticket) => {
-                    // In a task of its own: a caller who goes away must not leave it unknown whether
-                    // the log holds the claim.
-                    let claim = task::spawn_tracked("claim", ticket.claim(asked));
-                    return claim.await.map_err(Error::internal)?;
-                }
-                Joined::Going(caller) => caller,
+            let shared = match self.claim_now(&key, &asked, lost).await? {
+                Ok(claimed) => return Ok(claimed),
+                Err(caller) => caller,
             };
             if let Some(answer) = shared.wait().await {
                 return Ok(Claimed::Answered {
@@ -165,20 +165,22 @@ impl Idempotency {
         }
     }
 
-    /// As [`Idempotency::claim`], for work that can tell what was done of it: it is nobody's loss when the
-    /// daemon died meanwhile.
-    pub(super) async fn resume(self: &Arc<Self>, key: Key, asked: Asked) -> Result<Resumed, Error> {
-        loop {
-            let shared = match self.join(&key, &asked)? {
-                Joined::First(ticket) => {
-                    let resume = task::spawn_tracked("claim", ticket.resume(asked));
-                    return resume.await.map_err(Error::internal)?;
-                }
-                Joined::Going(caller) => caller,
-            };
-            if let Some(answer) = shared.wait().await {
-                return Ok(Resumed::Answered(answer));
+    /// Claims a request id, unless its work goes on already: then answers somebody who waits for its
+    /// answer.
+    pub(super) async fn claim_now(
+        self: &Arc<Self>,
+        key: &Key,
+        asked: &Asked,
+        lost: Lost,
+    ) -> Result<Result<Claimed, Caller>, Error> {
+        match self.join(key, asked)? {
+            Joined::First(ticket) => {
+                // In a task of its own: a caller who goes away must not leave it unknown whether the
+                // log holds the claim.
+                let claim = task::spawn_tracked("claim", ticket.claim(asked.clone(), lost));
+                claim.await.map_err(Error::internal)?.map(Ok)
             }
+            Joined::Going(caller) => Ok(Err(caller)),
         }
     }
 
@@ -192,6 +194,7 @@ impl Idempotency {
             asked: asked.clone(),
             answer: watch::Sender::new(State::Going),
             callers: watch::Sender::new(0),
+            heir: Heir::default(),
         });
         going.insert(key.clone(), Arc::clone(&shared));
         Ok(Joined::First(Ticket {
@@ -199,6 +202,7 @@ impl Idempotency {
             key: key.clone(),
             shared,
             is_open: true,
+            is_unfinished: false,
         }))
     }
 
@@ -235,48 +239,20 @@ enum Joined {
     Going(Caller),
 }
 
+/// What becomes of work that the daemon died under.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// Whoever asks for it is told.
+    IsTold,
+    /// It is gone on with: it knows how far it had come.
+    IsResumed,
+}
+
 impl Ticket {
-    async fn find(&mut self, asked: &Asked) -> Result<Found, Error> {
+    async fn claim(mut self, asked: Asked, lost: Lost) -> Result<Claimed, Error> {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
         let found = found.inspect_err(|_| self.forget());
-        found.map_err(|error| of_database(&error))
-    }
-
-    async fn resume(mut self, asked: Asked) -> Result<Resumed, Error> {
-        let (before, answer) = match self.find(&asked).await? {
-            Found::New => {
-                self.owner.count_claim();
-                return Ok(Resumed::Ours {
-                    ticket: self,
-                    is_unfinished: false,
-                });
-            }
-            Found::Unanswered { asked: before, .. } => (before, None),
-            Found::Answered {
-                asked: before,
-                answer,
-                ..
-            } => (before, Some(answer)),
-        };
-        // What is in the log already is not given back.
-        let is_same = same(&self.key, &asked, &before);
-        match answer {
-            None if is_same.is_ok() => Ok(Resumed::Ours {
-                ticket: self,
-                is_unfinished: true,
-            }),
-            answer => {
-                self.forget();
-                is_same?;
-                answer
-                    .map(Resumed::Answered)
-                    .ok_or_else(|| Error::internal("a request is neither answered nor another one"))
-            }
-        }
-    }
-
-    async fn claim(mut self, asked: Asked) -> Result<Claimed, Error> {
-        match self.find(&asked).await? {
+        match found.map_err(|error| of_database(&error))? {
             Found::New => {
                 self.owner.count_claim();
                 Ok(Claimed::Ours(self))
@@ -295,11 +271,20 @@ impl Ticket {
                 asked: before,
                 step,
             } => {
+                same(&self.key, &asked, &before).inspect_err(|_| self.forget())?;
+                if lost == Lost::IsResumed {
+                    self.is_unfinished = true;
+                    return Ok(Claimed::Ours(self));
+                }
                 self.forget();
-                same(&self.key, &asked, &before)?;
                 Ok(Claimed::Lost(step))
             }
         }
+    }
+
+    /// Whether a daemon died that did the work, so that some of it may be done.
+    pub(super) fn is_unfinished(&self) -> bool {
+        self.is_unfinished
     }
 
     /// Says which step of its session the work is.
@@ -322,6 +307,18 @@ impl Ticket {
             tokio::select! {
                 () = sleep(self.owner.linger) => return,
                 _somebody = callers.wait_for(|callers| *callers > 0) => {}
+            }
+        }
+    }
+
+    /// Waits until somebody would go on with the work, who is to be given this. May be cancelled.
+    pub(super) async fn heir(&self) -> oneshot::Sender<Self> {
+        let heir = &self.shared.heir;
+        loop {
+            heir.asked.notified().await;
+            let mut asks = heir.asks.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(heir) = asks.take() {
+                return heir;
             }
         }
     }
@@ -374,6 +371,15 @@ impl Caller {
             answer: shared.answer.subscribe(),
             shared: Arc::clone(shared),
         }
+    }
+
+    /// Asks for the right to go on with the work. Who does it may give it, or not.
+    pub(super) fn ask_to_inherit(&self) -> oneshot::Receiver<Ticket> {
+        let (sender, receiver) = oneshot::channel();
+        let heir = &self.shared.heir;
+        *heir.asks.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        heir.asked.notify_one();
+        receiver
     }
 
     /// Waits for the answer; none if nothing was done.

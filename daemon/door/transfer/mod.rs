@@ -33,7 +33,7 @@ const TRANSFERS: usize = 34;
 #[derive(Debug)]
 pub(crate) struct Transfers {
     pipeline: Arc<Pipeline>,
-    places: Places,
+    places: Arc<Places>,
     kept: Arc<Kept>,
 }
 
@@ -47,10 +47,10 @@ impl Transfers {
         let end = pipeline.drain.begun_token();
         task::spawn("expiry of uploads", Arc::clone(&kept).sweep_in_time(end));
         Self {
-            places: Places::new(
+            places: Arc::new(Places::new(
                 TRANSFERS,
                 "transfers go on, and no more are taken at a time: retry after the time given",
-            ),
+            )),
             kept,
             pipeline,
         }

@@ -27,6 +27,8 @@ use crate::{
 
 /// How long the other side of a transfer may be silent. What has come of an upload is kept then.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
+/// What a request id was used for that an upload had.
+const METHOD: &str = "jig.v1.TransferService/Upload";
 /// Most bytes of a chunk.
 const LARGEST_CHUNK: usize = 1 << 20;
 
@@ -50,10 +52,10 @@ struct Receiving {
     draining: CancellationToken,
 }
 
-/// An upload, to its end.
+/// An upload, to its end; or, where it was made under the same request id before, its answer.
 pub(super) async fn upload(
     pipeline: &Arc<Pipeline>,
-    places: &Places,
+    places: &Arc<Places>,
     kept: &Arc<Kept>,
     incoming: Incoming,
     mut stream: Streaming<UploadRequest>,
@@ -61,45 +63,55 @@ pub(super) async fn upload(
     let scene = pipeline.scene(&incoming)?;
     let first = timeout(SILENCE, stream.message()).await;
     let first = first.map_err(|_| silent())?.map_err(|status| lost(&status));
-    let first = pipeline
-        .catalog
-        .check("jig.v1.UploadRequest", first?.unwrap_or_default())?;
+    let first = first?.unwrap_or_default();
+    // Without the chunks: whichever call sends them, it is the same upload.
+    let call = match &first.part {
+        Some(Part::Start(start)) => pipeline.repeatable(&incoming, METHOD, start)?,
+        Some(Part::Chunk(_)) | None => None,
+    };
+    let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
     let Some(Part::Start(start)) = first.part else {
         let text = "must be in the first message: what is to be written, and where";
         return Err(Error::invalid_field("start", text));
     };
     let workspace = Arc::clone(&scene.workspace);
     let plan = Plan::new(start.clone(), &workspace, &incoming.call_id)?;
-    let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
-    let permitted = pipeline
-        .permit_as(tool, &incoming, message, &start, plan.target.path.as_str())
-        .await?;
-    // Taken before the drain is looked at: whoever is let in is waited for.
-    let _waited_for = task::hold();
-    let permit = places.enter(&incoming.principal, &pipeline.drain)?;
+    let is_resumable = plan.record.upload_id.is_some();
+    let (places, kept) = (Arc::clone(places), Arc::clone(kept));
     let (files, caller) = (scene.files.clone(), Arc::clone(incoming.principal.lane()));
-    let recorded = pipeline
-        .begin_recorded("upload", incoming, plan.shown(), permitted)
-        .await?;
-    let stop = pipeline.drain.end_token().child_token();
-    let receiving = Receiving {
-        workspace,
-        files,
-        caller,
-        kept: Arc::clone(kept),
-        plan,
-        stream,
-        stop: stop.clone(),
-        draining: pipeline.drain.end_token(),
+    let work = |stop| {
+        let pipeline = Arc::clone(pipeline);
+        async move {
+            let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
+            let permitted = pipeline
+                .permit_as(tool, &incoming, message, &start, plan.target.path.as_str())
+                .await?;
+            // Taken before the drain is looked at: whoever is let in is waited for.
+            let _waited_for = task::hold();
+            let permit = places.enter(&incoming.principal, &pipeline.drain)?;
+            let recorded = pipeline
+                .begin_recorded("upload", incoming, plan.shown(), permitted)
+                .await?;
+            let receiving = Receiving {
+                workspace,
+                files,
+                caller,
+                kept,
+                plan,
+                stream,
+                stop,
+                draining: pipeline.drain.end_token(),
+            };
+            // Who goes away leaves it to its end: what has come is kept then.
+            let work = task::spawn_tracked("upload", async move {
+                let result = receiving.receive().await;
+                drop(permit);
+                recorded.end(result, facts)
+            });
+            work.await.map_err(Error::internal)?
+        }
     };
-    let work = task::spawn_tracked("upload", async move {
-        let result = receiving.receive().await;
-        drop(permit);
-        recorded.end(result, facts)
-    });
-    // Dropped with the caller: what has come is kept then.
-    let _abandoned = stop.drop_guard();
-    work.await.map_err(Error::internal)?
+    pipeline.once_sent(call, METHOD, is_resumable, work).await
 }
 
 // === impl Plan ===
