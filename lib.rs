@@ -13,7 +13,7 @@
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, peers, layers (trace, explain, panic, deadline, auth), health, reflection, drain
-//!   door/           one per way in: typed gRPC, jobs, processes, approvals, artifacts, transfers, info; errors → statuses
+//!   door/           one per way in: typed gRPC, jobs, processes, approvals, artifacts, events, transfers, info; errors → statuses
 //!   call/           the pipeline: access, context, request ids, policy, approvals, admission, drain, record; jobs, and calls by name
 //!   catalog/        tools and rules of fields, read from the descriptors
 //!   tool/           one file per tool: typed request → typed response

@@ -49,6 +49,10 @@ pub(crate) enum Command {
     /// Tell what the daemon is, how strongly it isolates commands, and what it is doing.
     Info,
     Health(command::health::HealthArgs),
+    Events(command::events::EventsArgs),
+    Sessions(command::events::SessionsArgs),
+    Last(command::last::LastArgs),
+    Artifacts(command::last::ArtifactsArgs),
     Artifact(command::artifact::ArtifactArgs),
     Job(command::job::JobArgs),
     Approvals(command::approvals::ApprovalsArgs),

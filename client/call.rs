@@ -15,11 +15,11 @@ use super::{
 use crate::api::v1::{
     ApplyPatchRequest, ApplyPatchResponse, CreateDirectoryRequest, CreateDirectoryResponse,
     DeletePathRequest, DeletePathResponse, EditFileRequest, EditFileResponse, EditNotebookRequest,
-    EditNotebookResponse, GetInfoRequest, GetInfoResponse, ListDirectoryRequest,
-    ListDirectoryResponse, ListFilesRequest, ListFilesResponse, MovePathRequest, MovePathResponse,
-    ReadArtifactRequest, ReadFileRequest, ReadFileResponse, ReadNotebookRequest,
-    ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
-    StatPathResponse, WriteFileRequest, WriteFileResponse,
+    EditNotebookResponse, GetInfoRequest, GetInfoResponse, LastCommandRequest, LastCommandResponse,
+    ListDirectoryRequest, ListDirectoryResponse, ListFilesRequest, ListFilesResponse,
+    MovePathRequest, MovePathResponse, ReadArtifactRequest, ReadFileRequest, ReadFileResponse,
+    ReadNotebookRequest, ReadNotebookResponse, RunRequest, RunResponse, SearchRequest,
+    SearchResponse, StatPathRequest, StatPathResponse, WriteFileRequest, WriteFileResponse,
     approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
     daemon_service_client::DaemonServiceClient, job_service_client::JobServiceClient,
     process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
@@ -157,6 +157,10 @@ impl Client {
         TransferServiceClient::new(self.channel.clone())
     }
 
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
     /// When a call that begins now must be over.
     pub(super) fn deadline(&self) -> Deadline {
         Deadline::after(self.context.deadline)
@@ -198,6 +202,8 @@ tools! {
     /// Runs one command and waits until it and all that it started have ended. A command that ran
     /// is no error, whatever it did.
     run(RunRequest) -> RunResponse;
+    /// Tells what the last command of the session was, and what became of it.
+    last_command(LastCommandRequest) -> LastCommandResponse;
     /// Reads a file, whole or by lines.
     read_file(ReadFileRequest) -> ReadFileResponse;
     /// Lists one page of the files below a directory.

@@ -1,6 +1,8 @@
 //! What goes on in sessions, for those who watch: from any record on, each once, over restarts and while
 //! old ones are removed; the last command; and what is listed.
 
+mod client;
+mod disk;
 mod last_command;
 mod listing;
 mod resume;

@@ -25,7 +25,7 @@ pub(super) fn jig(socket: &Path, arguments: &[&str]) -> Command {
 }
 
 /// Runs `jig`; answers its exit code and what it wrote.
-pub(super) async fn output(
+pub(crate) async fn output(
     daemon: &Daemon,
     arguments: &[&str],
     input: &str,

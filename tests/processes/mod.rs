@@ -7,7 +7,7 @@ mod client_lost;
 mod client_refused;
 mod client_stuck;
 mod client_terminal;
-mod command_line;
+pub(crate) mod command_line;
 mod disconnect;
 mod list;
 mod person;

@@ -143,7 +143,7 @@ impl Session {
                 self.events.found_last_run(found.clone(), &records);
                 found
             }
-            known => known,
+            known @ (LastRun::Never | LastRun::Known(_)) => known,
         };
         let LastRun::Known(run) = run else {
             return Ok(None);

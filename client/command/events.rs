@@ -1,0 +1,301 @@
+//! `jig events` and `jig sessions`: what goes on in sessions, and which there are.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use jig::{
+    api::v1::{
+        Event, ListSessionsRequest, SessionInfo, WatchEventsRequest, watch_events_response::Item,
+    },
+    client::Client,
+};
+use prost_types::{Struct, Value as WireValue, value::Kind};
+use serde_json::{Map, Value, json};
+
+use super::finish;
+use crate::{connection, escape, failure::Failure, global::Global, output};
+
+/// Longest detail of an event that is shown, in characters: the rest of a line.
+const LONGEST_DETAIL: usize = 120;
+
+/// Tell what has happened in a session (--session): each call, how it ended, and what it did.
+///
+/// With --json, one record a line, as the daemon keeps it.
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Go on with what happens from now on, until interrupted.
+    #[arg(short, long)]
+    follow: bool,
+    /// Only what comes behind the record of this number.
+    #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
+    after: u64,
+    /// Only events of this type, such as `tool_call_finished`. Repeatable.
+    #[arg(long = "type", value_name = "TYPE")]
+    types: Vec<String>,
+}
+
+/// List the sessions of a workspace.
+#[derive(Debug, Args)]
+pub(crate) struct SessionsArgs {}
+
+pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
+    let request = WatchEventsRequest {
+        after_sequence: args.after,
+        follow: Some(args.follow),
+        types: args.types,
+        keep_alive_sec: None,
+    };
+    let result = of_a_daemon(global).and_then(|address| {
+        connection::call_at(address, global, async |client: Client| {
+            let mut events = client.watch_events(request).await?;
+            while let Some(item) = events.next().await? {
+                match item {
+                    Item::Event(event) if global.json => {
+                        output::json(&object(event.record.unwrap_or_default()))?;
+                    }
+                    Item::Event(event) => output::stdout(line(event).as_bytes())?,
+                    Item::Gap(gap) => output::note(&format!(
+                        "records before {} are not kept any more",
+                        gap.first_sequence
+                    )),
+                    Item::KeepAlive(_) => {}
+                }
+            }
+            Ok(())
+        })
+    });
+    finish(result, global.json)
+}
+
+pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| {
+        connection::call_at(address, global, async |client: Client| {
+            let mut request = ListSessionsRequest::default();
+            loop {
+                let page = client.list_sessions(request.clone()).await?;
+                for session in &page.sessions {
+                    print(session, global.json)?;
+                }
+                if page.next_page_token.is_empty() {
+                    return Ok(());
+                }
+                request.page_token = Some(page.next_page_token);
+            }
+        })
+    });
+    finish(result, global.json)
+}
+
+/// The daemon, which must be named: one of our own would have sessions of its own, with nothing in them.
+pub(super) fn of_a_daemon(global: &Global) -> Result<&str, Failure> {
+    global.address().ok_or_else(|| {
+        Failure::Usage(
+            "sessions are kept by a daemon: name it with --address or JIG_ADDRESS".to_owned(),
+        )
+    })
+}
+
+fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {
+    let time = session.last_event_time.map(|time| time.to_string());
+    if as_json {
+        return output::json(&json!({
+            "session": session.session,
+            "last_step": session.last_step,
+            "last_sequence": session.last_sequence,
+            "last_event_time": time,
+        }));
+    }
+    let line = format!(
+        "{:<24}  {:>6} steps  {}  {}\n",
+        time.map_or_else(|| "-".to_owned(), |time| short_time(&time)),
+        session.last_step,
+        session.last_sequence,
+        plain(&session.session),
+    );
+    output::stdout(line.as_bytes())
+}
+
+/// An event for people: when, which step, of which tool, what, and more about it.
+fn line(event: Event) -> String {
+    let time = event.time.map(|time| time.to_string()).unwrap_or_default();
+    let record = match object(event.record.unwrap_or_default()) {
+        Value::Object(record) => record,
+        _ => Map::new(),
+    };
+    let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (what, detail) = match event.r#type.as_str() {
+        "tool_call_started" => ("started", detail(record.get("params"))),
+        "tool_call_finished" => {
+            let duration = record.get("duration_sec").and_then(Value::as_f64);
+            let duration = duration.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
+            let more = match (text("outcome"), record.get("exit_code")) {
+                ("EXITED", Some(code)) => format!("exit {code}"),
+                ("", _) if text("status") == "error" => {
+                    format!("{}: {}", text("error_type"), text("message"))
+                }
+                (outcome, _) => outcome.to_lowercase().replace('_', " "),
+            };
+            (text("status"), format!("{duration:>9}  {more}"))
+        }
+        other => (other, String::new()),
+    };
+    let line = format!(
+        "{:<24}  {:>5}  {:<16}  {:<8}  {detail}",
+        short_time(&time),
+        event.step,
+        plain(&event.tool),
+        plain(what),
+        detail = shortened(&detail),
+    );
+    format!("{}\n", line.trim_end())
+}
+
+/// What a call is about, of its parameters: a command or a path, where it has one.
+fn detail(params: Option<&Value>) -> String {
+    let param = |name: &str| params?.get(name);
+    let words = param("argv").and_then(Value::as_array).map(|words| {
+        let words: Vec<_> = words.iter().filter_map(Value::as_str).collect();
+        words.join(" ")
+    });
+    let texts = ["command", "path", "source", "query", "root", "url"];
+    let text = texts.iter().find_map(|name| param(name)?.as_str());
+    words
+        .or_else(|| text.map(str::to_owned))
+        .unwrap_or_default()
+}
+
+fn shortened(text: &str) -> String {
+    let text = plain(text);
+    match text.char_indices().nth(LONGEST_DETAIL) {
+        None => text,
+        Some((end, _)) => format!("{}…", &text[..end]),
+    }
+}
+
+/// Text of others in one line.
+fn plain(text: &str) -> String {
+    escape::text(text).replace('\n', " ")
+}
+
+/// A time to the millisecond.
+fn short_time(time: &str) -> String {
+    match (time.get(..19), time.get(19..23)) {
+        (Some(seconds), Some(millis)) if millis.starts_with('.') => format!("{seconds}{millis}Z"),
+        (Some(seconds), _) => format!("{seconds}Z"),
+        (None, _) => plain(time),
+    }
+}
+
+/// A record as JSON, with whole numbers as such.
+fn object(record: Struct) -> Value {
+    let fields = record.fields.into_iter();
+    Value::Object(fields.map(|(name, value)| (name, json_of(value))).collect())
+}
+
+fn json_of(value: WireValue) -> Value {
+    /// Up to which all whole numbers can be told apart.
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value.kind {
+        None | Some(Kind::NullValue(_)) => Value::Null,
+        Some(Kind::BoolValue(flag)) => flag.into(),
+        Some(Kind::StringValue(text)) => text.into(),
+        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() <= EXACT => {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "it is whole, and within the range"
+            )]
+            let number = number as i64;
+            number.into()
+        }
+        Some(Kind::NumberValue(number)) => json!(number),
+        Some(Kind::ListValue(list)) => list.values.into_iter().map(json_of).collect(),
+        Some(Kind::StructValue(record)) => object(record),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> WireValue {
+        WireValue {
+            kind: Some(Kind::StringValue(text.to_owned())),
+        }
+    }
+
+    fn event(kind: &str, fields: impl IntoIterator<Item = (&'static str, WireValue)>) -> Event {
+        let fields = fields.into_iter();
+        Event {
+            step: 12,
+            tool: "run".to_owned(),
+            r#type: kind.to_owned(),
+            time: "2026-11-22T07:37:11.123456Z".parse().ok(),
+            record: Some(Struct {
+                fields: fields
+                    .map(|(name, value)| (name.to_owned(), value))
+                    .collect(),
+            }),
+            ..Event::default()
+        }
+    }
+
+    fn number(number: f64) -> WireValue {
+        WireValue {
+            kind: Some(Kind::NumberValue(number)),
+        }
+    }
+
+    #[test]
+    fn an_event_is_a_line_whatever_is_in_it() {
+        let params = Struct {
+            fields: [("command".to_owned(), text("ls\n\x1b[31m"))].into(),
+        };
+        let params = WireValue {
+            kind: Some(Kind::StructValue(params)),
+        };
+        let long = "x".repeat(500);
+        for (event, expected) in [
+            (
+                event("tool_call_started", [("params", params)]),
+                "2026-11-22T07:37:11.123Z     12  run               started   ls \\033[31m\n",
+            ),
+            (
+                event(
+                    "tool_call_finished",
+                    [
+                        ("status", text("success")),
+                        ("duration_sec", number(1.5)),
+                        ("outcome", text("EXITED")),
+                        ("exit_code", number(3.0)),
+                    ],
+                ),
+                "2026-11-22T07:37:11.123Z     12  run               success      1.500s  exit 3\n",
+            ),
+            (
+                event("patch_applied", []),
+                "2026-11-22T07:37:11.123Z     12  run               patch_applied\n",
+            ),
+        ] {
+            assert_eq!(line(event), expected);
+        }
+        let failed = [("status", text("error")), ("message", text(&long))];
+        let line = line(event("tool_call_finished", failed));
+        assert!(line.ends_with("x…\n") && line.len() < 250, "{line}");
+    }
+
+    #[test]
+    fn numbers_are_what_they_were() {
+        let record = Struct {
+            fields: [
+                ("a".to_owned(), number(200_000.0)),
+                ("b".to_owned(), number(0.25)),
+                ("c".to_owned(), WireValue { kind: None }),
+            ]
+            .into(),
+        };
+        assert_eq!(
+            object(record).to_string(),
+            r#"{"a":200000,"b":0.25,"c":null}"#
+        );
+    }
+}

@@ -1,0 +1,174 @@
+//! `jig last`: the last command of a session; and `jig artifacts`: what calls have left behind.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use jig::{
+    api::v1::{
+        ArtifactInfo, LastCommandRequest, LastCommandResponse, ListArtifactsRequest, Outcome,
+    },
+    client::Client,
+};
+use serde_json::json;
+
+use super::{events::of_a_daemon, finish};
+use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
+
+/// Tell what the last command of a session (--session) was, how it ended, and how its output begins.
+#[derive(Debug, Args)]
+pub(crate) struct LastArgs {}
+
+/// List the artifacts of a session (--session): the outputs of commands, and patches.
+#[derive(Debug, Args)]
+pub(crate) struct ArtifactsArgs {
+    /// Only those of this step.
+    #[arg(long)]
+    step: Option<u64>,
+}
+
+pub(crate) fn last(global: &Global, LastArgs {}: LastArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| {
+        let last = connection::call_at(address, global, async |client: Client| {
+            Ok(client.last_command(LastCommandRequest {}).await?)
+        })?;
+        match global.json {
+            true => output::json(&to_json(&last)),
+            false => output::stdout(text(&last).as_bytes()),
+        }
+    });
+    finish(result, global.json)
+}
+
+pub(crate) fn artifacts(global: &Global, args: ArtifactsArgs) -> ExitCode {
+    let result = of_a_daemon(global).and_then(|address| {
+        connection::call_at(address, global, async |client: Client| {
+            let mut request = ListArtifactsRequest {
+                step: args.step,
+                ..ListArtifactsRequest::default()
+            };
+            loop {
+                let page = client.list_artifacts(request.clone()).await?;
+                for artifact in &page.artifacts {
+                    print(artifact, global.json)?;
+                }
+                if page.next_page_token.is_empty() {
+                    return Ok(());
+                }
+                request.page_token = Some(page.next_page_token);
+            }
+        })
+    });
+    finish(result, global.json)
+}
+
+fn print(artifact: &ArtifactInfo, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return output::json(&json!({
+            "path": artifact.path,
+            "size_bytes": artifact.size_bytes,
+            "modify_time": artifact.modify_time.map(|time| time.to_string()),
+            "step": artifact.step,
+        }));
+    }
+    let line = format!(
+        "{:>12}  {}\n",
+        artifact.size_bytes,
+        escape::name(&artifact.path)
+    );
+    output::stdout(line.as_bytes())
+}
+
+fn text(last: &LastCommandResponse) -> String {
+    let mut text = format!("$ {}\n", escape::text(&last.command).trim_end());
+    text += &format!("{}, step {}\n", escape::text(&how(last)), last.step);
+    for (stream, head, is_truncated, path) in [
+        (
+            "stdout",
+            &last.stdout,
+            last.stdout_truncated,
+            &last.stdout_path,
+        ),
+        (
+            "stderr",
+            &last.stderr,
+            last.stderr_truncated,
+            &last.stderr_path,
+        ),
+    ] {
+        if head.is_empty() {
+            continue;
+        }
+        text += &format!("--- {stream}\n{}", escape::text(head));
+        if !head.ends_with('\n') {
+            text.push('\n');
+        }
+        if is_truncated {
+            text += &format!("--- and more: jig artifact {}\n", escape::name(path));
+        }
+    }
+    text
+}
+
+/// How it ended, in a few words.
+fn how(last: &LastCommandResponse) -> String {
+    match (last.outcome(), last.exit_code) {
+        (_, _) if last.running => "running".to_owned(),
+        (Outcome::Exited, Some(code)) => format!("exit {code}"),
+        (Outcome::Unspecified, _) => format!("not started: {}", last.error_message),
+        (outcome, _) => {
+            let outcome = outcome.as_str_name().trim_start_matches("OUTCOME_");
+            let words = outcome.to_lowercase().replace('_', " ");
+            match last.signal.as_str() {
+                "" => words,
+                signal => format!("{words} ({signal})"),
+            }
+        }
+    }
+}
+
+fn to_json(last: &LastCommandResponse) -> serde_json::Value {
+    let outcome = Outcome::try_from(last.outcome).map(|outcome| outcome.as_str_name());
+    json!({
+        "command": last.command,
+        "argv": last.argv,
+        "outcome": name(outcome, last.outcome),
+        "exit_code": last.exit_code,
+        "signal": last.signal,
+        "running": last.running,
+        "start_time": last.start_time.map(|time| time.to_string()),
+        "end_time": last.end_time.map(|time| time.to_string()),
+        "stdout": last.stdout,
+        "stderr": last.stderr,
+        "stdout_truncated": last.stdout_truncated,
+        "stderr_truncated": last.stderr_truncated,
+        "stdout_path": last.stdout_path,
+        "stderr_path": last.stderr_path,
+        "step": last.step,
+        "error_type": last.error_type,
+        "error_message": last.error_message,
+        "limit": last.limit,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_in_words() {
+        let last = LastCommandResponse {
+            command: "make\x1b[2J".into(),
+            outcome: Outcome::Signaled.into(),
+            signal: "SIGKILL".into(),
+            stdout: "text".into(),
+            stdout_truncated: true,
+            stdout_path: "logs/tool_step_0002_stdout.txt".into(),
+            step: 2,
+            ..LastCommandResponse::default()
+        };
+        assert_eq!(
+            text(&last),
+            "$ make\\033[2J\nsignaled (SIGKILL), step 2\n--- stdout\ntext\n--- and more: jig artifact logs/tool_step_0002_stdout.txt\n"
+        );
+    }
+}

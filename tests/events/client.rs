@@ -1,0 +1,67 @@
+//! `jig events`, `jig sessions`, `jig last` and `jig artifacts`.
+
+use serde_json::Value;
+
+use super::{in_session, records};
+use crate::{
+    processes::command_line::output,
+    support::{Daemon, shell},
+};
+
+#[tokio::test]
+async fn people_and_programs_are_told_what_has_happened() {
+    let daemon = Daemon::start().await;
+    let hostile = "printf 'a\\033[2J'; exit 3 # \u{1b}[31m";
+    daemon.run(in_session("s", shell(hostile))).await;
+    let jig = async |words: &[&str]| {
+        let words = [&["--session", "s"], words].concat();
+        let (code, stdout, stderr) = output(&daemon, &words, "").await;
+        assert_eq!((code, &*stderr), (0, ""), "{words:?}");
+        assert!(!stdout.contains('\u{1b}'), "{stdout:?}");
+        stdout
+    };
+    let json = |text: String| -> Vec<Value> {
+        let lines = text.lines();
+        lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    };
+    let file = records(&daemon, "s");
+    assert_eq!(json(jig(&["events", "--json"]).await), file);
+    assert_eq!(
+        json(jig(&["events", "--json", "--after", "1"]).await),
+        file[1..]
+    );
+    let ended = ["events", "--json", "--type", "tool_call_finished"];
+    assert_eq!(json(jig(&ended).await), file[1..]);
+    let text = jig(&["events"]).await;
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(
+        lines[0].contains("started") && lines[0].contains("exit 3 #"),
+        "{text}"
+    );
+    assert!(
+        lines[1].contains("success") && lines[1].ends_with("exit 3"),
+        "{text}"
+    );
+    let sessions = json(jig(&["sessions", "--json"]).await);
+    assert_eq!(sessions[0]["session"], "s");
+    assert_eq!(sessions[0]["last_sequence"], 2);
+    assert!(jig(&["sessions"]).await.ends_with("  s\n"));
+    let artifacts = json(jig(&["artifacts", "--json"]).await);
+    assert_eq!(artifacts[0]["path"], "logs/tool_step_0001_stdout.txt");
+    assert_eq!(artifacts[0]["size_bytes"], 5);
+    assert_eq!(jig(&["artifacts", "--step", "2"]).await, "");
+    let last = json(jig(&["last", "--json"]).await);
+    assert_eq!(last[0]["exit_code"], 3);
+    assert_eq!(last[0]["command"], hostile);
+    let text = jig(&["last"]).await;
+    assert!(
+        text.contains("\nexit 3, step 1\n--- stdout\na\\033[2J\n"),
+        "{text}"
+    );
+    let (code, _, stderr) = output(&daemon, &["--session", "none", "last"], "").await;
+    assert_eq!(code, 1);
+    assert!(stderr.contains("has run no command"), "{stderr}");
+}
