@@ -118,10 +118,7 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {
 /// An event for people: when, which step, of which tool, what, and more about it.
 fn line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-    let record = match object(event.record.unwrap_or_default()) {
-        Value::Object(record) => record,
-        _ => Map::new(),
-    };
+    let record = fields(event.record.unwrap_or_default());
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
     let (what, detail) = match event.r#type.as_str() {
         "tool_call_started" => ("started", detail(record.get("params"))),
@@ -188,8 +185,12 @@ fn short_time(time: &str) -> String {
 
 /// A record as JSON, with whole numbers as such.
 fn object(record: Struct) -> Value {
+    Value::Object(fields(record))
+}
+
+fn fields(record: Struct) -> Map<String, Value> {
     let fields = record.fields.into_iter();
-    Value::Object(fields.map(|(name, value)| (name, json_of(value))).collect())
+    fields.map(|(name, value)| (name, json_of(value))).collect()
 }
 
 fn json_of(value: WireValue) -> Value {
