@@ -230,9 +230,8 @@ async fn kills_in_the_middle_leave_everything_of_one_piece() {
         assert!(left_out.len() < 1000);
         seen = steps * 2;
         // In the middle of a removal, or about when one ends.
-        let whole = bytes(&daemon);
         eventually("some is removed", async || {
-            (life % 2 == 0 && unfinished(&daemon)) || bytes(&daemon) < whole
+            (life % 2 == 0 && unfinished(&daemon)) || bytes(&daemon) <= 65536
         })
         .await;
         daemon = daemon.restart().await;
