@@ -313,7 +313,7 @@ fn recover(folder: &Path, file: &File) -> io::Result<(Numbers, u64)> {
     let mut numbers = read_numbers(folder)?;
     let length = end_of_lines(file, file.metadata()?.len())?;
     let mut is_last = true;
-    backwards(file, length, |line| {
+    backwards(file, length, None, |line| {
         let Some(head) = Head::of(line) else {
             return ControlFlow::Continue(());
         };

@@ -58,7 +58,7 @@ impl LastRun {
         let mut ends = HashMap::new();
         let mut found = Self::Never;
         let of_run = memmem::Finder::new(OF_RUN);
-        backwards(&records.file, records.length, |line| {
+        backwards(&records.file, records.length, Some(&of_run), |line| {
             if of_run.find(line).is_none() {
                 return ControlFlow::Continue(());
             }
