@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    session::{Glance, Session, StepKept},
+    session::{Glance, Piece, Session, StepKept},
     session_folders::Found,
     sessions::Sessions,
 };
@@ -223,17 +223,17 @@ fn outdated(
     record_bytes: u64,
     limits: &Limits,
     now: SystemTime,
-) -> BTreeSet<u64> {
+) -> BTreeSet<Piece> {
     let old = steps.iter().filter(|step| is_old(step.time, now, limits));
-    let mut removed: BTreeSet<_> = old.map(|step| step.step).collect();
+    let mut removed: BTreeSet<_> = old.map(|step| step.piece).collect();
     if record_bytes > limits.record_bytes {
         let mut left = record_bytes;
         for step in steps {
-            if left <= limits.record_bytes / 4 * 3 && !removed.contains(&step.step) {
+            if left <= limits.record_bytes / 4 * 3 && !removed.contains(&step.piece) {
                 break;
             }
             left = left.saturating_sub(step.record_bytes);
-            removed.insert(step.step);
+            removed.insert(step.piece);
         }
     }
     removed
@@ -243,7 +243,7 @@ fn outdated(
 struct Oldest {
     surplus: u64,
     bytes: u64,
-    steps: BTreeMap<(SystemTime, usize, u64), u64>,
+    steps: BTreeMap<(SystemTime, usize, Piece), u64>,
 }
 
 impl Oldest {
@@ -257,7 +257,7 @@ impl Oldest {
 
     fn consider(&mut self, session: usize, step: &StepKept) {
         let bytes = step.record_bytes + step.artifact_bytes;
-        self.steps.insert((step.time, session, step.step), bytes);
+        self.steps.insert((step.time, session, step.piece), bytes);
         self.bytes += bytes;
         while let Some(newest) = self.steps.last_entry() {
             let without = self.bytes - newest.get();
@@ -269,7 +269,7 @@ impl Oldest {
         }
     }
 
-    fn by_session(self) -> BTreeMap<usize, BTreeSet<u64>> {
+    fn by_session(self) -> BTreeMap<usize, BTreeSet<Piece>> {
         let mut sessions: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for (_, session, step) in self.steps.into_keys() {
             sessions.entry(session).or_default().insert(step);
@@ -295,7 +295,7 @@ mod tests {
     /// A step that ended so many seconds ago.
     fn step(step: u64, age: u64, record_bytes: u64) -> StepKept {
         StepKept {
-            step,
+            piece: Piece::Step(step),
             time: now() - Duration::from_secs(age),
             record_bytes,
             artifact_bytes: 10,
@@ -328,7 +328,8 @@ mod tests {
             let steps = steps(sizes);
             let bytes = running + steps.iter().map(|step| step.record_bytes).sum::<u64>();
             let removed = outdated(&steps, bytes, &limits(), now());
-            assert_eq!(removed, expected.iter().copied().collect(), "{sizes:?}");
+            let expected = expected.iter().copied().map(Piece::Step);
+            assert_eq!(removed, expected.collect(), "{sizes:?}");
         }
     }
 
@@ -338,7 +339,8 @@ mod tests {
         for (session, number, age) in [(0, 1, 50), (0, 2, 10), (1, 1, 40), (1, 2, 60), (2, 7, 1)] {
             oldest.consider(session, &step(number, age, 20));
         }
-        let expected = [(0, [1].into()), (1, [1, 2].into())];
+        let [first, second] = [1, 2].map(Piece::Step);
+        let expected = [(0, [first].into()), (1, [first, second].into())];
         assert_eq!(oldest.by_session(), expected.into());
     }
 }

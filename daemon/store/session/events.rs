@@ -27,7 +27,7 @@ use super::{
     last_run::{LastRun, Run},
     records::{Head, Records, backwards, end_of_lines},
     snapshot::Snapshot,
-    step::Step,
+    step::{Piece, Step},
 };
 
 /// Name of the file.
@@ -205,9 +205,8 @@ impl Events {
         }
     }
 
-    /// Removes the records of steps. Appending goes on meanwhile. Answers with the numbers that were
-    /// written down.
-    pub(super) fn cut(&self, is_removed: impl Fn(u64) -> bool) -> io::Result<Numbers> {
+    /// Removes records. Appending goes on meanwhile. Answers with the numbers that were written down.
+    pub(super) fn cut(&self, is_removed: impl Fn(Piece) -> bool) -> io::Result<Numbers> {
         let _alone = self.cutting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.snapshot();
         let mut numbers = Self::numbers(&self.folder)?;
@@ -226,7 +225,7 @@ impl Events {
         &self,
         before: &Snapshot,
         new: &Path,
-        is_removed: impl Fn(u64) -> bool,
+        is_removed: impl Fn(Piece) -> bool,
     ) -> io::Result<()> {
         let file = File::options()
             .read(true)
@@ -239,7 +238,8 @@ impl Events {
         let mut writer = BufWriter::new(&file);
         let mut records = Records::new(&before.file, 0, before.length);
         while let Some(line) = records.next()? {
-            if Head::of(line).is_some_and(|head| !is_removed(head.step)) {
+            let piece = Head::of(line).map(|head| Piece::of(head.step, head.sequence));
+            if piece.is_some_and(|piece| !is_removed(piece)) {
                 writer.write_all(line)?;
                 length += line.len() as u64;
             }
@@ -258,7 +258,7 @@ impl Events {
         state.file = Arc::new(file);
         state.generation += 1;
         if let LastRun::Known(run) = &state.last_run
-            && is_removed(run.step)
+            && is_removed(Piece::Step(run.step))
         {
             state.last_run = LastRun::Unknown;
         }

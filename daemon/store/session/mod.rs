@@ -10,7 +10,7 @@ mod snapshot;
 mod step;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeSet, HashMap},
     fs::{DirBuilder, File, OpenOptions},
     io,
     os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
@@ -28,7 +28,7 @@ pub(crate) use self::{
     glance::Glance,
     id::SessionId,
     snapshot::{Numbered, Snapshot},
-    step::{Step, StreamName},
+    step::{Piece, Step, StreamName},
 };
 use self::{
     events::Events,
@@ -69,11 +69,11 @@ pub(crate) struct Command {
     pub(crate) is_running: bool,
 }
 
-/// What is kept of one step.
+/// What is kept of one step, or a record of none.
 #[derive(Debug, Clone)]
 pub(crate) struct StepKept {
     /// Which.
-    pub(crate) step: u64,
+    pub(crate) piece: Piece,
     /// When its last record was written.
     pub(crate) time: SystemTime,
     /// Bytes of its records.
@@ -258,35 +258,46 @@ impl Session {
     pub(super) fn steps(&self) -> io::Result<Vec<StepKept>> {
         let running = self.events.running();
         let records = self.events.snapshot();
-        let mut steps = BTreeMap::new();
+        // In the order of their first records.
+        let mut steps: Vec<StepKept> = Vec::new();
+        let mut places = HashMap::new();
         let mut from = Records::new(&records.file, 0, records.length);
         while let Some(line) = from.next()? {
             let bytes = line.len() as u64;
             let Some(head) = Head::of(line) else { continue };
-            let time = system_time(&head.time);
-            let kept = steps.entry(head.step).or_insert(StepKept {
-                step: head.step,
-                time: SystemTime::UNIX_EPOCH,
-                record_bytes: 0,
-                artifact_bytes: 0,
-            });
-            kept.record_bytes += bytes;
-            kept.time = time.unwrap_or(kept.time);
+            let piece = Piece::of(head.step, head.sequence);
+            let place = *places.entry(piece).or_insert(steps.len());
+            if place == steps.len() {
+                steps.push(StepKept {
+                    piece,
+                    time: SystemTime::UNIX_EPOCH,
+                    record_bytes: 0,
+                    artifact_bytes: 0,
+                });
+            }
+            if let Some(kept) = steps.get_mut(place) {
+                kept.record_bytes += bytes;
+                kept.time = system_time(&head.time).unwrap_or(kept.time);
+            }
         }
         for artifact in artifacts::all(&self.folder)? {
-            if let Some(kept) = steps.get_mut(&artifact.step.0) {
+            let place = places.get(&Piece::Step(artifact.step.0));
+            if let Some(kept) = place.and_then(|place| steps.get_mut(*place)) {
                 kept.artifact_bytes += artifact.size;
             }
         }
-        steps.retain(|step, _| !running.contains(step));
-        Ok(steps.into_values().collect())
+        steps.retain(|kept| match kept.piece {
+            Piece::Step(step) => !running.contains(&step),
+            Piece::Record(_) => true,
+        });
+        Ok(steps)
     }
 
     /// Removes all that is kept of steps, which must have ended. Blocks.
     ///
     /// Records go first: what no record tells of was removed, and must not pass for an empty output.
-    pub(super) fn remove(&self, steps: &BTreeSet<u64>) -> io::Result<()> {
-        let numbers = self.events.cut(|step| steps.contains(&step))?;
+    pub(super) fn remove(&self, steps: &BTreeSet<Piece>) -> io::Result<()> {
+        let numbers = self.events.cut(|piece| steps.contains(&piece))?;
         self.sweep(numbers)
     }
 

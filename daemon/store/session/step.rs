@@ -11,6 +11,25 @@ pub(super) const FOLDERS: [&str; 2] = [DIFFS, LOGS];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Step(pub(super) u64);
 
+/// What is kept and removed as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Piece {
+    /// All of the step of this number.
+    Step(u64),
+    /// The record of this number, which belongs to no step.
+    Record(u64),
+}
+
+impl Piece {
+    /// What a record is part of.
+    pub(super) fn of(step: u64, sequence: u64) -> Self {
+        match Step(step) {
+            Step::NONE => Self::Record(sequence),
+            Step(step) => Self::Step(step),
+        }
+    }
+}
+
 /// One of a command's two streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StreamName {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, io::Write as _, sync::Arc};
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
-use super::{Artifact, Session, Step, StreamName};
+use super::{Artifact, Piece, Session, Step, StreamName};
 
 fn open(folder: &TempDir) -> Session {
     Session::open(folder.path().to_owned(), Arc::default()).unwrap()
@@ -146,6 +146,10 @@ fn run(session: &Session) -> Step {
     step
 }
 
+fn steps_of(numbers: &[u64]) -> BTreeSet<Piece> {
+    numbers.iter().copied().map(Piece::Step).collect()
+}
+
 fn sequences(session: &Session) -> Vec<u64> {
     let (records, _) = session.records().read(0, u64::MAX).unwrap();
     records.iter().map(|record| record.sequence).collect()
@@ -159,7 +163,7 @@ fn numbers_go_on_when_their_records_are_gone() {
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
     assert_eq!(session.steps().unwrap().len(), 3, "one goes on");
     let before = session.records();
-    session.remove(&[2, 3].into()).unwrap();
+    session.remove(&steps_of(&[2, 3])).unwrap();
     assert_eq!(sequences(&session), [1, 6, 7]);
     assert_eq!(before.read(0, u64::MAX).unwrap().0.len(), 7);
     for step in steps {
@@ -168,7 +172,7 @@ fn numbers_go_on_when_their_records_are_gone() {
         assert_eq!(is_kept, step.number() == 4, "{path}");
     }
     session.record(goes_on, end()).unwrap();
-    session.remove(&[1, 4].into()).unwrap();
+    session.remove(&steps_of(&[1, 4])).unwrap();
     assert!(sequences(&session).is_empty());
     assert!(session.last_command().unwrap().is_none());
     drop(session);
@@ -185,7 +189,7 @@ fn a_removal_that_was_cut_off_is_finished() {
     let session = open(&folder);
     let steps = [run(&session), run(&session), run(&session)];
     // The records are gone, and the daemon is killed before the artifacts are.
-    session.events.cut(|step| step < 3).unwrap();
+    session.events.cut(|piece| piece < Piece::Step(3)).unwrap();
     drop(session);
     fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
     assert!(Session::glance_at(folder.path()).unwrap().is_unfinished);
@@ -196,7 +200,7 @@ fn a_removal_that_was_cut_off_is_finished() {
     let left: Vec<_> = left.iter().map(|kept| kept.step).collect();
     assert_eq!(left, steps[2..]);
     session.finish_removal().unwrap();
-    session.remove(&BTreeSet::from([3])).unwrap();
+    session.remove(&steps_of(&[3])).unwrap();
     assert!(session.artifacts(None, None, 10).unwrap().is_empty());
 }
 
@@ -220,7 +224,7 @@ fn the_last_command_is_known_again_after_a_restart() {
     check(&session, second, false, true);
     let session = open(&folder);
     check(&session, second, false, true);
-    session.remove(&[second.number()].into()).unwrap();
+    session.remove(&steps_of(&[second.number()])).unwrap();
     check(&session, first, false, true);
 }
 
@@ -249,4 +253,21 @@ fn artifacts_are_listed_by_their_paths() {
     assert_eq!(list(None, None, 3), all[..3]);
     assert_eq!(list(Some(&all[1]), None, 3), all[2..]);
     assert_eq!(list(None, Some(2), 9), [all[0].clone(), all[2].clone()]);
+}
+
+#[test]
+fn records_of_no_step_are_kept_one_by_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    session.note(end()).unwrap();
+    run(&session);
+    session.note(end()).unwrap();
+    let pieces = session.steps().unwrap();
+    let pieces: Vec<_> = pieces.iter().map(|kept| kept.piece).collect();
+    assert_eq!(pieces, [Piece::Record(1), Piece::Step(1), Piece::Record(4)]);
+    session
+        .remove(&pieces[..2].iter().copied().collect())
+        .unwrap();
+    assert_eq!(sequences(&session), [4]);
+    assert_eq!(run(&session), Step(2));
 }
