@@ -1,6 +1,6 @@
 //! Keys: which are right, for what, and what becomes of wrong ones.
 
-use std::{fs, sync::Arc, time::Instant};
+use std::{fs, sync::Arc};
 
 use jig::api::v1::{
     GetInfoRequest, GetInfoResponse, ListFilesRequest, Role,
@@ -102,25 +102,20 @@ async fn wrong_keys_leave_memory_and_the_log_as_they_are() {
     let key = keys.add("builder", "invoke", &[]);
     let daemon = with_keys(Setup::new(), &keys).await;
     let many = async |count: usize, key: &dyn Fn(usize) -> String| {
-        let begun = Instant::now();
         for number in 0..count {
             let request = with_key(&key(number), GetInfoRequest {});
             assert_eq!(info(&daemon, request).await.is_ok(), key(0) == key(1));
         }
-        begun.elapsed()
     };
     let right = |_: usize| key.clone();
     let wrong = |number: usize| format!("jig_{number:043}");
     many(1000, &wrong).await;
     many(1000, &right).await;
     let before = (daemon.resident_bytes(), daemon.log().len());
-    let first = many(1000, &right).await;
     many(10_000, &wrong).await;
-    let last = many(1000, &right).await;
+    many(1000, &right).await;
     assert!(daemon.resident_bytes() < before.0 + (2 << 20));
     assert_eq!(daemon.log().len(), before.1, "{}", daemon.log());
-    // Not a question of how fast: only of growing with what came before.
-    assert!(last < first * 3, "{first:?}, then {last:?}");
 }
 
 #[tokio::test]
