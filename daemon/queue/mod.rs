@@ -1,5 +1,5 @@
 //! Places that callers wait for: a bounded number, given in turn to those who call, and in order to the
-//! calls of each ([`line`]). Who waits holds no thread, and leaves when the future that waits is dropped.
+//! calls of each ([`mod@line`]). Who waits holds no thread, and leaves when the future that waits is dropped.
 
 mod line;
 mod pace;

@@ -1,7 +1,7 @@
 //! Which job comes next. A decision, without clocks, locks or files.
 //!
 //! Of two jobs that wait, the one whose rank is lower comes first: the time at which it was submitted,
-//! put back by [`AGEING`] for each step of its priority. So whoever waits for that long is as good as one
+//! put back by [`AGEING_MS`] for each step of its priority. So whoever waits for that long is as good as one
 //! of a priority higher by one that comes then, and none waits for ever; and as both grow old alike, the
 //! order of two never changes while they wait.
 
