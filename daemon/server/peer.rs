@@ -2,15 +2,21 @@
 //! credentials, for the loopback interface by the owner of the peer's socket (sock_diag(7)).
 
 use std::{
-    io,
+    fs, io,
     net::{IpAddr, SocketAddr},
-    os::fd::OwnedFd,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt as _, MetadataExt as _},
+    },
 };
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
-    netlink::{self, SocketAddrNetlink},
-    recv, sendto, socket_with,
+use rustix::{
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType,
+        netlink::{self, SocketAddrNetlink},
+        recv, sendto, socket_with,
+    },
+    process::geteuid,
 };
 use tokio::net::{TcpStream, UnixStream};
 
@@ -35,11 +41,42 @@ const ANSWER: usize = HEADER + 4 + SOCKET_ID + 20;
 /// Where a Unix connection comes from.
 pub(super) fn of_unix(socket: &UnixStream) -> Origin {
     match socket.peer_cred() {
+        Ok(credentials) if is_privileged(credentials.uid(), socket) => Origin::Socket { uid: 0 },
         Ok(credentials) => Origin::Socket {
             uid: credentials.uid(),
         },
         Err(_) => Origin::Elsewhere,
     }
+}
+
+/// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else
+/// gets past the mode of a socket that is its owner's alone (unix(7), path_resolution(7)).
+fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
+    if Some(uid) != overflow_user() || knows_all_users() {
+        return false;
+    }
+    let address = socket.local_addr().ok();
+    let path = address.as_ref().and_then(|address| address.as_pathname());
+    let metadata = path.and_then(|path| fs::symlink_metadata(path).ok());
+    // Without a mode for others, access lists give them nothing either (acl(5), "mask").
+    metadata.is_some_and(|metadata| {
+        metadata.file_type().is_socket()
+            && metadata.uid() == geteuid().as_raw()
+            && metadata.uid() != uid
+            && metadata.mode() & 0o077 == 0
+    })
+}
+
+/// The number that users have who have none in this user namespace (user_namespaces(7), "overflowuid").
+fn overflow_user() -> Option<u32> {
+    let text = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
+    text.trim().parse().ok()
+}
+
+/// Whether all users have numbers in this user namespace.
+fn knows_all_users() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// Where a TCP connection comes from. `ask`: whether it matters whose it is.
@@ -165,15 +202,10 @@ fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
     (kind == SOCK_DIAG_BY_FAMILY && is_the_same && is_held).then_some(uid)
 }
 
-/// The user that the daemon runs as, unless the kernel tells others by the same number: within a user
-/// namespace all who have none there are (user_namespaces(7), "overflowuid").
+/// The user that the daemon runs as, unless the kernel tells others by the same number.
 pub(crate) fn own_user() -> Option<u32> {
-    let own = rustix::process::geteuid().as_raw();
-    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid").ok();
-    let overflow = overflow.and_then(|text| text.trim().parse().ok());
-    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
-    (has_all || overflow != Some(own)).then_some(own)
+    let own = geteuid().as_raw();
+    (knows_all_users() || overflow_user() != Some(own)).then_some(own)
 }
 
 #[cfg(test)]

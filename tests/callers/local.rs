@@ -120,3 +120,17 @@ async fn commands_with_the_network_of_an_ordinary_daemon_are_not_its_user() {
     assert!(told.contains("--listen unix:/path"), "{told}");
     assert_eq!(jig.caller(USER, &socket), format!("uid:{USER}"));
 }
+
+#[tokio::test]
+async fn root_of_a_namespace_above_is_known_by_what_it_gets_past() {
+    let jig = Jig::new();
+    let daemon = Setup::new().without_namespaces().start().await;
+    let address = format!("unix:{}", daemon.socket().display());
+    assert_eq!(jig.caller(USER, &address), format!("uid:{USER}"));
+    assert_eq!(jig.caller(0, &address), "uid:0");
+    // Who has no number there could be anybody now.
+    let everybody = fs::Permissions::from_mode(0o666);
+    fs::set_permissions(daemon.socket(), everybody).unwrap();
+    jig.is_refused(0, &address);
+    jig.is_refused(OTHER, &address);
+}

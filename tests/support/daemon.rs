@@ -2,28 +2,23 @@
 //! and its log is shown when the test has failed.
 
 use std::{
-    fs, io,
-    os::unix::net::UnixStream as StdUnixStream,
-    path::{Path, PathBuf},
+    fs,
+    path::PathBuf,
     process::{Child, ChildStdin, ExitStatus, Output},
     sync::{Arc, Mutex, PoisonError},
     thread,
 };
 
-use hyper_util::rt::TokioIo;
 use jig::api::v1::{
     GetInfoRequest, GetInfoResponse, ListFilesRequest, ReadArtifactRequest, ReadFileRequest,
     RunRequest, RunResponse, SandboxFailure, artifact_service_client::ArtifactServiceClient,
     daemon_service_client::DaemonServiceClient, tool_service_client::ToolServiceClient,
 };
-use rustix::{
-    process::{Pid, Signal, Uid, kill_process},
-    thread::set_thread_res_uid,
-};
-use tokio::{net::UnixStream, task::JoinHandle};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::task::JoinHandle;
 use tonic::{
     IntoRequest, Status,
-    transport::{Channel, Endpoint, Uri},
+    transport::{Channel, Endpoint},
 };
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
@@ -65,7 +60,7 @@ impl Daemon {
         place: Arc<Place>,
         setup: Setup,
     ) -> Self {
-        let channel = channel_of(&place, &setup);
+        let channel = lazy_channel(&format!("unix:{}", place.socket().display()));
         Self {
             child,
             _input: input,
@@ -91,7 +86,7 @@ impl Daemon {
 
     /// A channel to it of its own.
     pub(crate) fn new_connection(&self) -> Channel {
-        channel_of(&self.place, &self.setup)
+        lazy_channel(&format!("unix:{}", self.place.socket().display()))
     }
 
     /// A client of its tools on a connection of its own.
@@ -353,36 +348,6 @@ pub(crate) fn tools(channel: Channel) -> ToolServiceClient<Channel> {
     ToolServiceClient::new(channel)
         .max_decoding_message_size(LARGEST_MESSAGE)
         .max_encoding_message_size(LARGEST_MESSAGE)
-}
-
-/// A channel to a daemon, as its user, whom it lets in: one in a user namespace does not know root.
-fn channel_of(place: &Place, setup: &Setup) -> Channel {
-    let path = place.socket();
-    let Some(user) = setup.ordinary_user() else {
-        return lazy_channel(&format!("unix:{}", path.display()));
-    };
-    let connect = tower::service_fn(move |_: Uri| {
-        let path = path.clone();
-        async move {
-            let connected = tokio::task::spawn_blocking(move || connect_as(user, &path));
-            let stream = connected.await.map_err(io::Error::other)??;
-            Ok::<_, io::Error>(TokioIo::new(UnixStream::from_std(stream)?))
-        }
-    });
-    Endpoint::from_static("http://jigd").connect_with_connector_lazy(connect)
-}
-
-/// Connects as another user, which is one thread's matter.
-fn connect_as(user: u32, path: &Path) -> io::Result<StdUnixStream> {
-    thread::scope(|scope| {
-        let connecting = scope.spawn(|| {
-            set_thread_res_uid(None, Some(Uid::from_raw(user)), None)?;
-            let stream = StdUnixStream::connect(path)?;
-            stream.set_nonblocking(true)?;
-            Ok(stream)
-        });
-        connecting.join().expect("the thread does not panic")
-    })
 }
 
 /// A channel that connects when it is first used.

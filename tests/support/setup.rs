@@ -107,11 +107,6 @@ impl Setup {
         self
     }
 
-    /// The ordinary user as whom it is started, if it is.
-    pub(super) fn ordinary_user(&self) -> Option<u32> {
-        self.user
-    }
-
     /// To whom the workspace belongs.
     pub(crate) fn owner(&self) -> u32 {
         self.workspace_owner.or(self.user).unwrap_or(0)
