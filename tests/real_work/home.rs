@@ -153,7 +153,7 @@ async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
 async fn each_workspace_keeps_its_own_home() {
     let second = tempfile::tempdir().unwrap();
     let table = format!(
-        "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"../three\"\npath = {:?}\nhome = \"fresh\"\n[sandbox]\nhome = \"keep\"",
+        "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"..three\"\npath = {:?}\nhome = \"fresh\"\n[sandbox]\nhome = \"keep\"",
         second.path(),
         second.path()
     );
@@ -163,7 +163,7 @@ async fn each_workspace_keeps_its_own_home() {
             .output(with("jig-workspace", workspace, shell(script)))
             .await
     };
-    for workspace in ["one", "two", "../three"] {
+    for workspace in ["one", "two", "..three"] {
         assert_eq!(
             run(workspace, "ls -A ~; echo x > ~/of-${PWD##*/}").await,
             ""
@@ -172,7 +172,7 @@ async fn each_workspace_keeps_its_own_home() {
     assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
     assert_eq!(run("two", "rm ~/*; ls -A ~").await, "");
     assert_eq!(run("one", "ls -A ~").await, "of-workspace\n");
-    assert_eq!(run("../three", "ls -A ~").await, "");
+    assert_eq!(run("..three", "ls -A ~").await, "");
     let mut names: Vec<String> = homes(&daemon)
         .iter()
         .map(|home| home.file_name().unwrap().to_str().unwrap()[..4].to_owned())
