@@ -44,7 +44,7 @@ async fn work_goes_on_when_its_caller_has_left_and_answers_who_comes_back() {
 async fn work_that_nobody_waits_for_any_more_is_ended() {
     let daemon = Setup::new().workspace_table(SHORT).start().await;
     let mark = Mark::new();
-    let request = || under("id", mark.on(counted("exec sleep 1000")));
+    let request = || under("id", mark.on(counted("sleep 1000; true")));
     let run = daemon.begin(request());
     eventually("it runs", async || runs(&daemon) == 1).await;
     run.abort();
@@ -85,7 +85,7 @@ async fn the_deadline_of_the_first_ends_its_wait_only() {
 async fn a_process_waits_a_while_for_its_readers() {
     let daemon = Setup::new().workspace_table(SHORT).start().await;
     let mark = Mark::new();
-    let request = || under("id", started(mark.on(counted("exec sleep 1000"))));
+    let request = || under("id", started(mark.on(counted("sleep 1000; true"))));
     let first = daemon.watch(request()).await;
     eventually("it runs", async || runs(&daemon) == 1).await;
     drop(first);
