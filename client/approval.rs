@@ -2,7 +2,7 @@
 
 use tonic::Streaming;
 
-use super::{call::Client, deadline::Deadline, error::CallError};
+use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
 use crate::api::v1::{
     CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
     DeleteRuleRequest, DeleteRuleResponse, ListApprovalsRequest, ListApprovalsResponse,
@@ -57,27 +57,7 @@ impl ApprovalEvents {
     }
 }
 
-/// Methods that take a request and wait for the response.
-macro_rules! approvals {
-    ($($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)*) => {
-        impl Client {
-            $(
-                $(#[$doc])*
-                ///
-                /// # Errors
-                ///
-                /// When the call failed.
-                pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
-                    let mut approvals = self.approvals();
-                    self.unary(request, |request| async move { approvals.$name(request).await })
-                        .await
-                }
-            )*
-        }
-    };
-}
-
-approvals! {
+methods! { approvals {
     /// Lists one page of the calls that wait to be approved, or have waited.
     list_approvals(ListApprovalsRequest) -> ListApprovalsResponse;
     /// Allows a call that waits, or denies it.
@@ -90,4 +70,4 @@ approvals! {
     update_rule(UpdateRuleRequest) -> UpdateRuleResponse;
     /// Deletes a rule.
     delete_rule(DeleteRuleRequest) -> DeleteRuleResponse;
-}
+} }

@@ -10,6 +10,7 @@ use super::{
     deadline::Deadline,
     error::CallError,
     health::{self, HealthCheckRequest, ServingStatus},
+    methods::methods,
     stream::{ArtifactParts, CopyError},
 };
 use crate::api::v1::{
@@ -61,7 +62,7 @@ impl Client {
         &self,
         request: ReadArtifactRequest,
     ) -> Result<ArtifactParts, CallError> {
-        let mut artifacts = ArtifactServiceClient::new(self.channel.clone());
+        let mut artifacts = self.artifacts();
         let deadline = Deadline::after(self.context.deadline);
         let next_offset = request.offset;
         let parts = deadline
@@ -153,6 +154,10 @@ impl Client {
         ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
+    pub(super) fn artifacts(&self) -> ArtifactServiceClient<Channel> {
+        ArtifactServiceClient::new(self.channel.clone())
+    }
+
     pub(super) fn transfers(&self) -> TransferServiceClient<Channel> {
         TransferServiceClient::new(self.channel.clone())
     }
@@ -178,27 +183,7 @@ impl Client {
     }
 }
 
-/// Methods of tools: each takes its request and waits for its response.
-macro_rules! tools {
-    ($($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)*) => {
-        impl Client {
-            $(
-                $(#[$doc])*
-                ///
-                /// # Errors
-                ///
-                /// When the call failed.
-                pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
-                    let mut tools = self.tools();
-                    self.unary(request, |request| async move { tools.$name(request).await })
-                        .await
-                }
-            )*
-        }
-    };
-}
-
-tools! {
+methods! { tools {
     /// Runs one command and waits until it and all that it started have ended. A command that ran
     /// is no error, whatever it did.
     run(RunRequest) -> RunResponse;
@@ -230,4 +215,4 @@ tools! {
     read_notebook(ReadNotebookRequest) -> ReadNotebookResponse;
     /// Replaces, inserts or deletes one cell of a notebook.
     edit_notebook(EditNotebookRequest) -> EditNotebookResponse;
-}
+} }

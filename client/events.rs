@@ -2,11 +2,11 @@
 
 use tonic::{Streaming, transport::Channel};
 
-use super::{call::Client, deadline::Deadline, error::CallError};
+use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
 use crate::api::v1::{
     ListArtifactsRequest, ListArtifactsResponse, ListSessionsRequest, ListSessionsResponse,
-    WatchEventsRequest, WatchEventsResponse, artifact_service_client::ArtifactServiceClient,
-    event_service_client::EventServiceClient, watch_events_response::Item,
+    WatchEventsRequest, WatchEventsResponse, event_service_client::EventServiceClient,
+    watch_events_response::Item,
 };
 
 /// Largest message that is accepted: a record shows of its call's parameters 16 KiB, and what a tool
@@ -44,42 +44,20 @@ impl Client {
         })
     }
 
-    /// Lists one page of the sessions of a workspace.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn list_sessions(
-        &self,
-        request: ListSessionsRequest,
-    ) -> Result<ListSessionsResponse, CallError> {
-        let mut events = self.events();
-        self.unary(request, |request| async move {
-            events.list_sessions(request).await
-        })
-        .await
-    }
-
-    /// Lists one page of the artifacts of the session of this client.
-    ///
-    /// # Errors
-    ///
-    /// When the call failed.
-    pub async fn list_artifacts(
-        &self,
-        request: ListArtifactsRequest,
-    ) -> Result<ListArtifactsResponse, CallError> {
-        let mut artifacts = ArtifactServiceClient::new(self.channel());
-        self.unary(request, |request| async move {
-            artifacts.list_artifacts(request).await
-        })
-        .await
-    }
-
     fn events(&self) -> EventServiceClient<Channel> {
         EventServiceClient::new(self.channel()).max_decoding_message_size(LARGEST_EVENT)
     }
 }
+
+methods! { events {
+    /// Lists one page of the sessions of a workspace.
+    list_sessions(ListSessionsRequest) -> ListSessionsResponse;
+} }
+
+methods! { artifacts {
+    /// Lists one page of the artifacts of the session of this client.
+    list_artifacts(ListArtifactsRequest) -> ListArtifactsResponse;
+} }
 
 impl SessionEvents {
     /// Waits for what comes next; nothing at the end, which there is only where it was asked not to

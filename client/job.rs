@@ -2,7 +2,7 @@
 
 use tonic::Streaming;
 
-use super::{call::Client, deadline::Deadline, error::CallError};
+use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
 use crate::api::v1::{
     CancelJobRequest, CancelJobResponse, GetJobRequest, GetJobResponse, ListJobsRequest,
     ListJobsResponse, SubmitJobRequest, SubmitJobResponse, WaitJobRequest, WaitJobResponse,
@@ -16,27 +16,7 @@ pub struct JobEvents {
     deadline: Deadline,
 }
 
-/// Methods that answer once.
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident($request:ty) -> $response:ty;)*) => {
-        impl Client {
-            $(
-                $(#[$doc])*
-                ///
-                /// # Errors
-                ///
-                /// When the call failed.
-                pub async fn $name(&self, request: $request) -> Result<$response, CallError> {
-                    let mut jobs = self.jobs();
-                    self.unary(request, |request| async move { jobs.$name(request).await })
-                        .await
-                }
-            )*
-        }
-    };
-}
-
-methods! {
+methods! { jobs {
     /// Puts a call of a tool into a queue. Once this is answered, it will be made.
     submit_job(SubmitJobRequest) -> SubmitJobResponse;
     /// A job and, once it has ended, its result.
@@ -47,7 +27,7 @@ methods! {
     wait_job(WaitJobRequest) -> WaitJobResponse;
     /// Ends a job, and waits until it has ended.
     cancel_job(CancelJobRequest) -> CancelJobResponse;
-}
+} }
 
 impl Client {
     /// Watches a job, from offsets of its output on.

@@ -16,6 +16,7 @@ mod json;
 mod local;
 mod output;
 mod progress;
+mod structure;
 mod style;
 mod told;
 mod writer;

@@ -25,6 +25,7 @@ mod error;
 mod events;
 mod health;
 mod job;
+mod methods;
 mod pages;
 mod process;
 #[cfg(feature = "daemon")]

@@ -9,11 +9,10 @@ use jig::{
     },
     client::Client,
 };
-use prost_types::{Struct, Value as WireValue, value::Kind};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::finish;
-use crate::{connection, escape, failure::Failure, global::Global, output};
+use crate::{connection, escape, failure::Failure, global::Global, output, structure::json_of};
 
 /// Longest detail of an event that is shown, in characters: the rest of a line.
 const LONGEST_DETAIL: usize = 120;
@@ -51,7 +50,7 @@ pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
             while let Some(item) = events.next().await? {
                 match item {
                     Item::Event(event) if global.json => {
-                        output::json(&object(event.record.unwrap_or_default()))?;
+                        output::json(&json_of(&event.record.unwrap_or_default()))?;
                     }
                     Item::Event(event) => output::stdout(line(event).as_bytes())?,
                     Item::Gap(gap) => output::note(&format!(
@@ -118,7 +117,7 @@ fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {
 /// An event for people: when, which step, of which tool, what, and more about it.
 fn line(event: Event) -> String {
     let time = event.time.map(|time| time.to_string()).unwrap_or_default();
-    let record = fields(event.record.unwrap_or_default());
+    let record = json_of(&event.record.unwrap_or_default());
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
     let (what, detail) = match event.r#type.as_str() {
         "tool_call_started" => ("started", detail(record.get("params"))),
@@ -183,39 +182,10 @@ fn short_time(time: &str) -> String {
     }
 }
 
-/// A record as JSON, with whole numbers as such.
-fn object(record: Struct) -> Value {
-    Value::Object(fields(record))
-}
-
-fn fields(record: Struct) -> Map<String, Value> {
-    let fields = record.fields.into_iter();
-    fields.map(|(name, value)| (name, json_of(value))).collect()
-}
-
-fn json_of(value: WireValue) -> Value {
-    /// Up to which all whole numbers can be told apart.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    match value.kind {
-        None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::BoolValue(flag)) => flag.into(),
-        Some(Kind::StringValue(text)) => text.into(),
-        Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() <= EXACT => {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "it is whole, and within the range"
-            )]
-            let number = number as i64;
-            number.into()
-        }
-        Some(Kind::NumberValue(number)) => json!(number),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(json_of).collect(),
-        Some(Kind::StructValue(record)) => object(record),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use prost_types::{Struct, Value as WireValue, value::Kind};
+
     use super::*;
 
     fn text(text: &str) -> WireValue {
@@ -282,21 +252,5 @@ mod tests {
         let failed = [("status", text("error")), ("message", text(&long))];
         let line = line(event("tool_call_finished", failed));
         assert!(line.ends_with("x…\n") && line.len() < 250, "{line}");
-    }
-
-    #[test]
-    fn numbers_are_what_they_were() {
-        let record = Struct {
-            fields: [
-                ("a".to_owned(), number(200_000.0)),
-                ("b".to_owned(), number(0.25)),
-                ("c".to_owned(), WireValue { kind: None }),
-            ]
-            .into(),
-        };
-        assert_eq!(
-            object(record).to_string(),
-            r#"{"a":200000,"b":0.25,"c":null}"#
-        );
     }
 }

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use jig::api::v1::{InvokeResponse, InvokeStatus, Job, JobState, ToolError};
-use prost_types::{Struct, Timestamp, value::Kind};
-use serde_json::{Map, Value, json};
+use prost_types::Timestamp;
+use serde_json::{Value, json};
 
-use crate::{escape, failure::Failure, output};
+use crate::{escape, failure::Failure, output, structure::json_of};
 
 /// Prints a job and what came of it.
 pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), Failure> {
@@ -83,7 +83,7 @@ fn result(result: &InvokeResponse) -> Value {
         "started_at": time(result.started_at),
         "ended_at": time(result.ended_at),
         "duration_sec": result.duration_sec,
-        "data": result.data.as_ref().map(plain),
+        "data": result.data.as_ref().map(json_of),
         "text": result.text,
         "error": result.error.as_ref().map(error),
         "exit_code": result.exit_code,
@@ -99,31 +99,8 @@ fn error(error: &ToolError) -> Value {
         "error_type": error.error_type,
         "message": error.message,
         "suggestion": error.suggestion,
-        "details": error.details.as_ref().map(plain),
+        "details": error.details.as_ref().map(json_of),
     })
-}
-
-fn plain(structure: &Struct) -> Value {
-    let fields = structure.fields.iter();
-    let fields: Map<_, _> = fields
-        .map(|(name, value)| (name.clone(), json_of(value)))
-        .collect();
-    Value::Object(fields)
-}
-
-fn json_of(value: &prost_types::Value) -> Value {
-    match &value.kind {
-        None | Some(Kind::NullValue(_)) => Value::Null,
-        Some(Kind::BoolValue(flag)) => (*flag).into(),
-        // Whole numbers are written as such.
-        Some(Kind::NumberValue(number)) => match format!("{number}").parse::<i64>() {
-            Ok(whole) => whole.into(),
-            Err(_) => (*number).into(),
-        },
-        Some(Kind::StringValue(text)) => text.as_str().into(),
-        Some(Kind::ListValue(list)) => list.values.iter().map(json_of).collect(),
-        Some(Kind::StructValue(structure)) => plain(structure),
-    }
 }
 
 fn time(time: Option<Timestamp>) -> Option<String> {
