@@ -17,7 +17,7 @@ use super::{
     policy::policy,
     requests::requests,
     sessions::sessions,
-    time::time,
+    time::time_or,
     workspaces::workspaces,
 };
 use crate::daemon::{sandbox::level::Level, telemetry::logs::Format};
@@ -114,27 +114,17 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
                 .map_err(|_| format!("--log-level {text}: give error, warn, info, debug or trace"))
         },
     );
-    let drain_timeout = parse(
-        args.drain_timeout.or(file.drain_timeout).as_deref(),
+    let drain_timeout = time_or(
         DEFAULT_DRAIN,
+        args.drain_timeout.or(file.drain_timeout).as_deref(),
+        "--drain-timeout",
         &mut problems,
-        |text| {
-            time(text).ok_or_else(|| {
-                format!(
-                    "--drain-timeout {text}: give a time of at most a day, such as 25s, 500ms or 2m"
-                )
-            })
-        },
     );
-    let grace = parse(
-        file.sandbox.grace.as_deref(),
+    let grace = time_or(
         DEFAULT_GRACE,
+        file.sandbox.grace.as_deref(),
+        "sandbox.grace",
         &mut problems,
-        |text| {
-            time(text).ok_or_else(|| {
-                format!("sandbox.grace {text}: give a time of at most a day, such as 2s")
-            })
-        },
     );
     let path: Vec<String> = args.path.into_iter().chain(file.sandbox.path).collect();
     for directory in path
@@ -158,17 +148,11 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
             REPLAY_BYTES.end()
         ));
     }
-    let process_retention = parse(
-        file.limits.process_retention.as_deref(),
+    let process_retention = time_or(
         DEFAULT_PROCESS_RETENTION,
+        file.limits.process_retention.as_deref(),
+        "limits.process_retention",
         &mut problems,
-        |text| {
-            time(text).ok_or_else(|| {
-                format!(
-                    "limits.process_retention {text}: give a time of at most a day, such as 15m"
-                )
-            })
-        },
     );
     let concurrent_calls = count(
         file.limits.concurrent_calls,
@@ -200,15 +184,11 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "queued_calls",
         &mut problems,
     );
-    let queue_wait = parse(
-        file.limits.queue_wait.as_deref(),
+    let queue_wait = time_or(
         DEFAULT_QUEUE_WAIT,
+        file.limits.queue_wait.as_deref(),
+        "limits.queue_wait",
         &mut problems,
-        |text| {
-            time(text).ok_or_else(|| {
-                format!("limits.queue_wait {text}: give a time of at most a day, such as 10s")
-            })
-        },
     );
     let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
     if sandbox_id == 0 || sandbox_id == u32::MAX {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{file, time::time};
+use super::{file, time::age_or};
 
 /// What holds where nothing is said.
 const RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -44,14 +44,8 @@ pub(crate) fn is_queue_name(text: &str) -> bool {
 
 /// Checks the table.
 pub(super) fn jobs(file: file::Jobs, problems: &mut Vec<String>) -> Jobs {
-    let retention = match file.retention.as_deref().map(time) {
-        None => RETENTION,
-        Some(Some(time)) => time,
-        Some(None) => {
-            problems.push("jobs.retention: give a time of at most a day, such as 12h".to_owned());
-            RETENTION
-        }
-    };
+    let retention = file.retention.as_deref();
+    let retention = age_or(RETENTION, retention, "jobs.retention", problems);
     let mut count = |written: Option<u32>, default: u32, key: &str| {
         let count = written.unwrap_or(default);
         if !(1..=MOST).contains(&count) {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{
     file,
-    time::{age, moment},
+    time::{age_or, moment},
 };
 
 /// Most rules of the file: each is compared with each call of its tool.
@@ -200,25 +200,15 @@ fn rules(written: Vec<file::PolicyRule>, problems: &mut Vec<String>) -> Vec<Poli
 }
 
 fn waits(file: &file::Approvals, default: Approvals, problems: &mut Vec<String>) -> Approvals {
-    let mut given = |text: Option<&str>, default, key: &str, most: &str| match text.map(age) {
-        None => default,
-        Some(Some(time)) if !time.is_zero() => time,
-        Some(_) => {
-            let text = text.unwrap_or_default();
-            problems.push(format!(
-                "approvals.{key} {text:?}: give a time of at most ten years, such as {most}"
-            ));
-            default
-        }
-    };
+    let (wait, retention) = (file.wait.as_deref(), file.retention.as_deref());
     let approvals = Approvals {
-        wait: given(file.wait.as_deref(), default.wait, "wait", "5m"),
+        wait: age_or(default.wait, wait, "approvals.wait", problems),
         pending: file.pending.unwrap_or(default.pending),
-        retention: given(
-            file.retention.as_deref(),
+        retention: age_or(
             default.retention,
-            "retention",
-            "30d",
+            retention,
+            "approvals.retention",
+            problems,
         ),
     };
     if !(1..=MOST_PENDING).contains(&approvals.pending) {

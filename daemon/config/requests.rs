@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{file, time::time};
+use super::{
+    file,
+    time::{age_or, time_or},
+};
 
 /// What is kept where nothing is said.
 const DEFAULT: Requests = Requests {
@@ -27,22 +30,13 @@ pub(crate) struct Requests {
 
 /// Checks the table.
 pub(super) fn requests(file: &file::Requests, problems: &mut Vec<String>) -> Requests {
-    let mut given = |text: Option<&str>, default, name: &str| match text.map(time) {
-        None => default,
-        Some(Some(time)) => time,
-        Some(None) => {
-            let text = text.unwrap_or_default();
-            problems.push(format!(
-                "requests.{name} {text}: give a time of at most a day, such as 30s or 12h"
-            ));
-            default
-        }
-    };
+    let retention = file.retention.as_deref();
+    let linger = file.linger.as_deref();
     let requests = Requests {
-        retention: given(file.retention.as_deref(), DEFAULT.retention, "retention"),
+        retention: age_or(DEFAULT.retention, retention, "requests.retention", problems),
         kept: file.kept.unwrap_or(DEFAULT.kept),
         kept_bytes: file.kept_bytes.unwrap_or(DEFAULT.kept_bytes),
-        linger: given(file.linger.as_deref(), DEFAULT.linger, "linger"),
+        linger: time_or(DEFAULT.linger, linger, "requests.linger", problems),
     };
     if requests.kept == 0 || requests.kept_bytes == 0 {
         problems.push("requests.kept and requests.kept_bytes must be at least 1".to_owned());

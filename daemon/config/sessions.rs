@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{file, time::age};
+use super::{file, time::age_or};
 
 /// What is kept where nothing is said.
 const DEFAULT: Sessions = Sessions {
@@ -27,18 +27,9 @@ pub(crate) struct Sessions {
 
 /// Checks the table.
 pub(super) fn sessions(file: &file::Sessions, problems: &mut Vec<String>) -> Sessions {
-    let retention = match file.retention.as_deref().map(|text| (text, age(text))) {
-        None => DEFAULT.retention,
-        Some((_, Some(age))) if !age.is_zero() => age,
-        Some((text, _)) => {
-            problems.push(format!(
-                "sessions.retention {text}: give a time of at most 3650d, such as 12h or 7d"
-            ));
-            DEFAULT.retention
-        }
-    };
+    let retention = file.retention.as_deref();
     let sessions = Sessions {
-        retention,
+        retention: age_or(DEFAULT.retention, retention, "sessions.retention", problems),
         kept_bytes: file.kept_bytes.unwrap_or(DEFAULT.kept_bytes),
         record_bytes: file.record_bytes.unwrap_or(DEFAULT.record_bytes),
     };

@@ -26,6 +26,39 @@ pub(super) fn age(text: &str) -> Option<Duration> {
     age.filter(|age| *age <= LONGEST_AGE)
 }
 
+/// The time that is written under `key`, or the `default`.
+pub(super) fn time_or(
+    default: Duration,
+    written: Option<&str>,
+    key: &str,
+    problems: &mut Vec<String>,
+) -> Duration {
+    let parsed = written.map(|text| time(text).ok_or(text));
+    parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
+        problems.push(format!(
+            "{key} {text:?}: give a time of at most a day, such as 30s or 12h"
+        ));
+        default
+    })
+}
+
+/// The age that is written under `key`, or the `default`.
+pub(super) fn age_or(
+    default: Duration,
+    written: Option<&str>,
+    key: &str,
+    problems: &mut Vec<String>,
+) -> Duration {
+    let is_one = |age: &Duration| !age.is_zero();
+    let parsed = written.map(|text| age(text).filter(is_one).ok_or(text));
+    parsed.unwrap_or(Ok(default)).unwrap_or_else(|text| {
+        problems.push(format!(
+            "{key} {text:?}: give a time of at most 3650d, such as 5m, 12h or 7d"
+        ));
+        default
+    })
+}
+
 fn parse(text: &str) -> Option<Duration> {
     let digits = text
         .find(|char: char| !char.is_ascii_digit())

@@ -8,6 +8,7 @@ use std::{
         fd::OwnedFd,
         unix::fs::{FileTypeExt as _, MetadataExt as _},
     },
+    sync::LazyLock,
 };
 
 use rustix::{
@@ -29,6 +30,8 @@ const TCP_ESTABLISHED: u8 = 1;
 const IPPROTO_TCP: u8 = 6;
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
+/// The kernel's own choice, should it not say: linux/highuid.h.
+const DEFAULT_OVERFLOWUID: u32 = 65534;
 /// Bytes of `struct nlmsghdr`.
 const HEADER: usize = 16;
 /// Bytes of `struct inet_diag_sockid`.
@@ -52,7 +55,7 @@ pub(super) fn of_unix(socket: &UnixStream) -> Origin {
 /// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else
 /// gets past the mode of a socket that is its owner's alone (unix(7), path_resolution(7)).
 fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
-    if Some(uid) != overflow_user() || knows_all_users() {
+    if Some(uid) != *UNKNOWN_USER {
         return false;
     }
     let address = socket.local_addr().ok();
@@ -67,17 +70,15 @@ fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
     })
 }
 
-/// The number that users have who have none in this user namespace (user_namespaces(7), "overflowuid").
-fn overflow_user() -> Option<u32> {
-    let text = fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?;
-    text.trim().parse().ok()
-}
-
-/// Whether all users have numbers in this user namespace.
-fn knows_all_users() -> bool {
+/// The number that all users have who have none in this user namespace, as long as it lasts
+/// (user_namespaces(7), "overflowuid"); none where each has one of his own.
+static UNKNOWN_USER: LazyLock<Option<u32>> = LazyLock::new(|| {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    map.split_whitespace().eq(["0", "0", "4294967295"])
-}
+    let knows_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+    let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let number = number.ok().and_then(|text| text.trim().parse().ok());
+    (!knows_all).then(|| number.unwrap_or(DEFAULT_OVERFLOWUID))
+});
 
 /// Where a TCP connection comes from. `ask`: whether it matters whose it is.
 pub(super) fn of_tcp(socket: &TcpStream, ask: bool) -> Origin {
@@ -205,7 +206,7 @@ fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
 /// The user that the daemon runs as, unless the kernel tells others by the same number.
 pub(crate) fn own_user() -> Option<u32> {
     let own = geteuid().as_raw();
-    (knows_all_users() || overflow_user() != Some(own)).then_some(own)
+    (*UNKNOWN_USER != Some(own)).then_some(own)
 }
 
 #[cfg(test)]

@@ -2,13 +2,16 @@
 
 use std::{
     fmt,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 
-use super::database::{Database, DatabaseError};
+use super::{
+    database::{Database, DatabaseError},
+    milliseconds,
+};
 
 /// Most rows that are removed in one go: others wait meanwhile.
 const REMOVED_TOGETHER: u32 = 1000;
@@ -103,7 +106,11 @@ impl JobLog {
             .apply(move |connection| {
                 connection.execute(
                     "UPDATE job SET state = ?1, ended_ms = ?2 WHERE state = ?3",
-                    params![JobState::Lost.name(), now_ms(), JobState::Running.name()],
+                    params![
+                        JobState::Lost.name(),
+                        milliseconds::now(),
+                        JobState::Running.name()
+                    ],
                 )?;
                 let sql = format!("SELECT {COLUMNS} FROM job WHERE state = ?1 ORDER BY id");
                 let mut select = connection.prepare(&sql)?;
@@ -128,7 +135,7 @@ impl JobLog {
                     "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
                 )?
                 .execute(params![
-                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, ms(job.submitted),
+                    job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, milliseconds::of(job.submitted),
                     job.request
                 ])
         })
@@ -140,7 +147,11 @@ impl JobLog {
         self.change(move |connection| {
             connection
                 .prepare_cached("UPDATE job SET state = ?2, started_ms = ?3 WHERE id = ?1")?
-                .execute(params![id, JobState::Running.name(), ms(time)])
+                .execute(params![
+                    id,
+                    JobState::Running.name(),
+                    milliseconds::of(time)
+                ])
         })
         .await
     }
@@ -181,7 +192,7 @@ impl JobLog {
                     "UPDATE job SET state = ?2, ended_ms = ?3, result = ?4, result_bytes = ?5 WHERE id = ?1",
                 )?
                 .execute(params![
-                    id, state.name(), ms(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
+                    id, state.name(), milliseconds::of(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
                 ])
         })
         .await
@@ -279,7 +290,7 @@ impl JobLog {
 
 fn remove(connection: &Connection, retention: JobRetention) -> rusqlite::Result<usize> {
     let age = i64::try_from(retention.age.as_millis()).unwrap_or(i64::MAX);
-    let oldest = now_ms().saturating_sub(age);
+    let oldest = milliseconds::now().saturating_sub(age);
     let (number, bytes): (i64, i64) = connection.query_row(
         "SELECT count(*), coalesce(sum(result_bytes), 0) FROM job WHERE ended_ms IS NOT NULL",
         [],
@@ -327,9 +338,9 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         priority: row.get(6)?,
         state: JobState::from_name(&state).unwrap_or(JobState::Lost),
         trace: row.get(8)?,
-        submitted: time(row.get(9)?),
-        started: row.get::<_, Option<i64>>(10)?.map(time),
-        ended: row.get::<_, Option<i64>>(11)?.map(time),
+        submitted: milliseconds::to_time(row.get(9)?),
+        started: row.get::<_, Option<i64>>(10)?.map(milliseconds::to_time),
+        ended: row.get::<_, Option<i64>>(11)?.map(milliseconds::to_time),
         step: number.and_then(|step| u64::try_from(step).ok()),
         request: row.get(13)?,
     })
@@ -374,20 +385,7 @@ impl fmt::Display for JobState {
 
 /// The time, as precisely as the log keeps it.
 pub(crate) fn now() -> SystemTime {
-    time(now_ms())
-}
-
-fn ms(time: SystemTime) -> i64 {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn now_ms() -> i64 {
-    ms(SystemTime::now())
-}
-
-fn time(ms: i64) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(u64::try_from(ms).unwrap_or_default())
+    milliseconds::to_time(milliseconds::now())
 }
 
 #[cfg(test)]

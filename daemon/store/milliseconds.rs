@@ -8,6 +8,11 @@ pub(crate) fn of(time: SystemTime) -> i64 {
     i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// The milliseconds of now.
+pub(crate) fn now() -> i64 {
+    of(SystemTime::now())
+}
+
 /// The time of so many milliseconds.
 pub(crate) fn to_time(milliseconds: i64) -> SystemTime {
     let since = Duration::from_millis(u64::try_from(milliseconds).unwrap_or(0));

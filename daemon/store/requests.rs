@@ -1,14 +1,17 @@
 //! The log of request ids: which work was begun under which, and how it was answered. It makes a
 //! repeated call find the first one's answer, also after a restart.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 use sha2::{Digest as _, Sha256};
 use ulid::Ulid;
 
-use super::database::{Database, DatabaseError};
+use super::{
+    database::{Database, DatabaseError},
+    milliseconds,
+};
 
 /// Most rows that are removed in one go: others wait meanwhile.
 const REMOVED_TOGETHER: u32 = 1000;
@@ -112,7 +115,7 @@ impl RequestLog {
                         "INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
                     )?;
                     insert.execute(params![
-                        key.principal, key.workspace, key.id, asked.method, asked.session, asked.fingerprint, life, now_ms()
+                        key.principal, key.workspace, key.id, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
                     ])?;
                     Ok(Found::New)
                 }
@@ -238,17 +241,10 @@ fn remove(connection: &Connection, life: &str, retention: Retention) -> rusqlite
          )",
         params![
             life,
-            now_ms().saturating_sub(age),
+            milliseconds::now().saturating_sub(age),
             surplus,
             surplus_bytes,
             REMOVED_TOGETHER
         ],
     )
-}
-
-fn now_ms() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
 }

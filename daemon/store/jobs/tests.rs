@@ -14,7 +14,7 @@ fn job(id: &str, queue: &str) -> Job {
         priority: -3,
         state: JobState::Queued,
         trace: String::new(),
-        submitted: time(now_ms()),
+        submitted: now(),
         started: None,
         ended: None,
         step: None,
@@ -40,7 +40,7 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
     for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
         log.submit(job(id, queue)).await.unwrap();
     }
-    let begun = time(now_ms());
+    let begun = now();
     log.start("1".to_owned(), begun).await.unwrap();
     log.begin("1".to_owned(), 7).await.unwrap();
     log.start("2".to_owned(), begun).await.unwrap();
