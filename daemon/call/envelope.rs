@@ -2,10 +2,9 @@
 
 use std::time::SystemTime;
 
-use prost_types::{Struct, Value, value::Kind};
 use serde_json::{Map, Value as Json, json};
 
-use super::suggestion::suggestion;
+use super::{structure::structure, suggestion::suggestion};
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::error::Error,
@@ -108,52 +107,10 @@ fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
     response
 }
 
-/// JSON as the message that stands for it.
-fn structure(fields: Map<String, Json>) -> Struct {
-    Struct {
-        fields: fields
-            .into_iter()
-            .map(|(name, value)| (name, wrapped(value)))
-            .collect(),
-    }
-}
-
-fn wrapped(json: Json) -> Value {
-    let kind = match json {
-        Json::Null => Kind::NullValue(0),
-        Json::Bool(flag) => Kind::BoolValue(flag),
-        // A double holds every number that a tool answers.
-        Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or_default()),
-        Json::String(text) => Kind::StringValue(text),
-        Json::Array(items) => Kind::ListValue(prost_types::ListValue {
-            values: items.into_iter().map(wrapped).collect(),
-        }),
-        Json::Object(fields) => Kind::StructValue(structure(fields)),
-    };
-    Value { kind: Some(kind) }
-}
-
-/// The JSON that a message stands for.
-pub(crate) fn unwrapped(structure: Struct) -> Map<String, Json> {
-    let fields = structure.fields.into_iter();
-    fields.map(|(name, value)| (name, plain(value))).collect()
-}
-
-fn plain(value: Value) -> Json {
-    match value.kind {
-        None | Some(Kind::NullValue(_)) => Json::Null,
-        Some(Kind::BoolValue(flag)) => flag.into(),
-        Some(Kind::NumberValue(number)) => number.into(),
-        Some(Kind::StringValue(text)) => text.into(),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(plain).collect(),
-        Some(Kind::StructValue(fields)) => Json::Object(unwrapped(fields)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::error::Reason;
+    use crate::daemon::{call::structure::unwrapped, error::Reason};
 
     fn call() -> Call<'static> {
         Call {
@@ -165,12 +122,6 @@ mod tests {
 
     fn fields(json: Json) -> Map<String, Json> {
         json.as_object().expect("an object").clone()
-    }
-
-    #[test]
-    fn json_survives_being_a_message() {
-        let json = fields(json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7.0}));
-        assert_eq!(unwrapped(structure(json.clone())), json);
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod any_tool;
 pub(crate) mod approval;
 pub(crate) mod context;
 pub(crate) mod drain;
-pub(crate) mod envelope;
+mod envelope;
 pub(crate) mod idempotency;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
@@ -31,8 +31,9 @@ mod repeatable;
 mod sent;
 pub(crate) mod start;
 mod state_error;
+pub(crate) mod structure;
 mod subject;
-mod suggestion;
+pub(crate) mod suggestion;
 
 use std::{
     collections::HashSet,

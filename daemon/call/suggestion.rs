@@ -3,7 +3,7 @@
 use crate::daemon::error::Reason;
 
 /// One sentence for whoever made the call.
-pub(super) fn suggestion(reason: Reason) -> &'static str {
+pub(crate) fn suggestion(reason: Reason) -> &'static str {
     match reason {
         Reason::InvalidParams => "Mend the parameters that are named, and call again.",
         Reason::InvalidGlob | Reason::InvalidRegex => "Mend the pattern, and call again.",

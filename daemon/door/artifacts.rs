@@ -2,15 +2,13 @@
 
 use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Instant};
 
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::mpsc::Sender;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::{
-    answered,
-    metadata::incoming,
-    status::{self, to_status},
+    answered, cut_page,
+    outlet::{Answer, Answers, LastWord, outlet},
 };
 use crate::{
     api::v1::{
@@ -37,18 +35,17 @@ pub(crate) struct Artifacts(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl ArtifactService for Artifacts {
-    type ReadArtifactStream = ReceiverStream<Result<ReadArtifactResponse, Status>>;
+    type ReadArtifactStream = Answers<ReadArtifactResponse>;
 
     async fn read_artifact(
         &self,
         request: Request<ReadArtifactRequest>,
     ) -> Result<Response<Self::ReadArtifactStream>, Status> {
-        let incoming = incoming(&request)?;
-        let opened = async {
+        answered(request, async |incoming, request| {
             let request = self
                 .0
                 .catalog
-                .check("jig.v1.ReadArtifactRequest", request.into_inner())?;
+                .check("jig.v1.ReadArtifactRequest", request)?;
             let Some(session) = self.0.existing_session(&incoming).await? else {
                 return Err(missing(&request.path));
             };
@@ -57,24 +54,20 @@ impl ArtifactService for Artifacts {
                 .await
                 .map_err(Error::internal)?
                 .map_err(Error::internal)?;
-            match artifact {
-                Artifact::File(file) => Ok((Some(file), request)),
-                Artifact::Empty => Ok((None, request)),
-                Artifact::Missing => Err(missing(&request.path)),
-            }
-        };
-        let (file, request) = opened
-            .await
-            .map_err(|error: Error| status::answer(&error, &incoming.call_id))?;
-        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD + 1);
-        let last = sender.clone().try_reserve_owned();
-        let last = last.map_err(|error| to_status(&Error::internal(error)))?;
-        let end = self.0.drain.end_token();
-        task::spawn_tracked(
-            "artifact",
-            send(file, request, sender, last, incoming.deadline, end),
-        );
-        Ok(Response::new(ReceiverStream::new(receiver)))
+            let file = match artifact {
+                Artifact::File(file) => Some(file),
+                Artifact::Empty => None,
+                Artifact::Missing => return Err(missing(&request.path)),
+            };
+            let (sender, last, answers) = outlet(CHUNKS_AHEAD, &incoming.call_id);
+            let end = self.0.drain.end_token();
+            task::spawn_tracked(
+                "artifact",
+                send(file, request, sender, last, incoming.deadline, end),
+            );
+            Ok(answers)
+        })
+        .await
     }
 
     async fn list_artifacts(
@@ -118,9 +111,7 @@ impl Artifacts {
             .await
             .map_err(Error::internal)?
             .map_err(Error::internal)?;
-        let has_more = found.len() > page_size;
-        found.truncate(page_size);
-        let last = found.last().filter(|_| has_more);
+        let last = cut_page(&mut found, page_size);
         Ok(ListArtifactsResponse {
             next_page_token: last
                 .map_or_else(String::new, |kept| write_token(&filters, &kept.path)),
@@ -143,52 +134,47 @@ fn info(kept: Kept) -> ArtifactInfo {
 async fn send(
     file: Option<File>,
     request: ReadArtifactRequest,
-    sender: mpsc::Sender<Result<ReadArtifactResponse, Status>>,
-    last: mpsc::OwnedPermit<Result<ReadArtifactResponse, Status>>,
+    sender: Sender<Answer<ReadArtifactResponse>>,
+    last: LastWord<ReadArtifactResponse>,
     deadline: Option<Instant>,
     end: CancellationToken,
 ) {
     let file = file.map(Arc::new);
     let mut offset = request.offset;
     let mut left = request.limit.unwrap_or(u64::MAX);
-    loop {
+    let error = loop {
         let chunk = read(file.clone(), offset, left.min(CHUNK_BYTES)).await;
-        let (ended, message) = match chunk {
-            Ok((data, size_bytes)) => {
-                let length = data.len() as u64;
-                left -= length;
-                let message = ReadArtifactResponse {
-                    data: data.into(),
-                    offset,
-                    size_bytes,
-                };
-                offset += length;
-                // An empty answer is sent only where there is nothing at all to send.
-                if length == 0 && offset > request.offset {
-                    return;
-                }
-                (length == 0 || left == 0, Ok(message))
-            }
-            Err(error) => (true, Err(to_status(&Error::internal(error)))),
+        let (data, size_bytes) = match chunk {
+            Ok(chunk) => chunk,
+            Err(error) => break Error::internal(error),
         };
-        // Of its end it is told also where nobody reads and there is room for nothing else.
-        let sent = tokio::select! {
-            biased;
-            () = task::until(deadline) => {
-                last.send(Err(to_status(&call::timed_out("ReadArtifact"))));
-                return;
-            }
-            () = end.cancelled() => {
-                let text = "the daemon is shutting down: read the rest when it is back";
-                last.send(Err(to_status(&Error::new(Reason::Draining, text))));
-                return;
-            }
-            sent = sender.send(message) => sent.is_ok(),
-        };
-        if ended || !sent {
+        let length = data.len() as u64;
+        // An empty answer is sent only where there is nothing at all to send.
+        if length == 0 && offset > request.offset {
             return;
         }
-    }
+        let message = ReadArtifactResponse {
+            data: data.into(),
+            offset,
+            size_bytes,
+        };
+        left -= length;
+        offset += length;
+        tokio::select! {
+            biased;
+            () = task::until(deadline) => break call::timed_out("ReadArtifact"),
+            () = end.cancelled() => {
+                let text = "the daemon is shutting down: read the rest when it is back";
+                break Error::new(Reason::Draining, text);
+            }
+            sent = sender.send(Ok(message)) => {
+                if sent.is_err() || length == 0 || left == 0 {
+                    return;
+                }
+            }
+        }
+    };
+    last.say(&error);
 }
 
 async fn read(

@@ -7,14 +7,13 @@ mod watchers;
 use std::{sync::Arc, time::Duration};
 
 use prost_types::Timestamp;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use self::{
     watch::{Source, Watch},
     watchers::Watchers,
 };
-use super::answered;
+use super::{answered, cut_page, outlet::Answers};
 use crate::{
     api::v1::{
         ListSessionsRequest, ListSessionsResponse, SessionInfo, WatchEventsRequest,
@@ -52,7 +51,7 @@ impl Events {
         &self,
         incoming: Incoming,
         request: WatchEventsRequest,
-    ) -> Result<ReceiverStream<Result<WatchEventsResponse, Status>>, Error> {
+    ) -> Result<Answers<WatchEventsResponse>, Error> {
         let pipeline = &self.pipeline;
         let request = pipeline
             .catalog
@@ -108,9 +107,7 @@ impl Events {
             .await
             .map_err(Error::internal)?
             .map_err(Error::internal)?;
-        let has_more = found.len() > page_size;
-        found.truncate(page_size);
-        let last = found.last().filter(|_| has_more);
+        let last = cut_page(&mut found, page_size);
         Ok(ListSessionsResponse {
             next_page_token: last
                 .map_or_else(String::new, |(id, _)| write_token(&filters, id.as_str())),
@@ -121,7 +118,7 @@ impl Events {
 
 #[tonic::async_trait]
 impl EventService for Events {
-    type WatchEventsStream = ReceiverStream<Result<WatchEventsResponse, Status>>;
+    type WatchEventsStream = Answers<WatchEventsResponse>;
 
     async fn watch_events(
         &self,

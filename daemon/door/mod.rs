@@ -6,6 +6,7 @@ pub(crate) mod events;
 pub(crate) mod info;
 pub(crate) mod jobs;
 pub(crate) mod metadata;
+mod outlet;
 pub(crate) mod processes;
 pub(crate) mod status;
 pub(crate) mod tools;
@@ -13,9 +14,13 @@ pub(crate) mod transfer;
 
 use std::future::Future;
 
+use prost::Message;
 use tonic::{Request, Response, Status};
 
-use super::{call::context::Incoming, error::Error};
+use super::{
+    call::{Pipeline, context::Incoming},
+    error::Error,
+};
 
 /// Answers a request with what `work` makes of it; an error names the call.
 async fn answered<Q, A, F>(
@@ -31,4 +36,33 @@ where
         .await
         .map(Response::new)
         .map_err(|error| status::answer(&error, &call_id))
+}
+
+/// As [`answered`], for a request that changes something: one that is repeated is answered with what came
+/// of the first.
+async fn once<Q, A, F>(
+    pipeline: &Pipeline,
+    method: &str,
+    request: Request<Q>,
+    work: impl FnOnce(Incoming, Q) -> F,
+) -> Result<Response<A>, Status>
+where
+    Q: Message,
+    A: Message + Default + 'static,
+    F: Future<Output = Result<A, Error>> + Send + 'static,
+{
+    answered(request, async |incoming, request| {
+        let call = pipeline.repeatable(&incoming, method, &request)?;
+        let work = work(incoming, request);
+        pipeline.once(call, method, work).await
+    })
+    .await
+}
+
+/// Cuts what was found to a page; answers the last of it, where there is another page behind it. One more
+/// than a page must have been looked for.
+fn cut_page<T>(found: &mut Vec<T>, size: usize) -> Option<&T> {
+    let has_more = found.len() > size;
+    found.truncate(size);
+    found.last().filter(|_| has_more)
 }

@@ -5,11 +5,10 @@ mod stream;
 use std::{sync::Arc, time::Duration};
 
 use prost::Message;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use self::stream::{AtDeadline, Sending};
-use super::answered;
+use super::{answered, once, outlet::Answers};
 use crate::{
     api::v1::{
         self, AttachRequest, AttachResponse, ListProcessesRequest, ListProcessesResponse,
@@ -41,8 +40,8 @@ pub(crate) struct Processes(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl ProcessService for Processes {
-    type StartStream = ReceiverStream<Result<StartResponse, Status>>;
-    type AttachStream = ReceiverStream<Result<AttachResponse, Status>>;
+    type StartStream = Answers<StartResponse>;
+    type AttachStream = Answers<AttachResponse>;
 
     async fn start(
         &self,
@@ -165,11 +164,9 @@ impl Processes {
         A: Message + Default + 'static,
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
-        answered(request, async |incoming, request| {
-            let method = format!("jig.v1.ProcessService/{method}");
-            let call = self.0.repeatable(&incoming, &method, &request)?;
-            let work = work(Self(Arc::clone(&self.0)), incoming, request);
-            self.0.once(call, &method, work).await
+        let method = format!("jig.v1.ProcessService/{method}");
+        once(&self.0, &method, request, |incoming, request| {
+            work(Self(Arc::clone(&self.0)), incoming, request)
         })
         .await
     }

@@ -10,14 +10,13 @@ use std::{
 };
 
 use prost::Message;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use self::{
     message::{action, approval, rule},
     stream::Sending,
 };
-use super::answered;
+use super::{answered, cut_page, once, outlet::Answers};
 use crate::{
     api::v1::{
         self, CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
@@ -62,7 +61,7 @@ impl Scope {
 
 #[tonic::async_trait]
 impl ApprovalService for Approvals {
-    type WatchApprovalsStream = ReceiverStream<Result<WatchApprovalsResponse, Status>>;
+    type WatchApprovalsStream = Answers<WatchApprovalsResponse>;
 
     async fn list_approvals(
         &self,
@@ -85,6 +84,7 @@ impl ApprovalService for Approvals {
                 silence: Duration::from_secs(request.keep_alive_sec.unwrap_or(30).into()),
                 deadline: incoming.deadline,
                 draining: self.0.drain.begun_token(),
+                call_id: incoming.call_id,
             };
             Ok(sending.begin())
         })
@@ -164,15 +164,13 @@ impl Approvals {
         A: Message + Default + 'static,
         F: Future<Output = Result<A, Error>> + Send + 'static,
     {
-        answered(request, async |incoming, request| {
-            let method = format!("jig.v1.ApprovalService/{method}");
-            let call = self.0.repeatable(&incoming, &method, &request)?;
+        let method = format!("jig.v1.ApprovalService/{method}");
+        once(&self.0, &method, request, |incoming, request| {
             let work = work(Self(Arc::clone(&self.0)), incoming, request);
-            let work = async move {
+            async move {
                 let done = task::spawn_tracked("approval service", work).await;
                 done.map_err(Error::internal)?
-            };
-            self.0.once(call, &method, work).await
+            }
         })
         .await
     }
@@ -230,9 +228,7 @@ impl Approvals {
             });
             waiting.take(most as usize).collect()
         };
-        let has_more = found.len() > size as usize;
-        found.truncate(size as usize);
-        let last = found.last().filter(|_| has_more);
+        let last = cut_page(&mut found, size as usize);
         Ok(ListApprovalsResponse {
             next_page_token: last.map(|last| last.record.id.clone()).unwrap_or_default(),
             approvals: found

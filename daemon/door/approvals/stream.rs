@@ -7,15 +7,10 @@ use std::{
 };
 
 use tokio::{
-    sync::{
-        broadcast::error::RecvError,
-        mpsc::{self, OwnedPermit},
-    },
+    sync::{broadcast::error::RecvError, mpsc::Sender},
     time::sleep,
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use super::message::approval;
 use crate::{
@@ -25,7 +20,7 @@ use crate::{
     },
     daemon::{
         call::{self, Pipeline, approval::pending::Watch},
-        door::status::to_status,
+        door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         task,
     },
@@ -33,8 +28,6 @@ use crate::{
 
 /// Messages that are on their way to a client that does not take them.
 const MESSAGES_AHEAD: usize = 4;
-
-type Answer = Result<WatchApprovalsResponse, Status>;
 
 /// A stream that goes on.
 pub(super) struct Sending {
@@ -46,6 +39,8 @@ pub(super) struct Sending {
     pub(super) silence: Duration,
     pub(super) deadline: Option<Instant>,
     pub(super) draining: CancellationToken,
+    /// Id of the call that it answers.
+    pub(super) call_id: String,
 }
 
 impl fmt::Debug for Sending {
@@ -56,15 +51,17 @@ impl fmt::Debug for Sending {
 
 impl Sending {
     /// Begins to send.
-    pub(super) fn begin(self) -> ReceiverStream<Answer> {
-        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD + 1);
-        // A place for why it ends: whoever reads nothing now must not take its end for silence.
-        let last = sender.clone().try_reserve_owned().ok();
+    pub(super) fn begin(self) -> Answers<WatchApprovalsResponse> {
+        let (sender, last, answers) = outlet(MESSAGES_AHEAD, &self.call_id);
         task::spawn("approval stream", self.send(sender, last));
-        ReceiverStream::new(receiver)
+        answers
     }
 
-    async fn send(mut self, sender: mpsc::Sender<Answer>, last: Option<OwnedPermit<Answer>>) {
+    async fn send(
+        mut self,
+        sender: Sender<Answer<WatchApprovalsResponse>>,
+        last: LastWord<WatchApprovalsResponse>,
+    ) {
         let (deadline, draining) = (self.deadline, self.draining.clone());
         let error = tokio::select! {
             biased;
@@ -79,13 +76,11 @@ impl Sending {
                 Error::new(Reason::Draining, text)
             }
         };
-        if let Some(last) = last {
-            last.send(Err(to_status(&error)));
-        }
+        last.say(&error);
     }
 
     /// Tells what waits and what changes. Answers why it cannot go on; nothing where nobody listens.
-    async fn tell(&mut self, sender: &mpsc::Sender<Answer>) -> Option<Error> {
+    async fn tell(&mut self, sender: &Sender<Answer<WatchApprovalsResponse>>) -> Option<Error> {
         let say = async |event: Event| {
             let message = WatchApprovalsResponse { event: Some(event) };
             sender.send(Ok(message)).await.ok()

@@ -2,25 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use prost_types::{Struct, Timestamp, Value, value::Kind};
+use prost_types::Timestamp;
 use serde_json::Value as Json;
 use tokio::{
-    sync::{
-        mpsc::{self, OwnedPermit},
-        watch::Receiver,
-    },
+    sync::{mpsc::Sender, watch::Receiver},
     time::{Instant, sleep, sleep_until},
 };
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use super::watchers::Place;
 use crate::{
     api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
     daemon::{
-        call::Pipeline,
-        door::status,
+        call::{Pipeline, structure::structure},
+        door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         store::{
             follower::{Followed, Follower},
@@ -64,7 +59,7 @@ pub(super) struct Watch {
 
 /// The side of a stream to which messages go.
 struct Client {
-    sender: mpsc::Sender<Result<WatchEventsResponse, Status>>,
+    sender: Sender<Answer<WatchEventsResponse>>,
     /// When something was last sent.
     last: Instant,
 }
@@ -78,22 +73,20 @@ enum End {
 
 impl Watch {
     /// Begins to send.
-    pub(super) fn begin(self) -> ReceiverStream<Result<WatchEventsResponse, Status>> {
-        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD + 1);
-        // A place for why it ends: it is told also to who takes nothing now.
-        let last = sender.clone().try_reserve_owned().ok();
+    pub(super) fn begin(self) -> Answers<WatchEventsResponse> {
+        let (sender, last, answers) = outlet(MESSAGES_AHEAD, &self.call_id);
         // Not waited for when the daemon drains: it has no work of its own to end.
         task::spawn("event stream", self.send(sender, last));
-        ReceiverStream::new(receiver)
+        answers
     }
 
     async fn send(
         self,
-        sender: mpsc::Sender<Result<WatchEventsResponse, Status>>,
-        last: Option<OwnedPermit<Result<WatchEventsResponse, Status>>>,
+        sender: Sender<Answer<WatchEventsResponse>>,
+        last: LastWord<WatchEventsResponse>,
     ) {
         let end = self.pipeline.drain.end_token();
-        let (deadline, call_id) = (self.deadline, self.call_id.clone());
+        let deadline = self.deadline;
         let gone = sender.clone();
         let client = Client {
             sender,
@@ -113,9 +106,7 @@ impl Watch {
             },
             () = last_words => draining(),
         };
-        if let Some(last) = last {
-            last.send(Err(status::answer(&error, &call_id)));
-        }
+        last.say(&error);
     }
 
     async fn follow(mut self, mut client: Client, end: &CancellationToken) -> End {
@@ -220,27 +211,6 @@ fn wire(followed: Followed, types: &[String]) -> Option<Item> {
         request_id: text("request_id"),
         record: Some(structure(record)),
     }))
-}
-
-fn structure(object: serde_json::Map<String, Json>) -> Struct {
-    let fields = object.into_iter();
-    Struct {
-        fields: fields.map(|(name, json)| (name, value(json))).collect(),
-    }
-}
-
-fn value(json: Json) -> Value {
-    let kind = match json {
-        Json::Null => Kind::NullValue(0),
-        Json::Bool(flag) => Kind::BoolValue(flag),
-        Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap_or(f64::NAN)),
-        Json::String(text) => Kind::StringValue(text),
-        Json::Array(items) => Kind::ListValue(prost_types::ListValue {
-            values: items.into_iter().map(value).collect(),
-        }),
-        Json::Object(object) => Kind::StructValue(structure(object)),
-    };
-    Value { kind: Some(kind) }
 }
 
 fn timed_out() -> Error {

@@ -6,8 +6,7 @@ mod wire;
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
-use tokio::{sync::mpsc, time::timeout};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use self::{
@@ -15,9 +14,8 @@ use self::{
     wire::{job, lean, selected, token},
 };
 use super::{
-    answered,
-    metadata::incoming,
-    status::{self, to_status},
+    answered, cut_page,
+    outlet::{Answers, outlet},
 };
 use crate::{
     api::v1::{
@@ -27,7 +25,7 @@ use crate::{
     },
     daemon::{
         call::{
-            Pipeline, context::Incoming, envelope::unwrapped, job_work::Submission, jobs::Found,
+            Pipeline, context::Incoming, job_work::Submission, jobs::Found, structure::unwrapped,
         },
         error::{Error, Violation},
         store::jobs::Selection,
@@ -44,7 +42,7 @@ pub(crate) struct Jobs(pub(crate) Arc<Pipeline>);
 
 #[tonic::async_trait]
 impl JobService for Jobs {
-    type WatchJobStream = ReceiverStream<Result<WatchJobResponse, Status>>;
+    type WatchJobStream = Answers<WatchJobResponse>;
 
     async fn submit_job(
         &self,
@@ -102,9 +100,7 @@ impl JobService for Jobs {
                 ..selection.clone()
             };
             let mut jobs = self.0.jobs.list(asked).await?;
-            let is_cut = jobs.len() > selection.number as usize;
-            jobs.truncate(selection.number as usize);
-            let last = jobs.last().filter(|_| is_cut);
+            let last = cut_page(&mut jobs, selection.number as usize);
             Ok(ListJobsResponse {
                 next_page_token: last.map(token).unwrap_or_default(),
                 jobs: jobs.iter().map(lean).collect(),
@@ -169,24 +165,15 @@ impl JobService for Jobs {
         &self,
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
-        let incoming = incoming(&request)?;
-        let call_id = incoming.call_id.clone();
-        let watched = async {
-            let request = self
-                .0
-                .catalog
-                .check("jig.v1.WatchJobRequest", request.into_inner())?;
+        answered(request, async |incoming, request| {
+            let request = self.0.catalog.check("jig.v1.WatchJobRequest", request)?;
             let found = self.find(&incoming, &request.job_id).await?;
-            Watch::new(Arc::clone(&self.0), incoming, found, &request)
-        };
-        let watch = watched
-            .await
-            .map_err(|error: Error| status::answer(&error, &call_id))?;
-        let (sender, receiver) = mpsc::channel(AHEAD + 1);
-        let last = sender.clone().try_reserve_owned();
-        let last = last.map_err(|error| to_status(&Error::internal(error)))?;
-        task::spawn_tracked("watch of a job", watch.send(sender, last));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+            let (sender, last, answers) = outlet(AHEAD, &incoming.call_id);
+            let watch = Watch::new(Arc::clone(&self.0), incoming, found, &request)?;
+            task::spawn_tracked("watch of a job", watch.send(sender, last));
+            Ok(answers)
+        })
+        .await
     }
 }
 

@@ -4,10 +4,9 @@
 use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Duration};
 
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{mpsc::Sender, watch},
     time::sleep,
 };
-use tonic::Status;
 
 use super::wire::{job, lean};
 use crate::{
@@ -20,7 +19,7 @@ use crate::{
             context::Incoming,
             jobs::{Found, Seen},
         },
-        door::status::to_status,
+        door::outlet::{Answer, LastWord},
         error::{Error, Reason},
         store::{
             jobs::Job,
@@ -32,8 +31,6 @@ use crate::{
 
 /// Most bytes of output in one message.
 const CHUNK_BYTES: usize = 64 * 1024;
-
-type Answer = Result<WatchJobResponse, Status>;
 
 /// One who watches.
 pub(super) struct Watch {
@@ -103,8 +100,8 @@ impl Watch {
     /// or the daemon has drained long enough.
     pub(super) async fn send(
         mut self,
-        sender: mpsc::Sender<Answer>,
-        last: mpsc::OwnedPermit<Answer>,
+        sender: Sender<Answer<WatchJobResponse>>,
+        last: LastWord<WatchJobResponse>,
     ) {
         let (deadline, end) = (self.incoming.deadline, self.pipeline.drain.end_token());
         let over = tokio::select! {
@@ -117,11 +114,11 @@ impl Watch {
             over = self.send_all(&sender) => over,
         };
         if let Over::Failed(error) = over {
-            last.send(Err(to_status(&error)));
+            last.say(&error);
         }
     }
 
-    async fn send_all(&mut self, sender: &mpsc::Sender<Answer>) -> Over {
+    async fn send_all(&mut self, sender: &Sender<Answer<WatchJobResponse>>) -> Over {
         let mut told = None;
         loop {
             // Before the output is read: what is final has nothing behind what is read then.
@@ -164,7 +161,11 @@ impl Watch {
     }
 
     /// Sends what was written since the last time.
-    async fn send_output(&mut self, job: &Job, sender: &mpsc::Sender<Answer>) -> Result<(), Over> {
+    async fn send_output(
+        &mut self,
+        job: &Job,
+        sender: &Sender<Answer<WatchJobResponse>>,
+    ) -> Result<(), Over> {
         let Some(step) = job.step else { return Ok(()) };
         let paths = Step::paths(step);
         for (stream, path) in self.streams.iter_mut().zip(paths) {
@@ -197,7 +198,7 @@ impl Watch {
     }
 }
 
-async fn tell(sender: &mpsc::Sender<Answer>, event: Event) -> Result<(), Over> {
+async fn tell(sender: &Sender<Answer<WatchJobResponse>>, event: Event) -> Result<(), Over> {
     let message = WatchJobResponse { event: Some(event) };
     sender.send(Ok(message)).await.map_err(|_| Over::Gone)
 }

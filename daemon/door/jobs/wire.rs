@@ -5,8 +5,8 @@ use prost::Message;
 use crate::{
     api::v1::{self, InvokeResponse, InvokeStatus, ListJobsRequest},
     daemon::{
-        call::jobs::Seen,
-        error::{Error, Violation},
+        call::{jobs::Seen, suggestion::suggestion},
+        error::{Error, Reason, Violation},
         store::jobs::{Job, JobState, Selection},
     },
 };
@@ -57,9 +57,9 @@ fn lost(job: &Job) -> InvokeResponse {
         started_at: job.started.map(Into::into),
         text: text.to_owned(),
         error: Some(v1::ToolError {
-            error_type: "daemon_lost".to_owned(),
+            error_type: Reason::DaemonLost.name().to_lowercase(),
             message: text.to_owned(),
-            suggestion: "Look at how far it came before you do it again.".to_owned(),
+            suggestion: suggestion(Reason::DaemonLost).to_owned(),
             details: None,
         }),
         ..InvokeResponse::default()

@@ -2,12 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::{
-    sync::mpsc::{self, OwnedPermit},
-    time::sleep,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
+use tokio::{sync::mpsc::Sender, time::sleep};
 
 use crate::{
     api::v1::{
@@ -15,7 +10,7 @@ use crate::{
         StartResponse, attach_response, start_response,
     },
     daemon::{
-        door::status,
+        door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         process::{
             live::{Exit, Reader},
@@ -66,23 +61,16 @@ pub(super) struct Sending {
 
 impl Sending {
     /// Begins to send.
-    pub(super) fn begin<M>(self) -> ReceiverStream<Result<M, Status>>
+    pub(super) fn begin<M>(self) -> Answers<M>
     where
         M: From<Said> + Send + 'static,
     {
-        let (sender, receiver) = mpsc::channel(MESSAGES_AHEAD + 1);
-        // A place for why it ends early: a client that reads nothing now must not take the end of the
-        // stream for that of the process when it does.
-        let last = sender.clone().try_reserve_owned().ok();
+        let (sender, last, answers) = outlet(MESSAGES_AHEAD, &self.call_id);
         task::spawn("process stream", self.send(sender, last));
-        ReceiverStream::new(receiver)
+        answers
     }
 
-    async fn send<M: From<Said>>(
-        mut self,
-        sender: mpsc::Sender<Result<M, Status>>,
-        last: Option<OwnedPermit<Result<M, Status>>>,
-    ) {
+    async fn send<M: From<Said>>(mut self, sender: Sender<Answer<M>>, last: LastWord<M>) {
         let error = loop {
             let said = tokio::select! {
                 biased;
@@ -91,7 +79,7 @@ impl Sending {
                 event = self.reader.next() => match event {
                     Some(Event::End(ending)) => match &*ending {
                         Ok(exit) => Said::Exited(self.exited(exit)),
-                        Err(error) => break status::answer(error, &self.call_id),
+                        Err(error) => return last.say(error),
                     },
                     Some(Event::Started) => Said::Started(self.started()),
                     Some(Event::Chunk(chunk)) => output(chunk),
@@ -110,9 +98,7 @@ impl Sending {
                 },
             }
         };
-        if let Some(last) = last {
-            last.send(Err(error));
-        }
+        last.say(&error);
     }
 
     fn started(&self) -> ProcessStarted {
@@ -152,7 +138,7 @@ impl Sending {
         }
     }
 
-    fn timed_out(&self) -> Status {
+    fn timed_out(&self) -> Error {
         match self.at_deadline {
             AtDeadline::End => {
                 self.reader.process().abandon();
@@ -167,9 +153,9 @@ impl Sending {
     }
 }
 
-fn deadline_passed(what: &str) -> Status {
+fn deadline_passed(what: &str) -> Error {
     let text = format!("the deadline of this stream has passed; {what}");
-    status::to_status(&Error::new(Reason::Timeout, text))
+    Error::new(Reason::Timeout, text)
 }
 
 fn output(chunk: Chunk) -> Said {

@@ -6,13 +6,8 @@ use std::{
 };
 
 use rustix::fs::Stat;
-use tokio::{
-    sync::mpsc::{self, OwnedPermit},
-    time::sleep,
-};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::{sync::mpsc::Sender, time::sleep};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 
 use super::upload::SILENCE;
 use crate::{
@@ -21,7 +16,7 @@ use crate::{
         call::{self, Pipeline, admission::Places, context::Incoming},
         checksum::Checksum,
         descriptors::Attempts,
-        door::status::to_status,
+        door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         queue::Place,
         task,
@@ -35,9 +30,6 @@ const CHUNK_BYTES: u64 = 256 * 1024;
 /// Messages that are read ahead of a slow client.
 const CHUNKS_AHEAD: usize = 2;
 
-type Answer = Result<DownloadResponse, Status>;
-type Answers = ReceiverStream<Answer>;
-
 /// A download that goes on.
 struct Sending {
     file: Arc<RegularFile>,
@@ -49,10 +41,8 @@ struct Sending {
     /// Whether no message was made yet.
     is_first: bool,
     sum: Checksum,
-    sender: mpsc::Sender<Answer>,
-    /// A place for why it ends early: a client that does not read now must not take the end for that
-    /// of the file when it does.
-    last: OwnedPermit<Answer>,
+    sender: Sender<Answer<DownloadResponse>>,
+    last: LastWord<DownloadResponse>,
     /// How long the client may read nothing.
     silence: Duration,
     deadline: Option<Instant>,
@@ -66,7 +56,7 @@ pub(super) async fn download(
     places: &Places,
     incoming: Incoming,
     request: DownloadRequest,
-) -> Result<Answers, Error> {
+) -> Result<Answers<DownloadResponse>, Error> {
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;
@@ -106,8 +96,7 @@ pub(super) async fn download(
     }
     let size = u64::try_from(stat.st_size).unwrap_or(0);
     let left = size.saturating_sub(request.offset);
-    let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD + 1);
-    let last = sender.clone().try_reserve_owned();
+    let (sender, last, answers) = outlet(CHUNKS_AHEAD, &incoming.call_id);
     let sending = Sending {
         file: Arc::new(file),
         opened: stat,
@@ -116,7 +105,7 @@ pub(super) async fn download(
         left: request.limit.map_or(left, |limit| limit.min(left)),
         is_first: true,
         sum: Checksum::default(),
-        last: last.map_err(Error::internal)?,
+        last,
         sender,
         silence: SILENCE,
         deadline: incoming.deadline,
@@ -124,7 +113,7 @@ pub(super) async fn download(
         _permit: permit,
     };
     task::spawn_tracked("download", sending.send());
-    Ok(ReceiverStream::new(receiver))
+    Ok(answers)
 }
 
 impl Sending {
@@ -149,7 +138,7 @@ impl Sending {
                 () = sleep(self.silence) => break silent(),
             }
         };
-        self.last.send(Err(to_status(&error)));
+        self.last.say(&error);
     }
 
     async fn next(&mut self) -> Result<DownloadResponse, Error> {
@@ -256,11 +245,11 @@ mod tests {
     };
 
     /// A download of a file of so many bytes.
-    async fn of_size(folder: &Path, size: u64) -> (Sending, Answers) {
+    async fn of_size(folder: &Path, size: u64) -> (Sending, Answers<DownloadResponse>) {
         fs::write(folder.join("file"), vec![7; usize::try_from(size).unwrap()]).unwrap();
         let workspace = Workspace::open("w", folder, "/workspace").unwrap();
         let path = workspace.resolve("file").unwrap();
-        let (sender, receiver) = mpsc::channel(CHUNKS_AHEAD + 1);
+        let (sender, last, answers) = outlet(CHUNKS_AHEAD, "call");
         let file = workspace.open_file(&path).unwrap();
         let sending = Sending {
             opened: file.stat().unwrap(),
@@ -270,7 +259,7 @@ mod tests {
             left: size,
             is_first: true,
             sum: Checksum::default(),
-            last: sender.clone().try_reserve_owned().unwrap(),
+            last,
             sender,
             silence: Duration::from_secs(600),
             deadline: None,
@@ -282,10 +271,10 @@ mod tests {
         };
         // Longer than what the kernel tells times apart by.
         tokio::time::sleep(Duration::from_millis(50)).await;
-        (sending, ReceiverStream::new(receiver))
+        (sending, answers)
     }
 
-    async fn ten_messages(folder: &Path) -> (Sending, Answers) {
+    async fn ten_messages(folder: &Path) -> (Sending, Answers<DownloadResponse>) {
         of_size(folder, CHUNK_BYTES * 10).await
     }
 

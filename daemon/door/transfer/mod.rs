@@ -7,11 +7,10 @@ mod upload;
 
 use std::{sync::Arc, time::UNIX_EPOCH};
 
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
 use self::kept::Kept;
-use super::answered;
+use super::{answered, outlet::Answers};
 use crate::{
     api::v1::{
         DownloadRequest, DownloadResponse, GetUploadRequest, GetUploadResponse, UploadRequest,
@@ -77,7 +76,7 @@ impl Transfers {
 
 #[tonic::async_trait]
 impl TransferService for Transfers {
-    type DownloadStream = ReceiverStream<Result<DownloadResponse, Status>>;
+    type DownloadStream = Answers<DownloadResponse>;
 
     async fn upload(
         &self,
