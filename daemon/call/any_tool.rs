@@ -12,7 +12,9 @@ use prost::Message;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use super::{Pipeline, context::Incoming, until_its_time_is_up};
+use super::{
+    InPlace, LetIn, Pipeline, access::principal::Principal, context::Incoming, until_its_time_is_up,
+};
 use crate::daemon::{
     error::{Error, Reason},
     tool::{
@@ -37,13 +39,30 @@ pub(super) trait AnyTool: Send + Sync {
         params: &Map<String, Value>,
     ) -> Result<(), Error>;
 
-    /// Lets a call in, records that it starts, and starts it.
-    fn begin<'a>(
+    /// Looks whether a call may be made, and waits until somebody has decided, where the policy says so.
+    fn let_in<'a>(
         &'a self,
         pipeline: &'a Arc<Pipeline>,
         incoming: Incoming,
         params: &'a Map<String, Value>,
-    ) -> Boxed<'a, Result<Going, Error>>;
+    ) -> Boxed<'a, Result<Box<dyn LetInCall>, Error>>;
+
+    /// Waits for a place for a call.
+    fn admit<'a>(
+        &'a self,
+        pipeline: &'a Pipeline,
+        principal: &'a Principal,
+    ) -> Boxed<'a, Result<InPlace, Error>>;
+}
+
+/// A call that may be made.
+pub(super) trait LetInCall: Send {
+    /// Records that it starts, and starts it.
+    fn begin(
+        self: Box<Self>,
+        pipeline: &Arc<Pipeline>,
+        place: InPlace,
+    ) -> Boxed<'_, Result<Going, Error>>;
 }
 
 /// A call that goes on.
@@ -111,16 +130,40 @@ where
         pipeline.check::<T>(incoming, request).map(drop)
     }
 
-    fn begin<'a>(
+    fn let_in<'a>(
         &'a self,
         pipeline: &'a Arc<Pipeline>,
         incoming: Incoming,
         params: &'a Map<String, Value>,
-    ) -> Boxed<'a, Result<Going, Error>> {
+    ) -> Boxed<'a, Result<Box<dyn LetInCall>, Error>> {
         Box::pin(async move {
             let request = pipeline.spec::<T>()?.read(params)?;
             let checked = pipeline.check::<T>(&incoming, request)?;
-            let begun = pipeline.begin::<T>(incoming, checked).await?;
+            let let_in = pipeline.let_in::<T>(incoming, checked).await?;
+            Ok(Box::new(let_in) as Box<dyn LetInCall>)
+        })
+    }
+
+    fn admit<'a>(
+        &'a self,
+        pipeline: &'a Pipeline,
+        principal: &'a Principal,
+    ) -> Boxed<'a, Result<InPlace, Error>> {
+        Box::pin(pipeline.admit::<T>(principal))
+    }
+}
+
+impl<T: Tool> LetInCall for LetIn<T>
+where
+    T::Response: Message + Default,
+{
+    fn begin(
+        self: Box<Self>,
+        pipeline: &Arc<Pipeline>,
+        place: InPlace,
+    ) -> Boxed<'_, Result<Going, Error>> {
+        Box::pin(async move {
+            let begun = pipeline.record_start::<T>(*self, place).await?;
             let (step, until) = (begun.work.step.number(), begun.until);
             let (task, abandon) = begun.spawn(pipeline);
             let guard = abandon.clone().drop_guard();

@@ -14,6 +14,7 @@ use super::{
     Pipeline,
     any_tool::{self, Going},
     context::Incoming,
+    drain::Drain,
     envelope::{Call, envelope},
     jobs::Live,
 };
@@ -116,43 +117,20 @@ impl Pipeline {
 
     async fn do_job(self: &Arc<Self>, live: &Live) -> End {
         let job = live.seen().job;
-        let draining = self.drain.begun_token();
-        let params = self.jobs.params(live).await;
-        if self.jobs.start(live, &draining).await.is_none() {
-            return match live.cancelled().is_cancelled() {
-                true => End::Done(JobState::Cancelled, None),
-                false => End::NotBegun,
-            };
-        }
         let started = SystemTime::now();
-        let params: Map<String, Value> = match params {
-            Ok(params) => serde_json::from_slice(&params).unwrap_or_default(),
-            Err(error) => {
-                tracing::error!(%error, job_id = job.id, "the parameters of a job are gone");
-                let text = "what this job was to do is not in the daemon's state directory any more: submit it again";
-                let error = Error::new(Reason::DaemonLost, text);
-                return End::of_error(JobState::Lost, &job, started, &error);
-            }
+        let going = tokio::select! {
+            begun = self.begin_job(live, &job) => begun,
+            () = live.cancelled().cancelled() => return End::Done(JobState::Cancelled, None),
         };
-        let going = loop {
-            let begun = tokio::select! {
-                begun = self.begin_job(live, &job, &params) => begun,
-                () = live.cancelled().cancelled() => return End::Done(JobState::Cancelled, None),
-            };
-            match begun {
-                Ok(going) => break going,
-                Err(error) if error.reason == Reason::Draining => return End::NotBegun,
-                // It has waited for its turn, and waits a little longer.
-                Err(error)
-                    if error.reason == Reason::ResourceExhausted && error.retry_after.is_some() =>
-                {
-                    tokio::select! {
-                        () = task::until(error.retry_after.map(|wait| Instant::now() + wait)) => {}
-                        () = live.cancelled().cancelled() => return End::Done(JobState::Cancelled, None),
-                        () = draining.cancelled() => return End::NotBegun,
-                    }
-                }
-                Err(error) => return End::of_error(JobState::Failed, &job, started, &error),
+        let going = match going {
+            Ok(going) => going,
+            Err(error) if error.reason == Reason::Draining => return End::NotBegun,
+            Err(error) => {
+                let state = match error.reason == Reason::DaemonLost {
+                    true => JobState::Lost,
+                    false => JobState::Failed,
+                };
+                return End::of_error(state, &job, started, &error);
             }
         };
         self.jobs.begin(live, going.step).await;
@@ -189,13 +167,47 @@ impl Pipeline {
         }
     }
 
-    /// Makes the call of a job, as whoever submitted it.
-    async fn begin_job(
-        self: &Arc<Self>,
-        live: &Live,
-        job: &Job,
-        params: &Map<String, Value>,
-    ) -> Result<Going, Error> {
+    /// Begins the call of a job, as whoever submitted it. It is known to run before it does, and not before
+    /// it may: until then, a daemon that dies has done nothing of it. May be cancelled.
+    async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
+        let draining = self.drain.begun_token();
+        let params = self.job_params(live, job).await?;
+        let incoming = self.incoming_of(live, job)?;
+        let principal = Arc::clone(&incoming.principal);
+        let tool = any_tool::find(&job.tool)?;
+        let let_in = tool.let_in(self, incoming, &params).await?;
+        self.jobs.start(live, &draining).await?;
+        let place = loop {
+            match tool.admit(self, &principal).await {
+                Ok(place) => break place,
+                // It has waited for its turn, and waits a little longer.
+                Err(error)
+                    if error.reason == Reason::ResourceExhausted && error.retry_after.is_some() =>
+                {
+                    let retry = error.retry_after.map(|wait| Instant::now() + wait);
+                    tokio::select! {
+                        () = task::until(retry) => {}
+                        () = draining.cancelled() => return Err(Drain::refusal()),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let_in.begin(self, place).await
+    }
+
+    async fn job_params(&self, live: &Live, job: &Job) -> Result<Map<String, Value>, Error> {
+        let read = self.jobs.params(live).await;
+        let read = read.and_then(|params| Ok(serde_json::from_slice(&params)?));
+        read.map_err(|error| {
+            tracing::error!(%error, job_id = job.id, "the parameters of a job are gone");
+            let text = "what this job was to do is not in the daemon's state directory any more: submit it again";
+            Error::new(Reason::DaemonLost, text)
+        })
+    }
+
+    /// The call that a job makes.
+    fn incoming_of(&self, live: &Live, job: &Job) -> Result<Incoming, Error> {
         let principal = self.access.named(&job.principal).ok_or_else(|| {
             let text = format!(
                 "{} has submitted this job, and may not call any more",
@@ -205,7 +217,7 @@ impl Pipeline {
         })?;
         let session = SessionId::parse(&job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
-        let incoming = Incoming {
+        Ok(Incoming {
             call_id: Ulid::generate().to_string(),
             principal,
             deadline: None,
@@ -217,10 +229,7 @@ impl Pipeline {
                 written: live.written().clone(),
             }),
             parent: read_parent(&job.trace),
-        };
-        any_tool::find(&job.tool)?
-            .begin(self, incoming, params)
-            .await
+        })
     }
 }
 

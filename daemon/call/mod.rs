@@ -17,6 +17,7 @@ pub(crate) mod access;
 pub(crate) mod admission;
 mod any_tool;
 pub(crate) mod approval;
+mod check;
 pub(crate) mod context;
 pub(crate) mod drain;
 mod envelope;
@@ -36,7 +37,6 @@ mod subject;
 pub(crate) mod suggestion;
 
 use std::{
-    collections::HashSet,
     pin::pin,
     sync::{
         Arc,
@@ -66,9 +66,9 @@ use self::{
     subject::Subject,
 };
 use crate::daemon::{
-    catalog::{self, Catalog, ToolSpec},
+    catalog::Catalog,
     descriptors::Attempts,
-    error::{Error, Reason, Violation},
+    error::{Error, Reason},
     process::{registry::Registry, supervise::Stop},
     store::{session::Session, state_dir::StateDir},
     task,
@@ -123,7 +123,25 @@ struct Checked<T: Tool> {
     default_timeout: Duration,
 }
 
-/// A call of the tool `T` that was let in, and whose start is recorded.
+/// A call of the tool `T` that may be made.
+struct LetIn<T: Tool> {
+    incoming: Incoming,
+    scene: Scene,
+    params: T::Params,
+    /// What a record shows of them.
+    shown: serde_json::Value,
+    /// What has let it in, where that is not the risk of its tool.
+    by: Option<String>,
+    default_timeout: Duration,
+}
+
+/// Room for a call.
+struct InPlace {
+    admitted: Admitted,
+    waited_for: TaskTrackerToken,
+}
+
+/// A call of the tool `T` that has its place, and whose start is recorded.
 struct Begun<T: Tool> {
     incoming: Incoming,
     params: T::Params,
@@ -247,73 +265,70 @@ impl Pipeline {
         spec.is_none_or(|spec| !spec.options.read_only)
     }
 
-    /// What the descriptors say about the tool `T`.
-    fn spec<T: Tool>(&self) -> Result<&ToolSpec, Error> {
-        let spec = self.catalog.tool(T::NAME);
-        spec.ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))
-    }
-
-    /// Validates a call of the tool `T`.
-    fn check<T: Tool>(
-        &self,
-        incoming: &Incoming,
-        request: T::Request,
-    ) -> Result<Checked<T>, Error> {
-        let scene = self.scene(incoming)?.clone();
-        incoming.principal.may_call(T::NAME)?;
-        let spec = self.spec::<T>()?;
-        let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
-        let tells = self.looks_at(T::NAME, risk, &workspace);
-        let mut checked = match T::MESSAGE {
-            None => spec.check(request, tells)?,
-            Some(message) => self.catalog.look_at(message, request, tells)?,
-        };
-        let told = checked.told.take();
-        let (params, shown) = validate::<T>(checked, &scene)?;
-        let files = match tells {
-            true => T::files(&params, &scene),
-            false => Vec::new(),
-        };
-        Ok(Checked {
-            scene,
-            params,
-            shown,
-            subject: Subject {
-                tool: T::NAME,
-                risk,
-                workspace,
-                told,
-                files,
-            },
-            default_timeout: spec.default_timeout(),
-        })
-    }
-
     /// Lets a call of the tool `T` in, waits for a place for it, and records that it starts.
     async fn begin<T: Tool>(
         self: &Arc<Self>,
         incoming: Incoming,
         checked: Checked<T>,
     ) -> Result<Begun<T>, Error> {
-        let Checked {
-            scene,
-            params,
-            shown,
-            subject,
-            default_timeout,
-        } = checked;
-        let permitted = self.permit(&incoming, subject).await?;
+        let let_in = self.let_in(incoming, checked).await?;
+        let admitted = self.admit::<T>(&let_in.incoming.principal).await?;
+        self.record_start(let_in, admitted).await
+    }
+
+    /// Looks whether a call of the tool `T` may be made, and waits until somebody has decided, where the
+    /// policy says so.
+    async fn let_in<T: Tool>(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        checked: Checked<T>,
+    ) -> Result<LetIn<T>, Error> {
+        let permitted = self.permit(&incoming, checked.subject).await?;
+        Ok(LetIn {
+            incoming,
+            scene: checked.scene,
+            params: checked.params,
+            shown: checked.shown,
+            by: permitted.by,
+            default_timeout: checked.default_timeout,
+        })
+    }
+
+    /// Waits for a place for a call of the tool `T`.
+    async fn admit<T: Tool>(&self, principal: &Principal) -> Result<InPlace, Error> {
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
-        let principal = &incoming.principal;
         let admitted = match T::IS_WAITED_FOR {
             true => self.admission.enter(principal, &self.drain).await,
             false => self.admission.enter_process(principal, &self.drain).await,
         };
-        let Admitted { place, turn } = admitted?;
+        Ok(InPlace {
+            admitted: admitted?,
+            waited_for,
+        })
+    }
+
+    /// Records that a call starts.
+    async fn record_start<T: Tool>(
+        self: &Arc<Self>,
+        let_in: LetIn<T>,
+        place: InPlace,
+    ) -> Result<Begun<T>, Error> {
+        let LetIn {
+            incoming,
+            scene,
+            params,
+            shown,
+            by,
+            default_timeout,
+        } = let_in;
+        let InPlace {
+            admitted: Admitted { place, turn },
+            waited_for,
+        } = place;
         let session = self.session(&incoming).await?;
         let about = record::about(T::NAME, &incoming, scene.workspace.name());
-        let begun = record::started(&about, &incoming, shown, permitted.by);
+        let begun = record::started(&about, &incoming, shown, by);
         let step = session
             .begin_step(begun)
             .map_err(|error| state_error::of_files(&error))?;
@@ -402,27 +417,6 @@ impl Pipeline {
     }
 }
 
-/// Checks a request, whose fields were looked at one by one, with its tool; answers its parameters,
-/// and what a record shows of them.
-fn validate<T: Tool>(
-    checked: catalog::Checked<T::Request>,
-    scene: &Scene,
-) -> Result<(T::Params, serde_json::Value), Error> {
-    let catalog::Checked {
-        request,
-        params: shown,
-        mut violations,
-        told: _,
-    } = checked;
-    let params = T::check(request, scene, &mut violations);
-    if !violations.is_empty() {
-        return Err(Error::invalid(each_field_once(violations)));
-    }
-    let params =
-        params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
-    Ok((params, shown))
-}
-
 /// Waits for work; where it does not limit itself, until its time is up. `abandoned` tells it to end
 /// when nobody waits any more.
 async fn until_its_time_is_up<T: Tool>(
@@ -475,12 +469,4 @@ fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
     }
     // The last holder ends it by dropping it.
     drop(span);
-}
-
-fn each_field_once(violations: Vec<Violation>) -> Vec<Violation> {
-    let mut seen = HashSet::new();
-    violations
-        .into_iter()
-        .filter(|violation| seen.insert(violation.field.clone()))
-        .collect()
 }

@@ -1,8 +1,8 @@
 //! Calls that wait, and go on.
 
 use jig::api::v1::{
-    ApprovalState, Decision, DownloadRequest, JobState, Risk, RunRequest, StartRequest,
-    SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
+    ApprovalState, Decision, DownloadRequest, GetJobRequest, JobState, Risk, RunRequest,
+    StartRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
     job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
     upload_request::Part,
 };
@@ -292,4 +292,40 @@ async fn a_job_waits_as_well() {
         assert_eq!(ended.into_inner().job.unwrap().state(), expected);
         assert_eq!(daemon.file("f").exists(), expected == JobState::Succeeded);
     }
+}
+
+#[tokio::test]
+async fn a_job_that_nobody_has_approved_is_asked_about_again_when_the_daemon_is_back() {
+    let daemon = with_policy(ASK).await;
+    let submit = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: r#"{"command":"echo ran >> runs"}"#.to_owned(),
+        ..SubmitJobRequest::default()
+    };
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let submitted = jobs.submit_job(submit).await.unwrap().into_inner();
+    let job_id = submitted.job.unwrap().job_id;
+    let first = wait_for_one(&daemon).await;
+    let daemon = daemon.restart().await;
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let second = wait_for_one(&daemon).await;
+    assert_ne!(first.approval_id, second.approval_id);
+    let job = GetJobRequest {
+        job_id: job_id.clone(),
+    };
+    let job = jobs.get_job(job).await.unwrap().into_inner().job.unwrap();
+    assert_eq!((job.state(), job.start_time), (JobState::Queued, None));
+    decide(&daemon, decision(&second, Decision::Allow))
+        .await
+        .unwrap();
+    let wait = WaitJobRequest {
+        job_id,
+        ..WaitJobRequest::default()
+    };
+    let ended = promptly("it ends", jobs.wait_job(wait)).await.unwrap();
+    let job = ended.into_inner().job.unwrap();
+    assert_eq!(job.state(), JobState::Succeeded);
+    let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
+    assert_eq!(runs, "ran\n");
+    ended_once(&daemon, &second.approval_id);
 }

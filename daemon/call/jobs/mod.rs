@@ -25,7 +25,10 @@ use tokio::{sync::watch, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use self::queues::{Concurrency, QueueKey, Queues};
-use super::state_error::{of_database, of_files};
+use super::{
+    drain::Drain,
+    state_error::{of_database, of_files},
+};
 use crate::daemon::{
     config,
     error::{Error, Reason},
@@ -187,26 +190,21 @@ impl Jobs {
         read.map_err(io::Error::other)?
     }
 
-    /// Keeps that a job runs. As long as that cannot be kept, it does not; without an answer it was
-    /// cancelled, or `end` came, before it could be.
-    pub(super) async fn start(&self, live: &Live, end: &CancellationToken) -> Option<()> {
+    /// Keeps that a job runs. As long as that cannot be kept, it does not, unless `end` comes before it can.
+    pub(super) async fn start(&self, live: &Live, end: &CancellationToken) -> Result<(), Error> {
         let started = now();
-        loop {
-            match self.log.start(live.id(), started).await {
-                Ok(()) => break,
-                Err(error) => tracing::error!(%error, "that a job starts could not be kept"),
-            }
+        while let Err(error) = self.log.start(live.id(), started).await {
+            tracing::error!(%error, "that a job starts could not be kept");
             tokio::select! {
                 () = sleep(RETRY) => {}
-                () = live.cancel.cancelled() => return None,
-                () = end.cancelled() => return None,
+                () = end.cancelled() => return Err(Drain::refusal()),
             }
         }
         live.change(|seen| {
             seen.job.state = JobState::Running;
             seen.job.started = Some(started);
         });
-        Some(())
+        Ok(())
     }
 
     /// Keeps which step a job is, and forgets what it was to do.

@@ -1,0 +1,83 @@
+//! Checking calls: what can be seen of them before anything is done.
+
+use std::collections::HashSet;
+
+use super::{Checked, Pipeline, context::Incoming, subject::Subject};
+use crate::daemon::{
+    catalog::{self, ToolSpec},
+    error::{Error, Violation},
+    tool::{Scene, Tool},
+};
+
+impl Pipeline {
+    /// What the descriptors say about the tool `T`.
+    pub(super) fn spec<T: Tool>(&self) -> Result<&ToolSpec, Error> {
+        let spec = self.catalog.tool(T::NAME);
+        spec.ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))
+    }
+
+    /// Validates a call of the tool `T`.
+    pub(super) fn check<T: Tool>(
+        &self,
+        incoming: &Incoming,
+        request: T::Request,
+    ) -> Result<Checked<T>, Error> {
+        let scene = self.scene(incoming)?.clone();
+        incoming.principal.may_call(T::NAME)?;
+        let spec = self.spec::<T>()?;
+        let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
+        let tells = self.looks_at(T::NAME, risk, &workspace);
+        let mut checked = match T::MESSAGE {
+            None => spec.check(request, tells)?,
+            Some(message) => self.catalog.look_at(message, request, tells)?,
+        };
+        let told = checked.told.take();
+        let (params, shown) = validate::<T>(checked, &scene)?;
+        let files = match tells {
+            true => T::files(&params, &scene),
+            false => Vec::new(),
+        };
+        Ok(Checked {
+            scene,
+            params,
+            shown,
+            subject: Subject {
+                tool: T::NAME,
+                risk,
+                workspace,
+                told,
+                files,
+            },
+            default_timeout: spec.default_timeout(),
+        })
+    }
+}
+
+/// Checks a request, whose fields were looked at one by one, with its tool; answers its parameters,
+/// and what a record shows of them.
+fn validate<T: Tool>(
+    checked: catalog::Checked<T::Request>,
+    scene: &Scene,
+) -> Result<(T::Params, serde_json::Value), Error> {
+    let catalog::Checked {
+        request,
+        params: shown,
+        mut violations,
+        told: _,
+    } = checked;
+    let params = T::check(request, scene, &mut violations);
+    if !violations.is_empty() {
+        return Err(Error::invalid(each_field_once(violations)));
+    }
+    let params =
+        params?.ok_or_else(|| Error::internal("a request was refused without a reason"))?;
+    Ok((params, shown))
+}
+
+fn each_field_once(violations: Vec<Violation>) -> Vec<Violation> {
+    let mut seen = HashSet::new();
+    violations
+        .into_iter()
+        .filter(|violation| seen.insert(violation.field.clone()))
+        .collect()
+}
