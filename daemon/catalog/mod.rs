@@ -31,7 +31,7 @@ pub(crate) struct Catalog {
     tools: HashMap<String, ToolSpec>,
     messages: HashMap<String, Rules>,
     /// Each with the role that it needs.
-    methods: BTreeMap<String, Role>,
+    methods: BTreeMap<String, Access>,
 }
 
 /// What the descriptors say about one tool.
@@ -57,6 +57,15 @@ pub(crate) struct Checked<T> {
     pub(crate) told: Option<Told>,
 }
 
+/// Who may call a method.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Access {
+    /// The role that it needs.
+    pub(crate) role: Role,
+    /// Whether its answer is a stream, which goes on.
+    pub(crate) streams: bool,
+}
+
 // === impl Catalog ===
 
 impl Catalog {
@@ -69,7 +78,11 @@ impl Catalog {
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
-                methods.insert(path, access(&pool, &method));
+                let access = Access {
+                    role: role(&pool, &method),
+                    streams: method.is_server_streaming(),
+                };
+                methods.insert(path, access);
                 let input = method.input();
                 if let Some(options) = tool_options(&pool, &method) {
                     let rules = Rules::of(&pool, &input);
@@ -109,8 +122,8 @@ impl Catalog {
         self.methods.keys().map(String::as_str)
     }
 
-    /// The role that the method of this path needs: `jig.v1.ToolService/Run`.
-    pub(crate) fn access(&self, path: &str) -> Option<Role> {
+    /// Who may call the method of this path: `jig.v1.ToolService/Run`.
+    pub(crate) fn access(&self, path: &str) -> Option<Access> {
         self.methods.get(path).copied()
     }
 
@@ -218,7 +231,7 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
 }
 
 /// The role that a method needs. One that does not say is for administrators.
-fn access(pool: &DescriptorPool, method: &MethodDescriptor) -> Role {
+fn role(pool: &DescriptorPool, method: &MethodDescriptor) -> Role {
     let declared = pool
         .get_extension_by_name("jig.v1.access")
         .filter(|extension| method.options().has_extension(extension))

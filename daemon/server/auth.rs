@@ -12,7 +12,7 @@ use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::connection::Peer;
+use super::{connection::Peer, dismissal::until_dismissed};
 use crate::daemon::{
     call::{
         Pipeline,
@@ -68,17 +68,28 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         match admit(&self.pipeline, &mut request) {
-            Ok(()) => Box::pin(self.inner.call(request)),
+            Ok(None) => Box::pin(self.inner.call(request)),
+            Ok(Some(principal)) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move {
+                    let answer = answer.await?;
+                    Ok(answer.map(|body| until_dismissed(body, principal)))
+                })
+            }
             Err(error) => Box::pin(future::ready(Ok(to_status(&error).into_http()))),
         }
     }
 }
 
-fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<(), Error> {
+/// Lets a request in. Answers who must be able to call for as long as the answer goes on.
+fn admit(
+    pipeline: &Pipeline,
+    request: &mut Request<Body>,
+) -> Result<Option<Arc<Principal>>, Error> {
     let key = take_key(request.headers_mut());
     let method = request.uri().path().trim_start_matches('/').to_owned();
     if method.starts_with(PUBLIC) {
-        return Ok(());
+        return Ok(None);
     }
     let origin = match request.extensions().get::<Peer>() {
         Some(peer) => peer.origin,
@@ -86,10 +97,11 @@ fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<(), Error> 
     };
     let principal: Arc<Principal> = pipeline.access.admit(key?.as_deref(), origin)?;
     // What is none of the daemon's own methods is reflection, or nothing.
-    let needed = pipeline.catalog.access(&method).unwrap_or(Role::Read);
+    let access = pipeline.catalog.access(&method);
+    let (needed, streams) = access.map_or((Role::Read, true), |it| (it.role, it.streams));
     principal.has_role(needed, &method)?;
-    request.extensions_mut().insert(principal);
-    Ok(())
+    request.extensions_mut().insert(Arc::clone(&principal));
+    Ok(streams.then_some(principal))
 }
 
 /// Takes the key out of the headers, so that nothing behind this can tell it.

@@ -11,6 +11,7 @@
 mod auth;
 mod connection;
 mod deadline;
+mod dismissal;
 mod explain;
 pub(crate) mod listener;
 mod panic;

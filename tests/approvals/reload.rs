@@ -17,22 +17,8 @@ use rustix::{
 use super::{ASK, decide, decision, wait_for_one, with_policy};
 use crate::support::{Daemon, KeyFile, Refusal, Setup, binary, eventually, shell, with_key};
 
-/// What the log says of one that was read, and of one that was not.
-const READ: &str = "the configuration was read again";
-const REFUSED: &str = "the old one stays";
-
 fn count(daemon: &Daemon, text: &str) -> usize {
     daemon.log().matches(text).count()
-}
-
-/// Has the daemon read its configuration again, and waits until it says what came of it.
-async fn reload(daemon: &Daemon, expected: &str) {
-    let before = count(daemon, expected);
-    daemon.signal(Signal::HUP);
-    eventually("the configuration is read again", async || {
-        count(daemon, expected) > before
-    })
-    .await;
 }
 
 fn rewrite(daemon: &Daemon, lines: &str) {
@@ -48,14 +34,14 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
     let waiting = daemon.begin(shell("echo waited"));
     let approval = wait_for_one(&daemon).await;
     rewrite(&daemon, "[policy]\ndangerous = \"allow\"");
-    reload(&daemon, READ).await;
+    daemon.reload(Daemon::READ_AGAIN).await;
     assert_eq!(daemon.run(shell("echo free")).await.stdout, "free\n");
     let running = daemon.begin(shell(
         "touch begun; echo begun; until [ -e go ]; do sleep 0.01; done",
     ));
     eventually("it runs", async || daemon.file("begun").exists()).await;
     rewrite(&daemon, "[policy]\ndeny_tools = [\"run\"]");
-    reload(&daemon, READ).await;
+    daemon.reload(Daemon::READ_AGAIN).await;
     daemon.refuses(shell("true"), "TOOL_DISABLED").await;
     fs::write(daemon.file("go"), "").unwrap();
     assert_eq!(running.await.unwrap().unwrap().stdout, "begun\n");
@@ -64,11 +50,16 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
         .await
         .unwrap();
     assert_eq!(waiting.await.unwrap().unwrap().stdout, "waited\n");
-    assert_eq!(count(&daemon, REFUSED), 0, "{}", daemon.log());
+    assert_eq!(
+        count(&daemon, Daemon::NOT_READ_AGAIN),
+        0,
+        "{}",
+        daemon.log()
+    );
     // The tool's own settings are not these.
     assert_eq!(count(&daemon, "does not count yet"), 0);
     rewrite(&daemon, "[limits]\nprocesses = 7");
-    reload(&daemon, "does not count yet").await;
+    daemon.reload("does not count yet").await;
 }
 
 #[tokio::test]
@@ -120,7 +111,7 @@ async fn a_bad_file_is_refused_as_a_whole() {
             .iter()
             .map(|part| count(&daemon, part))
             .collect::<Vec<_>>();
-        reload(&daemon, REFUSED).await;
+        daemon.reload(Daemon::NOT_READ_AGAIN).await;
         eventually("every problem is told", async || {
             parts
                 .iter()
@@ -130,7 +121,7 @@ async fn a_bad_file_is_refused_as_a_whole() {
         .await;
         assert_eq!(run().await.unwrap().exit_code, Some(0), "{lines}");
     }
-    assert_eq!(count(&daemon, READ), 0);
+    assert_eq!(count(&daemon, Daemon::READ_AGAIN), 0);
     assert_eq!(
         Refusal::of(&daemon.try_run(shell("true")).await.unwrap_err()).reason,
         "UNAUTHENTICATED"
@@ -157,11 +148,11 @@ async fn keys_come_and_go() {
     assert!(keys.jig(&["revoke", "old"]).status.success());
     let new = keys.add("new", "invoke", &[]);
     assert!(works(&old).await && !works(&new).await);
-    reload(&daemon, READ).await;
+    daemon.reload(Daemon::READ_AGAIN).await;
     assert!(!works(&old).await && works(&kept).await && works(&new).await);
     // One that does not exist any more lets nobody in, and takes nothing away.
     fs::rename(&path, format!("{path}.away")).unwrap();
-    reload(&daemon, REFUSED).await;
+    daemon.reload(Daemon::NOT_READ_AGAIN).await;
     assert!(works(&kept).await);
 }
 
@@ -181,7 +172,7 @@ async fn keys_are_not_taken_away_by_a_file_that_does_not_name_them() {
         .await;
     daemon.run(with_key(&key, shell("true"))).await;
     fs::write(&config, "").unwrap();
-    reload(&daemon, REFUSED).await;
+    daemon.reload(Daemon::NOT_READ_AGAIN).await;
     assert!(daemon.try_run(shell("true")).await.is_err());
     daemon.run(with_key(&key, shell("true"))).await;
 }
@@ -189,7 +180,7 @@ async fn keys_are_not_taken_away_by_a_file_that_does_not_name_them() {
 #[tokio::test]
 async fn a_daemon_without_a_file_goes_on() {
     let daemon = Daemon::start().await;
-    reload(&daemon, READ).await;
+    daemon.reload(Daemon::READ_AGAIN).await;
     daemon.run(shell("true")).await;
 }
 

@@ -5,6 +5,7 @@ mod keys;
 mod local;
 mod roles;
 mod secrets;
+mod streams;
 mod workspaces;
 
 use std::sync::Arc;

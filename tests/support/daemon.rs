@@ -281,6 +281,21 @@ impl Daemon {
         self.log.text()
     }
 
+    // === Its configuration ===
+
+    /// What the log says of a configuration that was read again.
+    pub(crate) const READ_AGAIN: &str = "the configuration was read again";
+    /// What it says of one that could not be.
+    pub(crate) const NOT_READ_AGAIN: &str = "the old one stays";
+
+    /// Has it read its configuration again, and waits until the log says what came of that.
+    pub(crate) async fn reload(&self, expected: &str) {
+        let count = || self.log().matches(expected).count();
+        let before = count();
+        self.signal(Signal::HUP);
+        eventually("the configuration is read again", async || count() > before).await;
+    }
+
     // === Its end ===
 
     /// Sends it a signal.

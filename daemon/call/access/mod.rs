@@ -10,10 +10,7 @@
 pub(super) mod bucket;
 pub(crate) mod principal;
 
-use std::{
-    sync::{Arc, PoisonError, RwLock},
-    time::SystemTime,
-};
+use std::sync::{Arc, PoisonError, RwLock};
 
 use self::principal::Principal;
 use crate::daemon::{
@@ -45,6 +42,11 @@ pub(crate) struct Access {
     /// None where there is no key file.
     keys: RwLock<Option<Arc<[Holder]>>>,
     trust: Trust,
+    root: Arc<Principal>,
+    /// The daemon's own user.
+    own: Arc<Principal>,
+    /// Whoever reaches the loopback interface.
+    loopback: Arc<Principal>,
 }
 
 /// Whom of this machine the daemon trusts without a key.
@@ -63,7 +65,6 @@ pub(crate) struct Trust {
 #[derive(Debug)]
 struct Holder {
     digest: Digest,
-    expires: Option<SystemTime>,
     principal: Arc<Principal>,
 }
 
@@ -73,6 +74,9 @@ impl Access {
         Self {
             keys: RwLock::new(None),
             trust,
+            root: Principal::of_user(0),
+            own: Principal::of_user(trust.own.unwrap_or_default()),
+            loopback: Principal::of_loopback(),
         }
     }
 
@@ -98,13 +102,19 @@ impl Access {
                 .find(|known| known.is_like(&principal));
             Holder {
                 digest: key.digest,
-                expires: key.expires,
                 principal: known.map_or_else(|| Arc::new(principal), Arc::clone),
             }
         });
         let holders: Arc<[Holder]> = holders.collect();
-        let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
-        *current = Some(holders);
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&holders));
+        let stays = |holder: &Holder| {
+            let mut holders = holders.iter();
+            holders.any(|now| Arc::ptr_eq(&now.principal, &holder.principal))
+        };
+        let before = before.iter().flat_map(|holders| holders.iter());
+        for holder in before.filter(|holder| !stays(holder)) {
+            holder.principal.dismiss();
+        }
         Ok(())
     }
 
@@ -119,33 +129,32 @@ impl Access {
         shown: Option<&[u8]>,
         origin: Origin,
     ) -> Result<Arc<Principal>, Error> {
+        let is_trusted = self.trust.loopback && matches!(origin, Origin::Loopback { .. });
         match (shown, self.holders()) {
             (Some(shown), Some(holders)) => holder_of(&holders, shown),
-            (Some(_), None) if !self.trusts(origin) => Err(unauthenticated(
-                "this daemon has no keys (--keys), so that none is right",
-            )),
-            (_, _) if self.trust.loopback && matches!(origin, Origin::Loopback { .. }) => {
-                Ok(Principal::of_loopback())
-            }
+            (_, _) if is_trusted => Ok(Arc::clone(&self.loopback)),
             (None, Some(_)) => Err(unauthenticated(
                 "this daemon takes calls with a key only: send one as `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` makes one)",
             )),
-            (_, None) => self.user(origin),
+            (None, None) => self.user(origin),
+            (Some(_), None) => self.user(origin).map_err(|_refused| {
+                unauthenticated("this daemon has no keys (--keys), so that none is right")
+            }),
         }
     }
 
     /// Who is called so in records, if he may still call.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Principal>> {
         if let Some(uid) = name.strip_prefix("uid:") {
-            let uid = uid.parse().ok()?;
-            return (uid == 0 || Some(uid) == self.trust.own).then(|| Principal::of_user(uid));
+            return self.trusted(uid.parse().ok()?);
         }
-        let loopback = Principal::of_loopback();
-        if name == loopback.name() {
-            return self.trust.loopback.then_some(loopback);
+        if name == self.loopback.name() {
+            return self.trust.loopback.then(|| Arc::clone(&self.loopback));
         }
         let holders = self.holders()?;
-        let mut holders = holders.iter().filter(|holder| !holder.has_expired());
+        let mut holders = holders
+            .iter()
+            .filter(|holder| !holder.principal.has_expired());
         let holder = holders.find(|holder| holder.principal.name() == name)?;
         Some(Arc::clone(&holder.principal))
     }
@@ -155,9 +164,13 @@ impl Access {
         self.holders().is_some()
     }
 
-    fn trusts(&self, origin: Origin) -> bool {
-        self.user(origin).is_ok()
-            || self.trust.loopback && matches!(origin, Origin::Loopback { .. })
+    /// The user of this number, if the daemon trusts him.
+    fn trusted(&self, uid: u32) -> Option<Arc<Principal>> {
+        match uid {
+            0 => Some(Arc::clone(&self.root)),
+            uid if Some(uid) == self.trust.own => Some(Arc::clone(&self.own)),
+            _ => None,
+        }
     }
 
     /// The user whose process calls without a key.
@@ -181,10 +194,7 @@ impl Access {
                 ));
             }
         };
-        if uid == 0 || Some(uid) == self.trust.own {
-            return Ok(Principal::of_user(uid));
-        }
-        Err(unauthenticated(
+        self.trusted(uid).ok_or_else(|| unauthenticated(
             "without keys the daemon takes calls from its own user and from root only: call as one of these, or start it with --keys, or with --trust-loopback where everybody on this machine may call",
         ))
     }
@@ -192,12 +202,6 @@ impl Access {
     fn holders(&self) -> Option<Arc<[Holder]>> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.clone()
-    }
-}
-
-impl Holder {
-    fn has_expired(&self) -> bool {
-        self.expires.is_some_and(|end| end <= SystemTime::now())
     }
 }
 
@@ -213,7 +217,7 @@ fn holder_of(holders: &[Holder], shown: &[u8]) -> Result<Arc<Principal>, Error> 
     let holder = found.ok_or_else(|| {
         unauthenticated("this is no key of this daemon, or not any more: ask its operator for one")
     })?;
-    if holder.has_expired() {
+    if holder.principal.has_expired() {
         return Err(unauthenticated(
             "this key has expired: ask the operator of the daemon for another",
         ));
@@ -251,7 +255,7 @@ pub(crate) fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str])
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
+    use std::time::{Duration, Instant, SystemTime};
 
     use super::*;
     use crate::daemon::config::keys::{Allowance, Key, Rate, Role};

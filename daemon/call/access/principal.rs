@@ -3,8 +3,11 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    time::{Duration, Instant, SystemTime},
 };
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::bucket::Bucket;
 use crate::daemon::{
@@ -12,6 +15,9 @@ use crate::daemon::{
     error::{Error, Reason},
     queue::Name,
 };
+
+/// Time after which a stream looks again whether the key of its caller has ended.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
 
 /// Somebody who may call.
 #[derive(Debug)]
@@ -23,6 +29,10 @@ pub(crate) struct Principal {
     /// None where it is all.
     tools: Option<BTreeSet<String>>,
     allowance: Allowance,
+    /// When its key ends.
+    expires: Option<SystemTime>,
+    /// Cancelled when its key is taken away, or gets other rights.
+    dismissed: CancellationToken,
     /// None where it may call as often as it likes.
     bucket: Option<Mutex<Bucket>>,
 }
@@ -36,6 +46,8 @@ impl Principal {
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
             allowance: key.allowance,
+            expires: key.expires,
+            dismissed: CancellationToken::new(),
             bucket: key
                 .allowance
                 .rate
@@ -60,6 +72,8 @@ impl Principal {
             workspaces: None,
             tools: None,
             allowance: Allowance::default(),
+            expires: None,
+            dismissed: CancellationToken::new(),
             bucket: None,
         })
     }
@@ -98,6 +112,37 @@ impl Principal {
                 .with("limit", rate.per_second.to_string())
                 .retry_after(wait)
         })
+    }
+
+    /// Whether its key has ended.
+    pub(super) fn has_expired(&self) -> bool {
+        self.expires.is_some_and(|end| end <= SystemTime::now())
+    }
+
+    /// It may not call any more, or not as before.
+    pub(super) fn dismiss(&self) {
+        self.dismissed.cancel();
+    }
+
+    /// Waits until it may not call any more, or not as before.
+    pub(crate) async fn dismissed(&self) {
+        let Some(expires) = self.expires else {
+            return self.dismissed.cancelled().await;
+        };
+        loop {
+            // By the clock of the wall, which may be set.
+            let left = expires
+                .duration_since(SystemTime::now())
+                .unwrap_or_default();
+            tokio::select! {
+                () = self.dismissed.cancelled() => return,
+                () = sleep(left.min(BETWEEN_LOOKS)) => {
+                    if self.has_expired() {
+                        return;
+                    }
+                }
+            }
+        }
     }
 
     /// What it may do.
@@ -143,5 +188,6 @@ impl Principal {
             && self.workspaces == other.workspaces
             && self.tools == other.tools
             && self.allowance == other.allowance
+            && self.expires == other.expires
     }
 }

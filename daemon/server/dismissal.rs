@@ -1,0 +1,69 @@
+//! Streams end when their callers may not call any more: whoever took a key away does not want what its
+//! holder has begun to watch to go on. Calls that answer once are finished.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use tonic::{Status, body::Body};
+
+use crate::daemon::{
+    call::access::principal::Principal,
+    door::status::to_status,
+    error::{Error, Reason},
+};
+
+/// An answer that goes on for as long as its caller may call.
+struct Dismissible {
+    body: Body,
+    /// Without it, the stream has ended.
+    dismissed: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+/// Ends `body` when `principal` may not call any more.
+pub(super) fn until_dismissed(body: Body, principal: Arc<Principal>) -> Body {
+    Body::new(Dismissible {
+        body,
+        dismissed: Some(Box::pin(async move { principal.dismissed().await })),
+    })
+}
+
+impl http_body::Body for Dismissible {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(dismissed) = &mut self.dismissed else {
+            return Poll::Ready(None);
+        };
+        if dismissed.as_mut().poll(context).is_pending() {
+            return Pin::new(&mut self.body).poll_frame(context);
+        }
+        self.dismissed = None;
+        // Whoever makes it learns that nobody reads it.
+        self.body = Body::empty();
+        let text = "the key of this call was taken away, has expired, or was given other rights: call again with one that is right";
+        let status = to_status(&Error::new(Reason::Unauthenticated, text));
+        let mut trailers = http::HeaderMap::new();
+        Poll::Ready(Some(match status.add_header(&mut trailers) {
+            Ok(()) => Ok(Frame::trailers(trailers)),
+            Err(error) => Err(error),
+        }))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.dismissed.is_none() || self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}

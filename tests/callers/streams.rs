@@ -1,0 +1,87 @@
+//! Streams whose callers may not call any more.
+
+use std::{sync::Arc, time::SystemTime};
+
+use jig::api::v1::{
+    StartRequest, StartResponse, WatchEventsRequest, WatchEventsResponse,
+    event_service_client::EventServiceClient, process_service_client::ProcessServiceClient,
+};
+use tonic::{Status, Streaming};
+
+use super::with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, promptly, shell, started, with_key};
+
+async fn watch(daemon: &Daemon, key: &str) -> Streaming<WatchEventsResponse> {
+    let mut events = EventServiceClient::new(daemon.channel());
+    let request = with_key(key, WatchEventsRequest::default());
+    events.watch_events(request).await.unwrap().into_inner()
+}
+
+async fn start(daemon: &Daemon, key: &str) -> Streaming<StartResponse> {
+    let mut processes = ProcessServiceClient::new(daemon.channel());
+    let request = with_key::<StartRequest>(key, started(shell("sleep 1000; true")));
+    processes.start(request).await.unwrap().into_inner()
+}
+
+/// Reads a stream to its end.
+async fn end<T>(mut stream: Streaming<T>) -> Status {
+    promptly("the stream ends", async {
+        loop {
+            match stream.message().await {
+                Ok(Some(_)) => {}
+                Ok(None) => panic!("the stream ended as if all was told"),
+                Err(status) => return status,
+            }
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn streams_end_with_the_key_and_calls_that_answer_once_do_not() {
+    let keys = Arc::new(KeyFile::new());
+    let [gone, lowered, stays] = ["gone", "lowered", "stays"].map(|it| keys.add(it, "invoke", &[]));
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let ending = [watch(&daemon, &gone).await, watch(&daemon, &lowered).await];
+    let process = start(&daemon, &gone).await;
+    let mut going = watch(&daemon, &stays).await;
+    let command = shell("touch begun; until [ -e go ]; do sleep 0.01; done; echo done");
+    let running = daemon.begin(with_key(&gone, command));
+    crate::support::eventually("it runs", async || daemon.file("begun").exists()).await;
+
+    assert!(keys.jig(&["revoke", "gone"]).status.success());
+    let file = std::fs::read_to_string(keys.path()).unwrap();
+    let (before, after) = file.split_once("name = \"lowered\"").unwrap();
+    let after = after.replacen("invoke", "read", 1);
+    std::fs::write(keys.path(), format!("{before}name = \"lowered\"{after}")).unwrap();
+    daemon.reload(Daemon::READ_AGAIN).await;
+
+    for stream in ending {
+        assert_eq!(Refusal::of(&end(stream).await).reason, "UNAUTHENTICATED");
+    }
+    assert_eq!(Refusal::of(&end(process).await).reason, "UNAUTHENTICATED");
+    std::fs::write(daemon.file("go"), "").unwrap();
+    assert_eq!(running.await.unwrap().unwrap().stdout, "done\n");
+    // And who may still call is told of that.
+    let finished = promptly("it is told", async {
+        loop {
+            let message = going.message().await.unwrap().unwrap();
+            let text = format!("{message:?}");
+            if text.contains("tool_call_finished") {
+                return text;
+            }
+        }
+    });
+    finished.await;
+}
+
+#[tokio::test]
+async fn a_stream_ends_when_its_key_does() {
+    let keys = Arc::new(KeyFile::new());
+    let soon = SystemTime::now() + std::time::Duration::from_secs(8);
+    let soon = prost_types::Timestamp::from(soon).to_string();
+    let key = keys.add("short", "invoke", &["--expires", &soon]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let stream = watch(&daemon, &key).await;
+    assert_eq!(Refusal::of(&end(stream).await).reason, "UNAUTHENTICATED");
+}
