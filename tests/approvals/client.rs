@@ -215,6 +215,26 @@ async fn an_answer_is_for_the_call_that_was_asked_about_alone() {
 }
 
 #[tokio::test]
+async fn what_is_typed_ahead_answers_nothing_that_was_not_seen() {
+    let daemon = with_policy(ASK).await;
+    let first = write(&daemon, file("a", "x"));
+    wait_for_one(&daemon).await;
+    let second = write(&daemon, file("b", "x"));
+    wait_for(&daemon, 2).await;
+    let mut somebody = Somebody::before(&daemon);
+    somebody.sees(ASKS, 1).await;
+    somebody.types("y\ny\ny\n");
+    let seen = somebody.sees(ASKS, 2).await;
+    assert!(seen.contains("path: b"), "{seen}");
+    promptly("it is written", first).await.unwrap().unwrap();
+    // What is typed now is the first that is read.
+    somebody.types("n\n");
+    somebody.sees("jig: denied", 1).await;
+    promptly("it is told", second).await.unwrap().unwrap_err();
+    assert!(!daemon.file("b").exists());
+}
+
+#[tokio::test]
 async fn a_call_cannot_lie_about_itself() {
     let daemon = with_policy(ASK).await;
     let somebody = Somebody::before(&daemon);

@@ -1,5 +1,6 @@
 //! `jig approvals`: calls that wait to be approved.
 
+mod keyboard;
 mod prompt;
 mod watch;
 

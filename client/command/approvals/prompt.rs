@@ -18,7 +18,7 @@ pub(super) enum Answer {
     Unknown,
 }
 
-/// The question, for a terminal of so many columns. Its last line waits for the answer.
+/// The question, for a terminal of so many columns, up to what asks for the answer.
 pub(super) fn question(approval: &Approval, width: usize) -> String {
     let mut text = line(&format!("Tool: {}", approval.tool), width);
     text += "Parameters:\n";
@@ -33,7 +33,6 @@ pub(super) fn question(approval: &Approval, width: usize) -> String {
     let files = if files.is_empty() { "-" } else { &files };
     text += &line(&format!("Files affected: {files}"), width);
     text += &format!("Risk level: {}\n\n", risk(approval));
-    text += ASK;
     text
 }
 
@@ -119,7 +118,7 @@ mod tests {
         let approval = approval(&[("path", "hello.py"), ("content", "<20 bytes>")]);
         assert_eq!(
             question(&approval, 80),
-            "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\nApprove? (y/n/always): "
+            "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\n"
         );
     }
 

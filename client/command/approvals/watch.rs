@@ -5,8 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, BufRead as _},
-    thread,
+    io,
     time::{Duration, SystemTime},
 };
 
@@ -17,10 +16,12 @@ use jig::{
     },
     client::{ApprovalEvents, CallError, Client},
 };
-use rustix::termios::{QueueSelector, tcflush, tcgetwinsize};
-use tokio::sync::mpsc;
+use rustix::termios::tcgetwinsize;
 
-use super::prompt::{ASK, Answer, answer, question, state};
+use super::{
+    keyboard::Keyboard,
+    prompt::{ASK, Answer, answer, question, state},
+};
 use crate::{
     connection::{self, Connecting},
     escape,
@@ -61,7 +62,7 @@ struct Session {
 impl Session {
     async fn ask_all(&mut self, connecting: Connecting) -> Result<(), Failure> {
         let client = connecting.await?;
-        let mut lines = lines();
+        let mut keyboard = Keyboard::open();
         let mut events = client
             .watch_approvals(WatchApprovalsRequest::default())
             .await?;
@@ -74,12 +75,12 @@ impl Session {
                         events = self.watch_again(&client, error).await?;
                     }
                 },
-                line = lines.recv() => match line {
-                    Some(line) => self.take(&client, &line?).await?,
+                line = keyboard.line() => match line? {
+                    Some(line) => self.take(&client, &line).await?,
                     None => return Ok(()),
                 },
             }
-            self.ask_next()?;
+            self.ask_next(&mut keyboard)?;
         }
     }
 
@@ -119,7 +120,7 @@ impl Session {
     }
 
     /// Asks about the call that has waited longest, where none is asked about.
-    fn ask_next(&mut self) -> Result<(), Failure> {
+    fn ask_next(&mut self, keyboard: &mut Keyboard) -> Result<(), Failure> {
         if self.asked.is_some() || self.is_held {
             return Ok(());
         }
@@ -127,13 +128,14 @@ impl Session {
             return Ok(());
         };
         self.asked = Some(id.clone());
-        // What was typed so far was not typed at this question.
-        tcflush(io::stdin(), QueueSelector::IFlush).ok();
         output::note(&about(approval, SystemTime::now()));
         let size = tcgetwinsize(io::stdout()).ok();
         let columns = size.map(|size| usize::from(size.ws_col));
         let columns = columns.filter(|columns| *columns > 0);
-        output::stdout(question(approval, columns.unwrap_or(COLUMNS)).as_bytes())
+        output::stdout(question(approval, columns.unwrap_or(COLUMNS)).as_bytes())?;
+        // What was typed so far was not typed at this question.
+        keyboard.forget();
+        output::stdout(ASK.as_bytes())
     }
 
     /// Takes a line that was typed.
@@ -238,18 +240,4 @@ fn about(approval: &Approval, now: SystemTime) -> String {
         one_line(&approval.session),
         one_line(&approval.approval_id)
     )
-}
-
-/// The lines that are typed. Read by a thread of their own, which ends with the process.
-fn lines() -> mpsc::Receiver<Result<String, Failure>> {
-    let (sender, receiver) = mpsc::channel(1);
-    thread::spawn(move || {
-        for line in io::stdin().lock().lines() {
-            let is_over = line.is_err();
-            if sender.blocking_send(line.map_err(Failure::system)).is_err() || is_over {
-                return;
-            }
-        }
-    });
-    receiver
 }
