@@ -74,7 +74,7 @@ impl Pipeline {
             let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
             return Err(Error::invalid_field("queue", text));
         }
-        any_tool::find(&submission.tool)?
+        any_tool::find(&submission.tool, &incoming.principal)?
             .check(self, incoming, &submission.params)
             .map_err(of_params)?;
         let job = Job {
@@ -174,7 +174,7 @@ impl Pipeline {
         let params = self.job_params(live, job).await?;
         let incoming = self.incoming_of(live, job)?;
         let principal = Arc::clone(&incoming.principal);
-        let tool = any_tool::find(&job.tool)?;
+        let tool = any_tool::find(&job.tool, &principal)?;
         let let_in = tool.let_in(self, incoming, &params).await?;
         self.jobs.start(live, &draining).await?;
         let place = loop {

@@ -29,6 +29,7 @@ pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
 mod repeatable;
+mod rights;
 mod sent;
 pub(crate) mod start;
 mod state_error;

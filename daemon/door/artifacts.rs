@@ -20,7 +20,12 @@ use crate::{
         error::{Error, Reason},
         store::session::{Artifact, Kept},
         task,
-        tool::page_token::{Filters, read_token, write_token},
+        tool::{
+            Tool as _,
+            apply_patch::ApplyPatch,
+            page_token::{Filters, read_token, write_token},
+            run::Run,
+        },
     },
 };
 
@@ -46,6 +51,7 @@ impl ArtifactService for Artifacts {
                 .0
                 .catalog
                 .check("jig.v1.ReadArtifactRequest", request)?;
+            incoming.principal.may_call(maker(&request.path))?;
             let Some(session) = self.0.existing_session(&incoming).await? else {
                 return Err(missing(&request.path));
             };
@@ -112,11 +118,22 @@ impl Artifacts {
             .map_err(Error::internal)?
             .map_err(Error::internal)?;
         let last = cut_page(&mut found, page_size);
+        let next_page_token =
+            last.map_or_else(String::new, |kept| write_token(&filters, &kept.path));
+        // Of tools that the key is not for, not even that they were called.
+        found.retain(|kept| incoming.principal.may_call(maker(&kept.path)).is_ok());
         Ok(ListArtifactsResponse {
-            next_page_token: last
-                .map_or_else(String::new, |kept| write_token(&filters, &kept.path)),
+            next_page_token,
             artifacts: found.into_iter().map(info).collect(),
         })
+    }
+}
+
+/// The tool that leaves artifacts at such paths.
+fn maker(path: &str) -> &'static str {
+    match path.starts_with("diffs/") {
+        true => ApplyPatch::NAME,
+        false => Run::NAME,
     }
 }
 

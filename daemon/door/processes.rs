@@ -141,6 +141,7 @@ impl ProcessService for Processes {
     ) -> Result<Response<ListProcessesResponse>, Status> {
         answered(request, async |incoming, _| {
             let workspace = self.0.scene(&incoming)?.workspace.name();
+            self.0.may_see_commands(&incoming)?;
             let entries = self.0.processes.list(workspace);
             Ok(ListProcessesResponse {
                 processes: entries.iter().map(info).collect(),
@@ -174,6 +175,7 @@ impl Processes {
     /// Finds the process that a request names.
     fn find(&self, incoming: &Incoming, id: &str) -> Result<Arc<Process>, Error> {
         let workspace = self.0.scene(incoming)?.workspace.name();
+        self.0.may_see_commands(incoming)?;
         let found = self.0.processes.find(workspace, id);
         found.map(|entry| entry.process).ok_or_else(|| {
             let text = format!(
@@ -221,6 +223,7 @@ impl Processes {
             return Err(Error::invalid(checked.violations));
         }
         let process = self.find(incoming, &request.process_id)?;
+        self.0.may_feed_commands(incoming)?;
         let write = Write {
             id: request.write_id.clone(),
             data: request.data,

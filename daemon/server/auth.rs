@@ -12,7 +12,11 @@ use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
-use super::{connection::Peer, dismissal::until_dismissed};
+use super::{
+    connection::Peer,
+    dismissal::{dismissed, until_dismissed},
+    places::Check,
+};
 use crate::daemon::{
     call::{
         Pipeline,
@@ -25,6 +29,8 @@ use crate::daemon::{
 
 /// What anybody may ask: whoever watches over the daemon has no key (Kubernetes' probes).
 const PUBLIC: &str = "grpc.health.v1.Health/";
+/// What answers once, and may take as long as a job does: it ends as streams do.
+const WAITS: &str = "jig.v1.JobService/WaitJob";
 /// The metadata key for keys beside `authorization`.
 const API_KEY: &str = "x-api-key";
 
@@ -37,6 +43,16 @@ pub(super) struct AuthLayer(pub(super) Arc<Pipeline>);
 pub(super) struct Guarded<S> {
     inner: S,
     pipeline: Arc<Pipeline>,
+}
+
+/// Whose call it is, and what becomes of its answer.
+enum Admitted {
+    /// Anybody's. What keeps the connection meanwhile, where that is known.
+    Public(Option<Check>),
+    /// It is finished, whatever becomes of its caller.
+    Finished,
+    /// It goes on for as long as its caller may call.
+    WhileAllowed(Arc<Principal>),
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -68,12 +84,23 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         match admit(&self.pipeline, &mut request) {
-            Ok(None) => Box::pin(self.inner.call(request)),
-            Ok(Some(principal)) => {
+            Ok(Admitted::Finished | Admitted::Public(None)) => Box::pin(self.inner.call(request)),
+            Ok(Admitted::Public(Some(check))) => {
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     let answer = answer.await?;
-                    Ok(answer.map(|body| until_dismissed(body, principal)))
+                    Ok(answer.map(|body| check.until_told(body)))
+                })
+            }
+            Ok(Admitted::WhileAllowed(principal)) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move {
+                    tokio::select! {
+                        answer = answer => {
+                            Ok(answer?.map(|body| until_dismissed(body, principal)))
+                        }
+                        () = principal.dismissed() => Ok(dismissed().into_http()),
+                    }
                 })
             }
             Err(error) => Box::pin(future::ready(Ok(to_status(&error).into_http()))),
@@ -81,32 +108,46 @@ where
     }
 }
 
-/// Lets a request in. Answers who must be able to call for as long as the answer goes on.
-fn admit(
-    pipeline: &Pipeline,
-    request: &mut Request<Body>,
-) -> Result<Option<Arc<Principal>>, Error> {
+/// Lets a request in, and tells its connection whether it was.
+fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Admitted, Error> {
     let key = take_key(request.headers_mut());
     let method = request.uri().path().trim_start_matches('/').to_owned();
+    let peer = request.extensions().get::<Peer>();
+    let standing = peer.map(|peer| Arc::clone(&peer.standing));
     if method.starts_with(PUBLIC) {
-        return Ok(None);
+        return Ok(Admitted::Public(standing.as_ref().map(Check::begin)));
     }
-    let origin = match request.extensions().get::<Peer>() {
-        Some(peer) => peer.origin,
-        None => Origin::Elsewhere,
+    let origin = peer.map_or(Origin::Elsewhere, |peer| peer.origin);
+    let has_keys = pipeline.access.has_keys();
+    let shown = match has_keys {
+        true => key?,
+        // Nothing that could be shown is looked at.
+        false => key.ok().flatten(),
     };
-    let principal: Arc<Principal> = pipeline.access.admit(key?.as_deref(), origin)?;
+    let admitted = pipeline.access.admit(shown.as_deref(), origin);
+    if let Some(standing) = standing {
+        match &admitted {
+            Ok(_) => standing.welcome(),
+            // Where there are no keys, it is the connection that is refused, whatever is called.
+            Err(_) if !has_keys => standing.dismiss(),
+            Err(_) => {}
+        }
+    }
+    let principal: Arc<Principal> = admitted?;
     // What is none of the daemon's own methods is reflection, or nothing.
     let access = pipeline.catalog.access(&method);
     let (needed, streams) = access.map_or((Role::Read, true), |it| (it.role, it.streams));
     principal.has_role(needed, &method)?;
     request.extensions_mut().insert(Arc::clone(&principal));
-    Ok(streams.then_some(principal))
+    Ok(match streams || method == WAITS {
+        true => Admitted::WhileAllowed(principal),
+        false => Admitted::Finished,
+    })
 }
 
 /// Takes the key out of the headers, so that nothing behind this can tell it.
 fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
-    let mut shown = Vec::new();
+    let mut shown: Vec<Vec<u8>> = Vec::new();
     let mut is_other_scheme = false;
     for value in headers.get_all(AUTHORIZATION) {
         match bearer(value.as_bytes()) {
@@ -118,9 +159,11 @@ fn take_key(headers: &mut HeaderMap) -> Result<Option<Vec<u8>>, Error> {
         headers
             .get_all(API_KEY)
             .iter()
-            .map(|value| value.as_bytes().to_vec()),
+            .map(|value| value.as_bytes().trim_ascii().to_vec()),
     );
     while headers.remove(AUTHORIZATION).is_some() || headers.remove(API_KEY).is_some() {}
+    // What a client sends that has a place for a key and none in it.
+    shown.retain(|key| !key.is_empty());
     shown.dedup();
     let refused = |text| Err(Error::new(Reason::Unauthenticated, text));
     match (shown.len(), is_other_scheme) {
@@ -153,6 +196,16 @@ mod tests {
             (&[("authorization", "Bearer k")], Ok(Some("k"))),
             (&[("authorization", "bearer  k ")], Ok(Some("k"))),
             (&[("x-api-key", "k")], Ok(Some("k"))),
+            (&[("x-api-key", " k ")], Ok(Some("k"))),
+            (&[("x-api-key", "")], Ok(None)),
+            (
+                &[("authorization", "Bearer "), ("x-api-key", "k")],
+                Ok(Some("k")),
+            ),
+            (
+                &[("authorization", "Bearer k"), ("x-api-key", "")],
+                Ok(Some("k")),
+            ),
             (
                 &[("authorization", "Bearer k"), ("x-api-key", "k")],
                 Ok(Some("k")),

@@ -1,12 +1,13 @@
 //! One connection: a TCP or Unix socket that can neither keep its place nor hold up the end of the
-//! daemon by not saying what HTTP/2 begins with.
+//! daemon by not saying what HTTP/2 begins with, nor keep its place without a call that is let in.
 
 use std::{
     future::Future,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -14,13 +15,15 @@ use std::{
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, UnixStream},
-    sync::OwnedSemaphorePermit,
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
-use super::peer;
+use super::{
+    peer,
+    places::{FAREWELL, Place, STRANGERS_PATIENCE, Standing, Term},
+};
 use crate::daemon::call::access::Origin;
 
 /// How long a new connection may take to send its preface: nothing else bounds that, and graceful
@@ -45,8 +48,10 @@ pub(crate) struct Connection {
     socket: Socket,
     /// There until the preface has come.
     greeting: Option<Greeting>,
+    /// There until a call was let in.
+    probation: Option<Probation>,
     origin: Origin,
-    _place: OwnedSemaphorePermit,
+    place: Place,
 }
 
 /// What ends a connection that does not send its preface.
@@ -58,6 +63,14 @@ struct Greeting {
     draining: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
+/// What ends a connection on which no call is let in.
+#[derive(Debug)]
+struct Probation {
+    end: Pin<Box<Sleep>>,
+    /// It has been told that it has to go.
+    is_farewell: bool,
+}
+
 /// Who is at the other end.
 #[derive(Debug, Clone)]
 pub(crate) struct Peer {
@@ -65,6 +78,8 @@ pub(crate) struct Peer {
     pub(crate) end: End,
     /// Whose process it is.
     pub(crate) origin: Origin,
+    /// What becomes of its connection.
+    pub(crate) standing: Arc<Standing>,
 }
 
 /// The other end of a connection.
@@ -78,18 +93,56 @@ pub(crate) enum End {
     Unknown,
 }
 
+impl Socket {
+    /// Where it comes from.
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::Tcp(socket) => peer::of_tcp(socket),
+            Self::Unix(socket) => peer::of_unix(socket),
+        }
+    }
+
+    /// The address at the other end.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(socket) => socket.peer_addr().ok().map(|peer| peer.ip()),
+            Self::Unix(_) => None,
+        }
+    }
+}
+
+impl Probation {
+    fn begin() -> Self {
+        Self {
+            end: Box::pin(sleep(STRANGERS_PATIENCE)),
+            is_farewell: false,
+        }
+    }
+
+    /// Whether the connection has to end.
+    fn is_over(&mut self, standing: &Standing, context: &mut Context<'_>) -> bool {
+        if standing.term() == Term::Farewell && !self.is_farewell {
+            self.is_farewell = true;
+            self.end.as_mut().reset(Instant::now() + FAREWELL);
+        }
+        while self.end.as_mut().poll(context).is_ready() {
+            if self.is_farewell || !standing.is_checking() {
+                return true;
+            }
+            let again = Instant::now() + STRANGERS_PATIENCE;
+            self.end.as_mut().reset(again);
+        }
+        false
+    }
+}
+
 impl Connection {
-    /// `ask`: whether it matters whose process a connection of the loopback interface is.
     pub(super) fn new(
         socket: Socket,
-        place: OwnedSemaphorePermit,
+        origin: Origin,
+        place: Place,
         draining: CancellationToken,
-        ask: bool,
     ) -> Self {
-        let origin = match &socket {
-            Socket::Tcp(socket) => peer::of_tcp(socket, ask),
-            Socket::Unix(socket) => peer::of_unix(socket),
-        };
         let greeting = Greeting {
             bytes: 0,
             patience: Box::pin(sleep(PREFACE_PATIENCE)),
@@ -98,8 +151,9 @@ impl Connection {
         Self {
             socket,
             greeting: Some(greeting),
+            probation: Some(Probation::begin()),
             origin,
-            _place: place,
+            place,
         }
     }
 }
@@ -118,27 +172,39 @@ impl Connected for Connection {
         Peer {
             end,
             origin: self.origin,
+            standing: Arc::clone(self.place.standing()),
         }
     }
 }
 
 impl AsyncRead for Connection {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
         let before = buffer.filled().len();
-        let read = match &mut self.socket {
+        let read = match &mut this.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
-        let Some(greeting) = &mut self.greeting else {
+        let standing = this.place.standing();
+        if standing.term() == Term::Open {
+            this.probation = None;
+        }
+        if let Some(probation) = &mut this.probation
+            && probation.is_over(standing, context)
+        {
+            // As if the other end had nothing more to say: nothing of value is going on.
+            return Poll::Ready(Ok(()));
+        }
+        let Some(greeting) = &mut this.greeting else {
             return read;
         };
         greeting.bytes += buffer.filled().len() - before;
         if greeting.bytes >= PREFACE_BYTES {
-            self.greeting = None;
+            this.greeting = None;
         } else if read.is_pending() {
             let too_long = greeting.patience.as_mut().poll(context).is_ready();
             if too_long || greeting.draining.as_mut().poll(context).is_ready() {

@@ -1,5 +1,5 @@
 //! Streams end when their callers may not call any more: whoever took a key away does not want what its
-//! holder has begun to watch to go on. Calls that answer once are finished.
+//! holder has begun to watch to go on. Calls that answer once are finished, but for those that only wait.
 
 use std::{
     future::Future,
@@ -25,6 +25,12 @@ struct Dismissible {
     dismissed: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
+/// What somebody is told who may not call any more.
+pub(super) fn dismissed() -> Status {
+    let text = "the key of this call was taken away, has expired, or was given other rights: call again with one that is right";
+    to_status(&Error::new(Reason::Unauthenticated, text))
+}
+
 /// Ends `body` when `principal` may not call any more.
 pub(super) fn until_dismissed(body: Body, principal: Arc<Principal>) -> Body {
     Body::new(Dismissible {
@@ -41,17 +47,16 @@ impl http_body::Body for Dismissible {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(dismissed) = &mut self.dismissed else {
+        let Some(until) = &mut self.dismissed else {
             return Poll::Ready(None);
         };
-        if dismissed.as_mut().poll(context).is_pending() {
+        if until.as_mut().poll(context).is_pending() {
             return Pin::new(&mut self.body).poll_frame(context);
         }
         self.dismissed = None;
         // Whoever makes it learns that nobody reads it.
         self.body = Body::empty();
-        let text = "the key of this call was taken away, has expired, or was given other rights: call again with one that is right";
-        let status = to_status(&Error::new(Reason::Unauthenticated, text));
+        let status = dismissed();
         let mut trailers = http::HeaderMap::new();
         Poll::Ready(Some(match status.add_header(&mut trailers) {
             Ok(()) => Ok(Frame::trailers(trailers)),

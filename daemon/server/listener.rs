@@ -8,23 +8,23 @@ use std::{
         net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream},
     },
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
 use rustix::{fs::Mode, io::Errno};
 use tokio::{
     net::{TcpListener, UnixListener},
-    sync::{Semaphore, mpsc},
+    sync::mpsc,
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
-use super::connection::{Connection, Socket};
+use super::{
+    connection::{Connection, Socket},
+    places::Places,
+};
 use crate::daemon::{config::listen::Address, task};
 
-/// Connections at one time; each costs some 30 KiB.
-const CONNECTIONS: usize = 1024;
 /// Connections accepted but not yet served.
 const BACKLOG: usize = 16;
 /// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
@@ -90,14 +90,8 @@ impl Listeners {
     }
 
     /// Accepts connections on all of them until `stop`.
-    /// `ask`: whether it matters whose process a connection of the loopback interface is.
-    pub(super) fn accept(
-        self,
-        stop: CancellationToken,
-        ask: impl Fn() -> bool + Clone + Send + Sync + 'static,
-    ) -> mpsc::Receiver<io::Result<Connection>> {
+    pub(super) fn accept(self, stop: CancellationToken) -> mpsc::Receiver<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
         let tcp = self
             .tcp
             .into_iter()
@@ -111,9 +105,8 @@ impl Listeners {
                 Ok(acceptor) => {
                     let door = Door {
                         sender: sender.clone(),
-                        places: Arc::clone(&places),
+                        places: Places::new(),
                         stop: stop.clone(),
-                        ask: ask.clone(),
                     };
                     task::spawn("accept", door.accept_until_stopped(acceptor));
                 }
@@ -156,14 +149,13 @@ impl Acceptor {
 }
 
 /// Where accepted connections go.
-struct Door<F> {
+struct Door {
     sender: mpsc::Sender<io::Result<Connection>>,
-    places: Arc<Semaphore>,
+    places: Places,
     stop: CancellationToken,
-    ask: F,
 }
 
-impl<F: Fn() -> bool> Door<F> {
+impl Door {
     /// Accepts until it is to stop, whatever it is waiting for then: a connection, a place for one, or
     /// somebody to serve it.
     async fn accept_until_stopped(self, acceptor: Acceptor) {
@@ -176,13 +168,18 @@ impl<F: Fn() -> bool> Door<F> {
 
     async fn accept_all(&self, acceptor: &Acceptor) {
         loop {
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
+            let Some(free) = self.places.free().await else {
                 return;
             };
             match acceptor.accept().await {
                 Ok(socket) => {
+                    let origin = socket.origin();
+                    let Some(place) = self.places.take(free, origin, socket.peer()) else {
+                        tracing::debug!(?origin, "a connection was closed: its peer has too many");
+                        continue;
+                    };
                     let stop = self.stop.clone();
-                    let connection = Connection::new(socket, place, stop, (self.ask)());
+                    let connection = Connection::new(socket, origin, place, stop);
                     if self.sender.send(Ok(connection)).await.is_err() {
                         return;
                     }

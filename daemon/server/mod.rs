@@ -16,6 +16,7 @@ mod explain;
 pub(crate) mod listener;
 mod panic;
 pub(crate) mod peer;
+mod places;
 mod trace;
 
 use std::{
@@ -168,8 +169,7 @@ pub(crate) async fn serve(
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     // Its end would be the server's.
-    let guarded = Arc::clone(&pipeline);
-    let accepted = listeners.accept(drain.begun_token(), move || guarded.access.asks_for_users());
+    let accepted = listeners.accept(drain.begun_token());
     let incoming = ReceiverStream::new(accepted).chain(tokio_stream::pending());
     // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
     // connections are not taken, and other calls are refused by the pipeline.

@@ -55,7 +55,7 @@ pub(super) fn of_unix(socket: &UnixStream) -> Origin {
 /// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else
 /// gets past the mode of a socket that is its owner's alone (unix(7), path_resolution(7)).
 fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
-    if Some(uid) != *UNKNOWN_USER {
+    if *UNKNOWN_USER != Numbering::Partial(uid) {
         return false;
     }
     let address = socket.local_addr().ok();
@@ -70,29 +70,51 @@ fn is_privileged(uid: u32, socket: &UnixStream) -> bool {
     })
 }
 
-/// The number that all users have who have none in this user namespace, as long as it lasts
-/// (user_namespaces(7), "overflowuid"); none where each has one of his own.
-static UNKNOWN_USER: LazyLock<Option<u32>> = LazyLock::new(|| {
-    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
-    let knows_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+/// Which users have numbers in this user namespace, as long as it lasts. It is first looked at when the
+/// daemon starts, which has all its descriptors then.
+static UNKNOWN_USER: LazyLock<Numbering> = LazyLock::new(|| {
+    let map = fs::read_to_string("/proc/self/uid_map").ok();
     let number = fs::read_to_string("/proc/sys/kernel/overflowuid");
-    let number = number.ok().and_then(|text| text.trim().parse().ok());
-    (!knows_all).then(|| number.unwrap_or(DEFAULT_OVERFLOWUID))
+    numbering(map.as_deref(), number.ok().as_deref())
 });
 
-/// Where a TCP connection comes from. `ask`: whether it matters whose it is.
-pub(super) fn of_tcp(socket: &TcpStream, ask: bool) -> Origin {
+/// Which users have numbers of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Numbering {
+    /// Each.
+    Whole,
+    /// Some: all others have this one (user_namespaces(7), "overflowuid").
+    Partial(u32),
+    /// Nobody says: some may have this one, and nothing follows from it.
+    Unclear(u32),
+}
+
+fn numbering(map: Option<&str>, overflow: Option<&str>) -> Numbering {
+    let read = overflow.and_then(|text| text.trim().parse().ok());
+    let number = read.unwrap_or(DEFAULT_OVERFLOWUID);
+    match map.filter(|map| !map.trim().is_empty()) {
+        Some(map) if map.split_whitespace().eq(["0", "0", "4294967295"]) => Numbering::Whole,
+        Some(_) if read.is_some() => Numbering::Partial(number),
+        Some(_) | None => Numbering::Unclear(number),
+    }
+}
+
+/// Where a TCP connection comes from.
+pub(super) fn of_tcp(socket: &TcpStream) -> Origin {
     let ends = socket
         .peer_addr()
         .and_then(|peer| Ok((peer, socket.local_addr()?)));
     match ends {
         Ok((peer, local)) if is_loopback(peer.ip()) && is_loopback(local.ip()) => {
-            let uid = ask.then(|| owner(socket, peer, local)).transpose();
+            let uid = owner(socket, peer, local);
             Origin::Loopback {
-                uid: uid.unwrap_or_else(|error| {
-                    tracing::debug!(%error, "the owner of a connection is not known");
-                    None
-                }),
+                // Where there are no keys, its first call is refused, and the connection is closed: who
+                // connects again is asked for again.
+                uid: uid
+                    .inspect_err(|error| {
+                        tracing::debug!(%error, "the owner of a connection is not known");
+                    })
+                    .ok(),
             }
         }
         Ok(_) | Err(_) => Origin::Elsewhere,
@@ -206,7 +228,10 @@ fn read(answer: &[u8], peer: SocketAddr, local: SocketAddr) -> Option<u32> {
 /// The user that the daemon runs as, unless the kernel tells others by the same number.
 pub(crate) fn own_user() -> Option<u32> {
     let own = geteuid().as_raw();
-    (*UNKNOWN_USER != Some(own)).then_some(own)
+    match *UNKNOWN_USER {
+        Numbering::Partial(number) | Numbering::Unclear(number) if number == own => None,
+        Numbering::Whole | Numbering::Partial(_) | Numbering::Unclear(_) => Some(own),
+    }
 }
 
 #[cfg(test)]
@@ -236,9 +261,8 @@ mod tests {
             ("0.0.0.0:0", "127.0.0.2"),
         ] {
             let (client, server) = connection(listen, connect).await;
-            let origin = of_tcp(&server, true);
+            let origin = of_tcp(&server);
             assert_eq!(origin, Origin::Loopback { uid: Some(own) }, "{connect}");
-            assert_eq!(of_tcp(&server, false), Origin::Loopback { uid: None });
             drop(client);
         }
     }
@@ -253,8 +277,27 @@ mod tests {
                 client.shutdown(std::net::Shutdown::Write).unwrap();
             }
             let kept = half.then_some(client);
-            assert_eq!(of_tcp(&server, true), Origin::Loopback { uid: None });
+            assert_eq!(of_tcp(&server), Origin::Loopback { uid: None });
             drop(kept);
+        }
+    }
+
+    #[test]
+    fn where_nobody_says_which_users_have_numbers_nobody_is_privileged() {
+        let whole = "         0          0 4294967295\n";
+        for (map, overflow, expected) in [
+            (Some(whole), Some("65534\n"), Numbering::Whole),
+            (Some(whole), None, Numbering::Whole),
+            (Some("0 1000 1\n"), Some("7\n"), Numbering::Partial(7)),
+            (
+                Some("0 1000 1\n"),
+                None,
+                Numbering::Unclear(DEFAULT_OVERFLOWUID),
+            ),
+            (Some(""), Some("7\n"), Numbering::Unclear(7)),
+            (None, Some("7\n"), Numbering::Unclear(7)),
+        ] {
+            assert_eq!(numbering(map, overflow), expected, "{map:?} {overflow:?}");
         }
     }
 

@@ -79,6 +79,8 @@ pub(crate) struct Selection {
     pub(crate) workspace: String,
     /// Their states; all, where this is empty.
     pub(crate) states: Vec<JobState>,
+    /// Their tools; all, where there are none.
+    pub(crate) tools: Option<Vec<String>>,
     /// Their queue; all, where there is none.
     pub(crate) queue: Option<String>,
     /// Only those that were submitted before this one.
@@ -250,6 +252,11 @@ impl JobLog {
                     sql += &format!(" AND state IN ({marks})");
                     let names = selection.states.iter().map(|state| state.name().to_owned());
                     values.extend(names.map(Value::from));
+                }
+                if let Some(tools) = selection.tools {
+                    let marks = vec!["?"; tools.len()].join(", ");
+                    sql += &format!(" AND tool IN ({marks})");
+                    values.extend(tools.into_iter().map(Value::from));
                 }
                 if let Some(queue) = selection.queue {
                     sql += " AND queue = ?";

@@ -1,11 +1,13 @@
 //! Who may call, and what: keys and their roles, users of this machine, and what each sees of others.
 
+mod connections;
 mod files;
 mod keys;
 mod local;
 mod roles;
 mod secrets;
 mod streams;
+mod tools;
 mod workspaces;
 
 use std::sync::Arc;

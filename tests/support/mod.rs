@@ -20,7 +20,7 @@ mod world;
 pub(crate) use acl::access_list;
 pub(crate) use call::{Refusal, argv, describe, shell, with};
 pub(crate) use collector::{Collector, attribute, hex};
-pub(crate) use daemon::{Daemon, tools};
+pub(crate) use daemon::{Daemon, lazy_channel, tools};
 pub(crate) use derived::{derived, set_up, tools as tools_folder};
 pub(crate) use guest::{Guest, Kernel, guest};
 pub(crate) use keys::{KeyFile, with_key};

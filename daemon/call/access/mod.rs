@@ -4,13 +4,16 @@
 //! a key is shown ───────────▶ one of the key file ─▶ its holder      otherwise UNAUTHENTICATED
 //! none, and there is no key file,
 //!   a process of this machine ─▶ of the daemon's user, or root ─▶ administrator
-//! none, on loopback, and --trust-loopback ─▶ administrator
+//!   on loopback, and --trust-loopback ─▶ administrator
 //! ```
 
 pub(super) mod bucket;
 pub(crate) mod principal;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use self::principal::Principal;
 use crate::daemon::{
@@ -40,7 +43,7 @@ pub(crate) enum Origin {
 #[derive(Debug)]
 pub(crate) struct Access {
     /// None where there is no key file.
-    keys: RwLock<Option<Arc<[Holder]>>>,
+    keys: RwLock<Option<Arc<Holders>>>,
     trust: Trust,
     root: Arc<Principal>,
     /// The daemon's own user.
@@ -61,12 +64,9 @@ pub(crate) struct Trust {
     pub(crate) commands_are_apart: bool,
 }
 
-/// A key, and whose it is.
-#[derive(Debug)]
-struct Holder {
-    digest: Digest,
-    principal: Arc<Principal>,
-}
+/// Whose key each is. Which bucket of the map a digest is in, and how long that takes to find out, tells
+/// nothing: digests of keys with 256 random bits cannot be chosen, nor led back to keys.
+type Holders = HashMap<Digest, Arc<Principal>>;
 
 impl Access {
     /// Lets in the holders of `keys` or, without any, whom `trust` says.
@@ -93,34 +93,33 @@ impl Access {
             return Err(problems);
         }
         let before = self.holders();
+        let before: HashMap<&str, &Arc<Principal>> = before
+            .iter()
+            .flat_map(|holders| holders.values())
+            .map(|known| (known.name(), known))
+            .collect();
+        let mut stay = HashSet::new();
         let holders = keys.keys.into_iter().map(|key| {
             let principal = Principal::holder(&key);
             // Who was here before goes on with what is left of his allowance.
-            let known = before.iter().flat_map(|holders| holders.iter());
-            let known = known
-                .map(|holder| &holder.principal)
-                .find(|known| known.is_like(&principal));
-            Holder {
-                digest: key.digest,
-                principal: known.map_or_else(|| Arc::new(principal), Arc::clone),
-            }
+            let known = before.get(principal.name()).copied();
+            let principal = match known.filter(|known| known.is_like(&principal)) {
+                Some(known) => {
+                    stay.insert(known.name());
+                    Arc::clone(known)
+                }
+                None => Arc::new(principal),
+            };
+            (key.digest, principal)
         });
-        let holders: Arc<[Holder]> = holders.collect();
-        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&holders));
-        let stays = |holder: &Holder| {
-            let mut holders = holders.iter();
-            holders.any(|now| Arc::ptr_eq(&now.principal, &holder.principal))
-        };
-        let before = before.iter().flat_map(|holders| holders.iter());
-        for holder in before.filter(|holder| !stays(holder)) {
-            holder.principal.dismiss();
+        let holders: Arc<Holders> = Arc::new(holders.collect());
+        *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Some(holders);
+        for (name, known) in &before {
+            if !stay.contains(name) {
+                known.dismiss();
+            }
         }
         Ok(())
-    }
-
-    /// Whether the user at the other end of a loopback connection counts.
-    pub(crate) fn asks_for_users(&self) -> bool {
-        self.holders().is_none() && !self.trust.loopback
     }
 
     /// Who calls: who holds the key that was `shown`, or whom the daemon trusts without one.
@@ -132,7 +131,7 @@ impl Access {
         let is_trusted = self.trust.loopback && matches!(origin, Origin::Loopback { .. });
         match (shown, self.holders()) {
             (Some(shown), Some(holders)) => holder_of(&holders, shown),
-            (_, _) if is_trusted => Ok(Arc::clone(&self.loopback)),
+            (_, None) if is_trusted => Ok(Arc::clone(&self.loopback)),
             (None, Some(_)) => Err(unauthenticated(
                 "this daemon takes calls with a key only: send one as `authorization: Bearer KEY` or `x-api-key: KEY` (jig: --key or JIG_KEY; `jig key new` makes one)",
             )),
@@ -145,18 +144,16 @@ impl Access {
 
     /// Who is called so in records, if he may still call.
     pub(crate) fn named(&self, name: &str) -> Option<Arc<Principal>> {
-        if let Some(uid) = name.strip_prefix("uid:") {
-            return self.trusted(uid.parse().ok()?);
-        }
-        if name == self.loopback.name() {
-            return self.trust.loopback.then(|| Arc::clone(&self.loopback));
-        }
-        let holders = self.holders()?;
-        let mut holders = holders
-            .iter()
-            .filter(|holder| !holder.principal.has_expired());
-        let holder = holders.find(|holder| holder.principal.name() == name)?;
-        Some(Arc::clone(&holder.principal))
+        let Some(holders) = self.holders() else {
+            if let Some(uid) = name.strip_prefix("uid:") {
+                return self.trusted(uid.parse().ok()?);
+            }
+            let is_loopback = self.trust.loopback && name == self.loopback.name();
+            return is_loopback.then(|| Arc::clone(&self.loopback));
+        };
+        let mut holders = holders.values();
+        let holder = holders.find(|holder| holder.name() == name && !holder.has_expired())?;
+        Some(Arc::clone(holder))
     }
 
     /// Whether who calls must show a key.
@@ -199,30 +196,26 @@ impl Access {
         ))
     }
 
-    fn holders(&self) -> Option<Arc<[Holder]>> {
+    fn holders(&self) -> Option<Arc<Holders>> {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
         keys.clone()
     }
 }
 
-/// Finds the key that was shown. All are looked at, whichever it is.
-fn holder_of(holders: &[Holder], shown: &[u8]) -> Result<Arc<Principal>, Error> {
+/// Finds who holds the key that was shown.
+fn holder_of(holders: &Holders, shown: &[u8]) -> Result<Arc<Principal>, Error> {
     let digest = Digest::of(shown);
-    let mut found = None;
-    for holder in holders {
-        if holder.digest.is(&digest) {
-            found = Some(holder);
-        }
-    }
-    let holder = found.ok_or_else(|| {
+    let found = holders.get_key_value(&digest);
+    let holder = found.filter(|(known, _)| known.is(&digest));
+    let (_, principal) = holder.ok_or_else(|| {
         unauthenticated("this is no key of this daemon, or not any more: ask its operator for one")
     })?;
-    if holder.principal.has_expired() {
+    if principal.has_expired() {
         return Err(unauthenticated(
             "this key has expired: ask the operator of the daemon for another",
         ));
     }
-    Ok(Arc::clone(&holder.principal))
+    Ok(Arc::clone(principal))
 }
 
 fn unauthenticated(text: &'static str) -> Error {

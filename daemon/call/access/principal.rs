@@ -181,6 +181,17 @@ impl Principal {
         Err(Error::new(Reason::Forbidden, text).with("tool", tool))
     }
 
+    /// The tools that its key is for; without, all.
+    pub(crate) fn tools(&self) -> Option<impl Iterator<Item = String>> {
+        let tools = self.tools.as_ref()?;
+        Some(tools.iter().cloned())
+    }
+
+    /// Whether it sees all there is, and not some workspaces only.
+    pub(crate) fn sees_all(&self) -> bool {
+        self.workspaces.is_none()
+    }
+
     /// Whether both are the same, with the same rights.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.name == other.name

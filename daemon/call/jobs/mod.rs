@@ -92,6 +92,24 @@ pub(crate) enum Found {
     Ended(Box<Seen>),
 }
 
+impl Found {
+    /// The tool that it calls.
+    pub(super) fn tool(&self) -> String {
+        match self {
+            Self::Live(live) => live.seen.borrow().job.tool.clone(),
+            Self::Ended(seen) => seen.job.tool.clone(),
+        }
+    }
+}
+
+/// That a workspace has no such job.
+pub(super) fn not_found(workspace: &str, id: &str) -> Error {
+    let text = format!(
+        "workspace {workspace} has no job {id:?}, or keeps it no longer: ListJobs tells which there are"
+    );
+    Error::new(Reason::JobNotFound, text).with("job_id", id)
+}
+
 /// Why the jobs of a state directory cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JobsError {
@@ -304,12 +322,7 @@ impl Jobs {
         let found = self.log.find(workspace.to_owned(), id.to_owned()).await;
         match found.map_err(|error| of_database(&error))? {
             Some((job, result)) => Ok(Found::Ended(Box::new(Seen { job, result }))),
-            None => {
-                let text = format!(
-                    "workspace {workspace} has no job {id:?}, or keeps it no longer: ListJobs tells which there are"
-                );
-                Err(Error::new(Reason::JobNotFound, text).with("job_id", id))
-            }
+            None => Err(not_found(workspace, id)),
         }
     }
 

@@ -95,6 +95,7 @@ impl JobService for Jobs {
             let workspace = self.0.scene(&incoming)?.workspace.name();
             let selection = selected(request, workspace)?;
             let asked = Selection {
+                tools: incoming.principal.tools().map(Vec::from_iter),
                 // One more, to know whether there is one.
                 number: selection.number + 1,
                 ..selection.clone()
@@ -179,8 +180,7 @@ impl JobService for Jobs {
 
 impl Jobs {
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
-        let workspace = self.0.scene(incoming)?.workspace.name();
-        self.0.jobs.find(workspace, id).await
+        self.0.find_job(incoming, id).await
     }
 
     /// What is to be done, of a request.

@@ -96,6 +96,7 @@ pub(super) fn selected(request: ListJobsRequest, workspace: &str) -> Result<Sele
     Ok(Selection {
         workspace: workspace.to_owned(),
         states,
+        tools: None,
         queue: Some(request.queue).filter(|queue| !queue.is_empty()),
         before: Some(request.page_token).filter(|token| !token.is_empty()),
         number: request.page_size.unwrap_or_default(),

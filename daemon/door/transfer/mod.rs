@@ -21,6 +21,7 @@ use crate::{
         error::{Error, Reason},
         store::uploads::UploadRecord,
         task,
+        tool::{Tool as _, write_file::WriteFile},
     },
 };
 
@@ -64,6 +65,7 @@ impl Transfers {
         let catalog = &self.pipeline.catalog;
         let request = catalog.check("jig.v1.GetUploadRequest", request)?;
         let workspace = Arc::clone(&self.pipeline.scene(&incoming)?.workspace);
+        incoming.principal.may_call(WriteFile::NAME)?;
         let (kept, id) = (Arc::clone(&self.kept), request.upload_id.clone());
         let found = task::blocking(move || kept.find(workspace.name(), &id));
         found.await.map_err(Error::internal)?.ok_or_else(|| {

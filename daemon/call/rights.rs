@@ -1,0 +1,52 @@
+//! What keys and lists of tools leave of calls that are no tool's, but are about what a tool has done or does.
+
+use std::time::SystemTime;
+
+use super::{
+    Pipeline,
+    context::Incoming,
+    jobs::{Found, not_found},
+    policy::decision::{Asked, By},
+};
+use crate::{
+    api::v1::Risk,
+    daemon::{
+        config::policy::Action,
+        error::{Error, Reason},
+        tool::{Tool as _, run::Run},
+    },
+};
+
+impl Pipeline {
+    /// Refuses who may not run commands: those that run are as little for him.
+    pub(crate) fn may_see_commands(&self, incoming: &Incoming) -> Result<(), Error> {
+        incoming.principal.may_call(Run::NAME)
+    }
+
+    /// Refuses to give a command more to do where commands were switched off since it was started.
+    pub(crate) fn may_feed_commands(&self, incoming: &Incoming) -> Result<(), Error> {
+        self.may_see_commands(incoming)?;
+        let asked = Asked {
+            tool: Run::NAME,
+            risk: Risk::Dangerous,
+            workspace: self.scene(incoming)?.workspace.name(),
+            texts: &[],
+        };
+        let verdict = self.policy.snapshot().decide(asked, SystemTime::now());
+        if verdict.action != Action::Deny || !matches!(verdict.by, By::Lists) {
+            return Ok(());
+        }
+        let text = "the operator has switched run off, and what was started before gets nothing more to read: SendSignal ends it";
+        Err(Error::new(Reason::ToolDisabled, text).with("tool", Run::NAME))
+    }
+
+    /// Finds a job. One of a tool that the caller's key is not for is not there.
+    pub(crate) async fn find_job(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
+        let workspace = self.scene(incoming)?.workspace.name();
+        let found = self.jobs.find(workspace, id).await?;
+        match incoming.principal.may_call(&found.tool()) {
+            Ok(()) => Ok(found),
+            Err(_) => Err(not_found(workspace, id)),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Connections: who has no key cannot take the places of those who have one.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    os::unix::process::CommandExt as _,
+    process::{Child, Command, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use jig::api::v1::{GetInfoRequest, daemon_service_client::DaemonServiceClient};
+use tokio::{io::copy, net::TcpListener, time::timeout};
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use super::with_keys;
+use crate::support::{KeyFile, Refusal, Setup, USER, lazy_channel, promptly, with_key};
+
+/// A user that is neither root nor the daemon's.
+const OTHER: u32 = 23_457;
+/// Opens connections as HTTP/2 begins them, and leaves them open. Tells how many stay so: the daemon has said
+/// its part there.
+const FLOOD: &str = r"
+import socket, sys
+port, number = int(sys.argv[1]), int(sys.argv[2])
+held = []
+for _ in range(number):
+    end = socket.create_connection(('127.0.0.1', port))
+    end.settimeout(20)
+    try:
+        end.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        if end.recv(9):
+            held.append(end)
+    except ConnectionError:
+        pass
+print(len(held), flush=True)
+sys.stdin.read()
+";
+
+/// A user's connections.
+struct Flood {
+    child: Child,
+    /// How many were served.
+    held: usize,
+}
+
+impl Flood {
+    fn of(user: u32, port: u16, number: usize) -> Self {
+        let mut child = Command::new("python3")
+            .args(["-c", FLOOD, &port.to_string(), &number.to_string()])
+            .current_dir("/")
+            .uid(user)
+            .gid(user)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut told = BufReader::new(child.stdout.take().unwrap());
+        told.read_line(&mut line).unwrap();
+        let held = line.trim().parse().unwrap();
+        Self { child, held }
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        let _dead_already = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn who_has_no_key_leaves_places_for_those_who_have() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("owner", "read", &[]);
+    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let port = daemon.port();
+    let flood = tokio::task::spawn_blocking(move || Flood::of(OTHER, port, 1100));
+    let flood = flood.await.unwrap();
+    assert!((64..512).contains(&flood.held), "{}", flood.held);
+    for channel in [
+        lazy_channel(&format!("http://127.0.0.1:{port}")),
+        daemon.new_connection(),
+    ] {
+        let mut info = DaemonServiceClient::new(channel);
+        let called = info.get_info(with_key(&key, GetInfoRequest {}));
+        promptly("there is a place", called).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_connection_without_a_call_that_is_let_in_ends() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("owner", "read", &[]);
+    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let address = format!("http://127.0.0.1:{}", daemon.port());
+    // One that is let in once, one that watches over the daemon without a key, and one that does nothing.
+    let known = lazy_channel(&address);
+    let mut info = DaemonServiceClient::new(known.clone());
+    info.get_info(with_key(&key, GetInfoRequest {}))
+        .await
+        .unwrap();
+    let mut watch = HealthClient::new(lazy_channel(&address));
+    let request = HealthCheckRequest::default();
+    let mut watched = watch.watch(request).await.unwrap().into_inner();
+    watched.message().await.unwrap().unwrap();
+    let mut known = HealthClient::new(known);
+    let mut beside = known
+        .watch(HealthCheckRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    beside.message().await.unwrap().unwrap();
+    let mut stranger = TcpStream::connect(("127.0.0.1", daemon.port())).unwrap();
+    let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    let preface = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat();
+    stranger.write_all(&preface).unwrap();
+    stranger
+        .set_read_timeout(Some(Duration::from_secs(120)))
+        .unwrap();
+    let read = tokio::task::spawn_blocking(move || stranger.read_to_end(&mut Vec::new()));
+    read.await.unwrap().expect("the daemon closes it");
+    // The others go on.
+    for stream in [&mut watched, &mut beside] {
+        let next = timeout(Duration::from_millis(1), stream.message()).await;
+        assert!(next.is_err(), "{next:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_can_never_be_let_in_is_told_so_and_let_go() {
+    // Commands of an ordinary daemon with its network could be anybody on loopback.
+    let setup = Setup::new().user(USER).tcp();
+    let daemon = setup.arguments(&["--network", "host"]).start().await;
+    let way = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", way.local_addr().unwrap());
+    let port = daemon.port();
+    let passed = tokio::spawn(async move {
+        let (from, _) = way.accept().await.unwrap();
+        let to = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        to.set_nonblocking(true).unwrap();
+        let to = tokio::net::TcpStream::from_std(to).unwrap();
+        let ((mut asks, mut hears), (mut told, mut say)) = (from.into_split(), to.into_split());
+        let there = tokio::spawn(async move { copy(&mut asks, &mut say).await });
+        // Until the daemon closes its end; nobody else does.
+        let ended = copy(&mut told, &mut hears).await;
+        there.abort();
+        ended
+    });
+    let mut info = DaemonServiceClient::new(lazy_channel(&address));
+    let refused = info.get_info(GetInfoRequest {}).await.unwrap_err();
+    assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
+    promptly("the daemon closes the connection", passed)
+        .await
+        .unwrap()
+        .unwrap();
+}
