@@ -8,7 +8,7 @@ use rustix::{
 };
 
 use super::{
-    config::{Config, listen::Address},
+    config::{Config, exposure::places, listen::Address},
     sandbox::landlock::{Access, Reach, Rules},
     sys::{landlock, schedule},
 };
@@ -84,10 +84,14 @@ pub(super) fn confine(config: &Config, cgroups: Option<&Path>) -> io::Result<()>
         Address::Tcp(_) => None,
     });
     let sockets = sockets.map(|folder| (folder, Access::Sockets));
-    // They are replaced as a whole: what is allowed is to read what lies where they do.
+    // They are replaced as a whole: what is allowed is to read what lies where they and the links to them
+    // do.
     let keys = config.keys.iter().map(|keys| keys.file.as_path());
     let replaced = keys.chain(config.file.as_deref());
-    let read = replaced.filter_map(|file| Some((folder(file)?, Access::Read)));
+    let replaced: Vec<_> = replaced.flat_map(places).collect();
+    let read = replaced
+        .iter()
+        .filter_map(|file| Some((folder(file)?, Access::Read)));
     let cgroups = cgroups.map(|cgroups| (cgroups, Access::Write));
     let own: Vec<_> = workspaces
         .chain(sockets)

@@ -30,7 +30,8 @@ pub(crate) struct Args {
     pub(crate) keys: Option<PathBuf>,
 
     /// Let everybody call who reaches the loopback interface, whatever user: for pods whose
-    /// containers share it
+    /// containers share it. Not beside --keys, nor where commands reach that interface
+    /// (--network host)
     #[arg(long, env = "JIG_TRUST_LOOPBACK", value_parser = clap::builder::FalseyValueParser::new())]
     pub(crate) trust_loopback: bool,
 

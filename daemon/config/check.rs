@@ -20,7 +20,11 @@ use super::{
     time::time_or,
     workspaces::workspaces,
 };
-use crate::daemon::{sandbox::level::Level, telemetry::logs::Format};
+use crate::daemon::{
+    egress::policy::Policy,
+    sandbox::{level::Level, plan::Network},
+    telemetry::logs::Format,
+};
 
 /// Bytes that can be kept of what a started command wrote: at least what it may write at once, twice.
 const REPLAY_BYTES: std::ops::RangeInclusive<usize> = 128 * 1024..=256 << 20;
@@ -46,11 +50,11 @@ impl Config {
 /// Puts `args` and `file` together.
 fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let mut problems = Vec::new();
-    let keys = args.keys.or(file.keys);
-    let has_keys = keys.is_some();
+    let key_file = args.keys.or(file.keys);
+    let has_keys = key_file.is_some();
     let trust_loopback = args.trust_loopback || file.trust_loopback.unwrap_or(false);
-    let keys = keys.and_then(|path| {
-        Keys::read(&path)
+    let keys = key_file.as_deref().and_then(|path| {
+        Keys::read(path)
             .map_err(|found| problems.extend(found))
             .ok()
     });
@@ -78,7 +82,8 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         file.sandbox.home.as_deref(),
         &mut problems,
     );
-    keep_apart(&workspaces, &state_dir, &listen, &mut problems);
+    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
+    keep_apart(&workspaces, &state_dir, &listen, files, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);
     let minimum_level = parse(
@@ -95,6 +100,9 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     );
     let mode = args.network.or(file.sandbox.network);
     let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
+    if trust_loopback {
+        check_trust(has_keys, network, &egress, &mut problems);
+    }
     let log = parse(
         args.log.or(file.log).as_deref(),
         Format::for_stderr(),
@@ -257,6 +265,20 @@ fn listen(
             .ok()
     });
     addresses.collect()
+}
+
+/// Whether everybody who reaches the loopback interface can be let in, as an administrator.
+fn check_trust(has_keys: bool, network: Network, egress: &Policy, problems: &mut Vec<String>) {
+    if has_keys {
+        problems.push(
+            "--trust-loopback lets in who shows no key, and --keys nobody without one: leave one of them out".to_owned(),
+        );
+    }
+    if network == Network::Host || network == Network::Proxy && egress.reaches_loopback() {
+        problems.push(
+            "--trust-loopback would let commands in, which reach the loopback interface (--network host, or proxy.allow_addresses that hold it), as administrators: use --keys, or a Unix socket (--listen unix:/path)".to_owned(),
+        );
+    }
 }
 
 fn count(written: Option<usize>, default: usize, key: &str, problems: &mut Vec<String>) -> usize {

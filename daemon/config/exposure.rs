@@ -117,14 +117,19 @@ pub(super) fn binds_into_writable_ones(binds: &[Bind]) -> impl Iterator<Item = (
         })
 }
 
-/// Sees that commands cannot reach the daemon's state or its sockets, nor replace what they are to
-/// be shown by something else.
+/// Links that are followed, as in the kernel (path_resolution(7)).
+const MOST_LINKS: usize = 40;
+
+/// Sees that commands cannot reach the daemon's state, its sockets or the `files` that say who may call
+/// what, nor replace what they are to be shown by something else; and that no workspace shows another.
 pub(super) fn keep_apart(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
     listen: &[Address],
+    files: [(Option<&Path>, &str); 2],
     problems: &mut Vec<String>,
 ) {
+    keep_workspaces_apart(workspaces, problems);
     let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
     let shown = workspaces.iter().flat_map(|workspace| {
         let sources = workspace.binds.iter().map(|bind| bind.source.clone());
@@ -136,7 +141,12 @@ pub(super) fn keep_apart(
         Address::Unix(path) => Some((existing_part(path), "--listen unix:")),
         Address::Tcp(_) => None,
     });
-    for (path, flag) in sockets.chain([(state_dir.clone(), "--state-dir")]) {
+    let files = files.iter().filter_map(|(file, flag)| Some((*file.as_ref()?, *flag)));
+    let files: Vec<_> = files
+        .flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)))
+        .collect();
+    let own = [(state_dir.clone(), "--state-dir")];
+    for (path, flag) in sockets.chain(own).chain(files) {
         if let Some(visible) = visible.iter().find(|visible| path.starts_with(visible)) {
             problems.push(format!(
                 "commands could reach {} through {}: choose a place outside of it with {flag}",
@@ -170,6 +180,77 @@ pub(super) fn keep_apart(
             ));
         }
     }
+}
+
+/// Sees that no key for one workspace is one for another, too.
+fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
+    let identity = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    for (index, one) in workspaces.iter().enumerate() {
+        for other in workspaces.iter().skip(index + 1) {
+            let overlap = one.path.starts_with(&other.path)
+                || other.path.starts_with(&one.path)
+                || identity(&one.path).is_some_and(|one| Some(one) == identity(&other.path));
+            if overlap {
+                problems.push(format!(
+                    "the workspaces {} ({}) and {} ({}) hold the same files, so that who may see one sees the other: give directories that lie apart",
+                    one.name,
+                    one.path.display(),
+                    other.name,
+                    other.path.display()
+                ));
+            }
+        }
+    }
+    if workspaces.len() < 2 {
+        return;
+    }
+    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
+    let system: Vec<PathBuf> = system.collect();
+    for workspace in workspaces {
+        let lies_in = |tree: &&PathBuf| workspace.path.starts_with(tree);
+        if let Some(tree) = system.iter().find(lies_in) {
+            problems.push(format!(
+                "the workspace {} lies in {}, which the commands of every workspace see: beside others it must lie elsewhere",
+                workspace.name,
+                tree.display()
+            ));
+        }
+        let others = workspaces.iter().filter(|other| other.name != workspace.name);
+        for bind in others.flat_map(|other| &other.binds) {
+            if workspace.path.starts_with(&bind.source) {
+                problems.push(format!(
+                    "the workspace {} lies in {}, which is bound for commands of another: bind something else",
+                    workspace.name,
+                    bind.source.display()
+                ));
+            }
+        }
+    }
+}
+
+/// Where a file lies: as it is named, and where each of the links lies that lead to it, of which who can
+/// replace one can replace the file.
+pub(crate) fn places(path: &Path) -> Vec<PathBuf> {
+    let mut at = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let mut places = vec![at.clone()];
+    for _ in 0..MOST_LINKS {
+        let (Some(folder), Some(name)) = (at.parent(), at.file_name()) else {
+            break;
+        };
+        let place = existing_part(folder).join(name);
+        let target = fs::read_link(&place);
+        if !places.contains(&place) {
+            places.push(place.clone());
+        }
+        match (target, place.parent()) {
+            (Ok(target), Some(folder)) => at = folder.join(target),
+            _ => break,
+        }
+    }
+    places
 }
 
 /// `path` without symbolic links, as far as it exists.

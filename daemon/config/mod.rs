@@ -6,7 +6,7 @@
 
 pub(crate) mod args;
 mod check;
-mod exposure;
+pub(crate) mod exposure;
 mod file;
 pub(crate) mod jobs;
 pub(crate) mod keys;

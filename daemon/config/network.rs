@@ -12,7 +12,7 @@ const NOTHING_ALLOWED: &str =
 /// What a daemon says that shares its network.
 const SHARED: &str = "commands have the daemon's network: what listens on 127.0.0.1, and the metadata service of a cloud, can be reached by them";
 /// What it says beside that, if it can be called there.
-const CALLABLE: &str = "commands can call the daemon itself on its TCP port: there are no keys yet; listen on a Unix socket instead (--listen unix:/path)";
+const CALLABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
 
 /// Reads the mode and the `[proxy]` table.
 pub(super) fn network(

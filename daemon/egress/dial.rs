@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _, UdpSocket},
     sync::Arc,
     time::Duration,
 };
@@ -40,6 +40,8 @@ pub(super) const LOOKUPS_OF_RUN: usize = 8;
 #[derive(Debug)]
 pub(super) struct Outside {
     policy: Policy,
+    /// The ports that the daemon listens on.
+    own_ports: Vec<u16>,
     lookups: Arc<Semaphore>,
 }
 
@@ -59,10 +61,12 @@ pub(super) enum NoConnection {
 // === impl Outside ===
 
 impl Outside {
-    /// All that `policy` allows.
-    pub(super) fn new(policy: Policy) -> Self {
+    /// All that `policy` allows, but for the daemon itself, which listens on `own_ports`: it would take a
+    /// command for the user that it is.
+    pub(super) fn new(policy: Policy, own_ports: Vec<u16>) -> Self {
         Self {
             policy,
+            own_ports,
             lookups: Arc::new(Semaphore::new(LOOKUPS)),
         }
     }
@@ -111,16 +115,16 @@ impl Outside {
         let mut refused = None;
         let mut allowed = Vec::new();
         for address in addresses {
-            match self.policy.check_address(address) {
-                Ok(()) => allowed.push(SocketAddr::new(address, target.port)),
-                Err(kind) => {
-                    refused.get_or_insert((address, kind));
+            match self.check(SocketAddr::new(address, target.port)) {
+                Ok(address) => allowed.push(address),
+                Err(denial) => {
+                    refused.get_or_insert((address, denial));
                 }
             }
         }
-        if let (true, Some((address, kind))) = (allowed.is_empty(), refused) {
+        if let (true, Some((address, denial))) = (allowed.is_empty(), refused) {
             attempt.address(SocketAddr::new(address, target.port));
-            return Err(NoConnection::Denied(Denial::Address(address, kind)));
+            return Err(NoConnection::Denied(denial));
         }
         let mut last = NoConnection::Unknown(io::Error::other("the name has no address"));
         for address in allowed.into_iter().take(ADDRESSES) {
@@ -136,6 +140,17 @@ impl Outside {
             };
         }
         Err(last)
+    }
+
+    fn check(&self, address: SocketAddr) -> Result<SocketAddr, Denial> {
+        let ip = address.ip();
+        if self.own_ports.contains(&address.port()) && is_of_this_host(ip) {
+            return Err(Denial::Daemon);
+        }
+        match self.policy.check_address(ip) {
+            Ok(()) => Ok(address),
+            Err(kind) => Err(Denial::Address(ip, kind)),
+        }
     }
 
     /// Looks a name up, as the daemon's host does. Its permits are kept as long as the thread that does
@@ -166,6 +181,19 @@ impl Outside {
     }
 }
 
+/// Whether an address is one of this host's: the kernel lets sockets be bound to those only. Where it does
+/// not say, it may be.
+fn is_of_this_host(address: IpAddr) -> bool {
+    let address = address.to_canonical();
+    if address.is_unspecified() || address.is_loopback() {
+        return true;
+    }
+    match UdpSocket::bind((address, 0)) {
+        Ok(_) => true,
+        Err(error) => error.kind() != io::ErrorKind::AddrNotAvailable,
+    }
+}
+
 // === impl NoConnection ===
 
 impl NoConnection {
@@ -186,6 +214,36 @@ impl NoConnection {
                 StatusCode::GATEWAY_TIMEOUT,
                 &format!("jigd could not connect to {host}:{port} in time"),
             ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::egress::policy::address::Range;
+
+    #[test]
+    fn the_daemon_itself_is_never_connected_to() {
+        let everything = ["0.0.0.0/0", "::/0"].map(|text| Range::parse(text).unwrap());
+        let policy = Policy {
+            hosts: Vec::new(),
+            addresses: everything.to_vec(),
+        };
+        let outside = Outside::new(policy, vec![50051]);
+        for (address, expected) in [
+            ("127.0.0.1:50051", Err(Denial::Daemon)),
+            ("127.9.9.9:50051", Err(Denial::Daemon)),
+            ("0.0.0.0:50051", Err(Denial::Daemon)),
+            ("[::]:50051", Err(Denial::Daemon)),
+            ("[::1]:50051", Err(Denial::Daemon)),
+            ("[::ffff:127.0.0.1]:50051", Err(Denial::Daemon)),
+            ("[::ffff:0.0.0.0]:50051", Err(Denial::Daemon)),
+            ("127.0.0.1:50052", Ok(())),
+            ("192.0.2.1:50051", Ok(())),
+        ] {
+            let checked = outside.check(address.parse().unwrap()).map(drop);
+            assert_eq!(checked, expected, "{address}");
         }
     }
 }

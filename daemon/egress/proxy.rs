@@ -43,10 +43,10 @@ pub(crate) struct Attendance {
 }
 
 impl Proxy {
-    /// A proxy that allows what `policy` does.
-    pub(crate) fn new(policy: Policy) -> Self {
+    /// A proxy that allows what `policy` does, but for the daemon itself, which listens on `own_ports`.
+    pub(crate) fn new(policy: Policy, own_ports: Vec<u16>) -> Self {
         Self {
-            outside: Arc::new(Outside::new(policy)),
+            outside: Arc::new(Outside::new(policy, own_ports)),
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
         }
     }

@@ -89,6 +89,12 @@ impl Listeners {
         tcp.chain(unix).collect()
     }
 
+    /// The ports of TCP.
+    pub(crate) fn ports(&self) -> Vec<u16> {
+        let addresses = self.tcp.iter().map(StdTcpListener::local_addr);
+        addresses.flatten().map(|address| address.port()).collect()
+    }
+
     /// Accepts connections on all of them until `stop`.
     pub(super) fn accept(self, stop: CancellationToken) -> mpsc::Receiver<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);

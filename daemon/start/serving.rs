@@ -80,7 +80,7 @@ pub(super) async fn serve(
     let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
         .await
         .map_err(io_error("talking to the launcher"))?;
-    let proxy = proxy(&config);
+    let proxy = proxy(&config, listeners.ports());
     let settings = Arc::new(RunSettings {
         path: config.path.clone(),
         artifact_bytes: config.artifact_bytes,
@@ -231,12 +231,16 @@ pub(super) fn callers(
     config: &Config,
     catalog: &Catalog,
 ) -> Result<(Access, Settings), StartError> {
-    let is_root = rustix::process::geteuid().is_root();
     let access = Access::new(Trust {
         own: peer::own_user(),
         loopback: config.trust_loopback,
-        // A root daemon's commands are another user's.
-        commands_are_apart: is_root || config.network != Network::Host,
+        commands_are_apart: match config.network {
+            Network::None => true,
+            // A root daemon's commands are another user's.
+            Network::Host => rustix::process::geteuid().is_root(),
+            // What comes from the proxy comes from the daemon's user.
+            Network::Proxy => !config.egress.reaches_loopback(),
+        },
     });
     let names = config.workspace_names();
     let settings = Settings::new(config.policy.clone(), catalog, &names);
@@ -253,10 +257,10 @@ pub(super) fn callers(
 
 /// The proxy, where that is the network of commands. Warns of a network that may not be what was
 /// meant.
-fn proxy(config: &Config) -> Option<Arc<Proxy>> {
+fn proxy(config: &Config, own_ports: Vec<u16>) -> Option<Arc<Proxy>> {
     for warning in config.network_warnings() {
         tracing::warn!(warning, "the network of commands is not what is safest");
     }
-    let proxy = || Arc::new(Proxy::new(config.egress.clone()));
+    let proxy = || Arc::new(Proxy::new(config.egress.clone(), own_ports));
     (config.network == Network::Proxy).then(proxy)
 }

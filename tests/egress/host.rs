@@ -45,7 +45,7 @@ async fn commands_have_the_daemons_network_and_the_daemon_says_so() {
     }
     assert!(layer.remedy.contains("--network none"), "{layer:?}");
     let log = daemon.log();
-    assert!(log.contains("there are no keys yet"), "{log}");
+    assert!(log.contains("if they come by a key"), "{log}");
 }
 
 #[tokio::test]

@@ -176,7 +176,7 @@ impl Access {
             Origin::Socket { uid } => uid,
             Origin::Loopback { .. } if !self.trust.commands_are_apart => {
                 return Err(unauthenticated(
-                    "commands have the network of this host and run as the daemon's own user, so that it cannot tell them from you on loopback: use a Unix socket (--listen unix:/path), or keys (--keys)",
+                    "commands reach the loopback interface as the daemon's own user (--network host, or proxy.allow_addresses that hold it), so that it cannot tell them from you there: use a Unix socket (--listen unix:/path), or keys (--keys)",
                 ));
             }
             Origin::Loopback { uid: Some(uid) } => uid,

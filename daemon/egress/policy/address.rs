@@ -167,6 +167,22 @@ impl Range {
         }
     }
 
+    /// Whether an address of it leads to the loopback interface: one of that, or the one that stands for
+    /// this host.
+    pub(super) fn reaches_loopback(&self) -> bool {
+        let shared = |first: IpAddr, prefix: u8| {
+            let other = Self { first, prefix };
+            self.contains(first) || other.contains(self.first)
+        };
+        shared(Ipv4Addr::new(127, 0, 0, 0).into(), 8)
+            || shared(Ipv4Addr::UNSPECIFIED.into(), 32)
+            || shared(Ipv6Addr::LOCALHOST.into(), 128)
+            || shared(Ipv6Addr::UNSPECIFIED.into(), 128)
+            // Those of IPv4, as IPv6 writes them.
+            || shared(Ipv4Addr::new(127, 0, 0, 0).to_ipv6_mapped().into(), 104)
+            || shared(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(), 128)
+    }
+
     /// Whether no bit is set beyond the prefix.
     fn is_whole(&self) -> bool {
         let prefix = u32::from(self.prefix);
@@ -193,6 +209,27 @@ impl fmt::Display for Range {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_that_lead_to_the_loopback_interface_are_known() {
+        for (range, expected) in [
+            ("127.0.0.1", true),
+            ("127.8.0.0/13", true),
+            ("0.0.0.0/0", true),
+            ("0.0.0.0", true),
+            ("::1", true),
+            ("::/0", true),
+            ("::ffff:127.0.0.1", true),
+            ("::ffff:0:0/96", true),
+            ("10.0.0.0/8", false),
+            ("128.0.0.0/1", false),
+            ("fd00::/8", false),
+            ("::ffff:10.0.0.1", false),
+        ] {
+            let parsed = Range::parse(range).unwrap();
+            assert_eq!(parsed.reaches_loopback(), expected, "{range}");
+        }
+    }
 
     #[test]
     fn special_addresses_are_known_by_their_kind() {

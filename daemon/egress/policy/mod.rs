@@ -37,6 +37,8 @@ pub(crate) enum Denial {
     Form,
     /// Every address that the name leads to is of a kind that is refused: the first, and its kind.
     Address(IpAddr, &'static str),
+    /// The daemon itself listens there.
+    Daemon,
 }
 
 impl Policy {
@@ -70,6 +72,11 @@ impl Policy {
         }
         special_purpose(address).map_or(Ok(()), Err)
     }
+
+    /// Whether what is allowed can lead to the loopback interface of this host.
+    pub(crate) fn reaches_loopback(&self) -> bool {
+        self.addresses.iter().any(Range::reaches_loopback)
+    }
 }
 
 impl Denial {
@@ -80,6 +87,7 @@ impl Denial {
             Self::Port => "port_not_allowed",
             Self::Form => "ambiguous_address",
             Self::Address(..) => "address_not_allowed",
+            Self::Daemon => "daemon",
         }
     }
 
@@ -97,6 +105,9 @@ impl Denial {
             Self::Form => format!(
                 "{host} is an address in a form that programs read differently: give four decimal numbers, or a name"
             ),
+            Self::Daemon => {
+                format!("{host}:{port} is jigd itself, to which commands are never connected")
+            }
             Self::Address(address, kind) => format!(
                 "{host} leads to {address}, a {kind} address. The operator of jigd can allow it: proxy.allow_addresses = [\"{address}\"]"
             ),
