@@ -1,12 +1,15 @@
 //! What is wrong with the daemon's state, in the terms of the contract.
 
-use std::io;
+use std::{io, time::Duration};
 
 use crate::daemon::{
     descriptors,
     error::{Error, Reason},
     store::database::DatabaseError,
 };
+
+/// How long a client is told to wait when the database is held by another program.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What is wrong with its files.
 pub(in crate::daemon::call) fn of_files(error: &io::Error) -> Error {
@@ -35,6 +38,11 @@ pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
             Reason::NoSpace,
             format!("{error}, and try again; nothing was started"),
         ),
+        DatabaseError::Busy => Error::new(
+            Reason::ResourceExhausted,
+            format!("{error}; nothing was started: retry after the time given"),
+        )
+        .retry_after(RETRY_AFTER),
         DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
             Reason::Internal,
             format!("{error}; nothing was started: its operator must mend it"),

@@ -32,7 +32,8 @@ use crate::daemon::{
     store::{
         approvals::ApprovalLog,
         database::{Database, DatabaseError},
-        requests::{RequestLog, Retention},
+        keeping::Bounds,
+        requests::RequestLog,
         retention::retain_in_time,
         rules::RuleLog,
         state_dir::StateDir,
@@ -118,7 +119,8 @@ pub(super) async fn serve(
         });
     };
     let database = database(&store, announce)?;
-    let requests = requests(database.clone(), config.requests).await?;
+    let drain = Drain::default();
+    let requests = requests(database.clone(), config.requests, &drain).await?;
     let jobs = jobs(database.clone(), &store, &config).await?;
     let (access, settings) = callers(&config, &catalog)?;
     let rules = RuleLog::new(database.clone());
@@ -142,7 +144,7 @@ pub(super) async fn serve(
         requests,
         telemetry: telemetry.clone(),
         admission: Admission::new(limits, cores(), config.keys.is_some()),
-        drain: Drain::default(),
+        drain,
         grace: config.grace,
         finished: Default::default(),
         processes: Arc::new(Registry::new(config.process_retention)),
@@ -196,14 +198,19 @@ fn database(store: &StateDir, is_kept: bool) -> Result<Database, StartError> {
 }
 
 /// The request ids.
-async fn requests(database: Database, config: Requests) -> Result<Arc<Idempotency>, StartError> {
-    let log = RequestLog::open(database).await.map_err(unreadable)?;
-    let retention = Retention {
+async fn requests(
+    database: Database,
+    config: Requests,
+    drain: &Drain,
+) -> Result<Arc<Idempotency>, StartError> {
+    let bounds = Bounds {
         age: config.retention,
         number: config.kept,
         bytes: config.kept_bytes,
     };
-    Ok(Idempotency::new(log, retention, config.linger))
+    let log = RequestLog::open(database, bounds).await;
+    let log = log.map_err(unreadable)?;
+    Ok(Idempotency::new(log, config.linger, drain))
 }
 
 /// The jobs.

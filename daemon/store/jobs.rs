@@ -1,26 +1,31 @@
 //! The log of jobs: what was acknowledged, how far it is, and what came of it.
 
-use std::{
-    fmt,
-    time::{Duration, SystemTime},
-};
+use std::{fmt, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 
 use super::{
     database::{Database, DatabaseError},
+    keeping::{Bounds, Growth, Surplus, Table},
     milliseconds,
 };
 
-/// Most rows that are removed in one go: others wait meanwhile.
-const REMOVED_TOGETHER: u32 = 1000;
+/// Where what is kept is found.
+const TABLE: Table = Table {
+    name: "job",
+    bytes: "result_bytes",
+};
 /// What is read of a row, in the order of [`read`].
 const COLUMNS: &str = "id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, started_ms, ended_ms, step, request";
 
 /// The log.
 #[derive(Debug, Clone)]
-pub(crate) struct JobLog(Database);
+pub(crate) struct JobLog {
+    database: Database,
+    bounds: Bounds,
+    growth: Arc<Growth>,
+}
 
 /// How far a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,21 +94,13 @@ pub(crate) struct Selection {
     pub(crate) number: u32,
 }
 
-/// How much is kept of jobs that have ended.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct JobRetention {
-    /// How long.
-    pub(crate) age: Duration,
-    /// How many.
-    pub(crate) number: u32,
-    /// Bytes of all results.
-    pub(crate) bytes: u64,
-}
-
 impl JobLog {
-    /// The log in `database`. Those that ran when the daemon before this one died are lost; answers
-    /// those that wait, in the order in which they were submitted.
-    pub(crate) async fn open(database: Database) -> Result<(Self, Vec<Job>), DatabaseError> {
+    /// The log in `database`, which keeps so much of jobs that have ended. Those that ran when the daemon
+    /// before this one died are lost; answers those that wait, in the order in which they were submitted.
+    pub(crate) async fn open(
+        database: Database,
+        bounds: Bounds,
+    ) -> Result<(Self, Vec<Job>), DatabaseError> {
         let queued = database
             .apply(move |connection| {
                 connection.execute(
@@ -120,7 +117,12 @@ impl JobLog {
                 rows.collect::<rusqlite::Result<Vec<_>>>()
             })
             .await?;
-        Ok((Self(database), queued))
+        let log = Self {
+            database,
+            bounds,
+            growth: Arc::new(Growth::new(bounds)),
+        };
+        Ok((log, queued))
     }
 
     /// Keeps a job that waits.
@@ -187,8 +189,8 @@ impl JobLog {
         time: SystemTime,
         result: Option<Bytes>,
     ) -> Result<(), DatabaseError> {
+        let bytes = result.as_ref().map_or(0, Bytes::len);
         self.change(move |connection| {
-            let bytes = result.as_ref().map_or(0, Bytes::len);
             connection
                 .prepare_cached(
                     "UPDATE job SET state = ?2, ended_ms = ?3, result = ?4, result_bytes = ?5 WHERE id = ?1",
@@ -197,7 +199,9 @@ impl JobLog {
                     id, state.name(), milliseconds::of(time), result.as_deref(), i64::try_from(bytes).unwrap_or(i64::MAX)
                 ])
         })
-        .await
+        .await?;
+        self.growth.add(bytes);
+        Ok(())
     }
 
     /// A job of a workspace, and its result.
@@ -206,7 +210,7 @@ impl JobLog {
         workspace: String,
         id: String,
     ) -> Result<Option<(Job, Option<Bytes>)>, DatabaseError> {
-        self.0
+        self.database
             .apply(move |connection| {
                 let sql =
                     format!("SELECT {COLUMNS}, result FROM job WHERE id = ?1 AND workspace = ?2");
@@ -228,7 +232,7 @@ impl JobLog {
         workspace: String,
         request: String,
     ) -> Result<Option<Job>, DatabaseError> {
-        self.0
+        self.database
             .apply(move |connection| {
                 let sql = format!(
                     "SELECT {COLUMNS} FROM job WHERE request = ?1 AND workspace = ?2 AND principal = ?3"
@@ -243,7 +247,7 @@ impl JobLog {
 
     /// The jobs of a selection, those that were submitted last first.
     pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, DatabaseError> {
-        self.0
+        self.database
             .apply(move |connection| {
                 let mut sql = format!("SELECT {COLUMNS} FROM job WHERE workspace = ?");
                 let mut values = vec![Value::from(selection.workspace)];
@@ -275,14 +279,20 @@ impl JobLog {
             .await
     }
 
-    /// Removes what is not to be kept any more, oldest first; never what has not ended.
-    pub(crate) async fn retain(&self, retention: JobRetention) -> Result<(), DatabaseError> {
+    /// What tells when to [`Self::retain`].
+    pub(crate) fn growth(&self) -> Arc<Growth> {
+        Arc::clone(&self.growth)
+    }
+
+    /// Removes what is not to be kept any more; never what has not ended.
+    pub(crate) async fn retain(&self) -> Result<(), DatabaseError> {
+        let bounds = self.bounds;
         loop {
-            let removed = self
-                .0
-                .apply(move |connection| remove(connection, retention));
-            if removed.await? < REMOVED_TOGETHER as usize {
-                return Ok(());
+            let is_all = self
+                .database
+                .apply(move |connection| remove(connection, bounds));
+            if is_all.await? {
+                return self.database.shrink().await;
             }
         }
     }
@@ -291,45 +301,18 @@ impl JobLog {
         &self,
         change: impl FnOnce(&Connection) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        self.0.apply(change).await.map(drop)
+        self.database.apply(change).await.map(drop)
     }
 }
 
-fn remove(connection: &Connection, retention: JobRetention) -> rusqlite::Result<usize> {
-    let age = i64::try_from(retention.age.as_millis()).unwrap_or(i64::MAX);
-    let oldest = milliseconds::now().saturating_sub(age);
-    let (number, bytes): (i64, i64) = connection.query_row(
-        "SELECT count(*), coalesce(sum(result_bytes), 0) FROM job WHERE ended_ms IS NOT NULL",
-        [],
-        |row| Ok((row.get(0)?, row.get(1)?)),
-    )?;
-    let excess = number - i64::from(retention.number);
-    let excess_bytes = bytes - i64::try_from(retention.bytes).unwrap_or(i64::MAX);
-    let mut select = connection.prepare_cached(
-        "SELECT id, ended_ms, result_bytes FROM job WHERE ended_ms IS NOT NULL ORDER BY ended_ms LIMIT ?1",
-    )?;
-    let rows = select.query_map([REMOVED_TOGETHER], |row| {
-        Ok((
-            row.get::<_, String>(0)?,
-            row.get::<_, i64>(1)?,
-            row.get::<_, i64>(2)?,
-        ))
-    })?;
-    let (mut ids, mut freed) = (Vec::new(), 0);
-    for row in rows {
-        let (id, ended, bytes) = row?;
-        let count = i64::try_from(ids.len()).unwrap_or(i64::MAX);
-        if ended >= oldest && count >= excess && freed >= excess_bytes {
-            break;
-        }
-        freed += bytes;
-        ids.push(id);
+/// Removes some of what is not to be kept any more; answers whether that was all.
+fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
+    let surplus = Surplus::find(connection, TABLE, bounds)?;
+    let mut delete = connection.prepare_cached("DELETE FROM job WHERE rowid = ?1")?;
+    for row in surplus.rows.iter().chain(&surplus.large) {
+        delete.execute([row])?;
     }
-    let mut delete = connection.prepare_cached("DELETE FROM job WHERE id = ?1")?;
-    for id in &ids {
-        delete.execute([id])?;
-    }
-    Ok(ids.len())
+    Ok(!surplus.is_full())
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Job> {

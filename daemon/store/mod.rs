@@ -20,6 +20,7 @@ pub(crate) mod database;
 pub(crate) mod follower;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
+pub(crate) mod keeping;
 pub(crate) mod milliseconds;
 mod record_locks;
 pub(crate) mod requests;

@@ -1,7 +1,7 @@
 //! The log of request ids: which work was begun under which, and how it was answered. It makes a
 //! repeated call find the first one's answer, also after a restart.
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
@@ -10,11 +10,15 @@ use ulid::Ulid;
 
 use super::{
     database::{Database, DatabaseError},
+    keeping::{Bounds, Growth, Surplus, Table},
     milliseconds,
 };
 
-/// Most rows that are removed in one go: others wait meanwhile.
-const REMOVED_TOGETHER: u32 = 1000;
+/// Where what is kept is found.
+const TABLE: Table = Table {
+    name: "request",
+    bytes: "answer_bytes",
+};
 
 /// The log.
 #[derive(Debug, Clone)]
@@ -23,6 +27,8 @@ pub(crate) struct RequestLog {
     /// Of this life of the daemon: a ULID.
     life: String,
     salt: [u8; 32],
+    bounds: Bounds,
+    growth: Arc<Growth>,
 }
 
 /// What a request id belongs to.
@@ -61,8 +67,8 @@ pub(crate) enum Found {
         /// Whether this life of the daemon gave it.
         is_recent: bool,
     },
-    /// It was claimed and not answered: the daemon died while the call went on, or could not keep its
-    /// answer. Or it goes on, which whoever claimed it knows.
+    /// It was claimed, and there is no answer: the daemon died while the call went on, or had no room for
+    /// its answer. Or it goes on, which whoever claimed it knows.
     Unanswered {
         /// What it asked.
         asked: Asked,
@@ -71,20 +77,9 @@ pub(crate) enum Found {
     },
 }
 
-/// How much is kept of calls that were answered.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Retention {
-    /// How long.
-    pub(crate) age: Duration,
-    /// How many.
-    pub(crate) number: u32,
-    /// Bytes of all answers.
-    pub(crate) bytes: u64,
-}
-
 impl RequestLog {
-    /// The log in `database`.
-    pub(crate) async fn open(database: Database) -> Result<Self, DatabaseError> {
+    /// The log in `database`, which keeps so much of calls that have ended.
+    pub(crate) async fn open(database: Database, bounds: Bounds) -> Result<Self, DatabaseError> {
         let salt = |connection: &Connection| {
             connection.query_row("SELECT value FROM fact WHERE name = 'salt'", [], |row| {
                 row.get(0)
@@ -94,6 +89,8 @@ impl RequestLog {
             salt: database.apply(salt).await?,
             life: Ulid::generate().to_string(),
             database,
+            bounds,
+            growth: Arc::new(Growth::new(bounds)),
         })
     }
 
@@ -136,16 +133,34 @@ impl RequestLog {
         .await
     }
 
-    /// Keeps the answer of a claimed call.
-    pub(crate) async fn answer(&self, key: Key, answer: Bytes) -> Result<(), DatabaseError> {
+    /// Takes over a claim that the daemon died under: its work goes on.
+    pub(crate) async fn resume(&self, key: Key) -> Result<(), DatabaseError> {
+        let life = self.life.clone();
         self.change(key, move |connection, key| {
             connection
                 .prepare_cached(
-                    "UPDATE request SET answer = ?4, answer_bytes = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                    "UPDATE request SET ended_ms = NULL, life = ?4 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, &*answer, i64::try_from(answer.len()).unwrap_or(i64::MAX)])
+                .execute(params![key.principal, key.workspace, key.id, life])
         })
         .await
+    }
+
+    /// Keeps the answer of a claimed call.
+    pub(crate) async fn answer(&self, key: Key, answer: Bytes) -> Result<(), DatabaseError> {
+        let bytes = answer.len();
+        self.change(key, move |connection, key| {
+            connection
+                .prepare_cached(
+                    "UPDATE request SET answer = ?4, answer_bytes = ?5, ended_ms = ?6 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                )?
+                .execute(params![
+                    key.principal, key.workspace, key.id, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
+                ])
+        })
+        .await?;
+        self.growth.add(bytes);
+        Ok(())
     }
 
     /// Gives a claim back: nothing was done.
@@ -160,16 +175,27 @@ impl RequestLog {
         .await
     }
 
-    /// Removes what is not to be kept any more, oldest first; never what still goes on.
-    pub(crate) async fn retain(&self, retention: Retention) -> Result<(), DatabaseError> {
+    /// What tells when to [`Self::retain`].
+    pub(crate) fn growth(&self) -> Arc<Growth> {
+        Arc::clone(&self.growth)
+    }
+
+    /// Removes what is not to be kept any more. `goes_on` says whether there is still work under a claim
+    /// that has no answer: it stays then, and is kept from now on otherwise. Of a call that has too large
+    /// an answer it stays known that it was made.
+    pub(crate) async fn retain(
+        &self,
+        goes_on: impl Fn(&Key) -> bool + Send + 'static,
+    ) -> Result<(), DatabaseError> {
+        let end = move |connection: &Connection| end_lost(connection, goes_on);
+        self.database.apply(end).await?;
+        let bounds = self.bounds;
         loop {
-            let life = self.life.clone();
-            let removed = self
+            let is_all = self
                 .database
-                .apply(move |connection| remove(connection, &life, retention))
-                .await?;
-            if removed < REMOVED_TOGETHER as usize {
-                return Ok(());
+                .apply(move |connection| remove(connection, bounds));
+            if is_all.await? {
+                return self.database.shrink().await;
             }
         }
     }
@@ -215,36 +241,42 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
         .optional()
 }
 
-/// Removes some of what is not to be kept any more; answers how many.
-fn remove(connection: &Connection, life: &str, retention: Retention) -> rusqlite::Result<usize> {
-    let age = i64::try_from(retention.age.as_millis()).unwrap_or(i64::MAX);
-    let (number, bytes): (i64, i64) = connection.query_row(
-        "SELECT count(*), coalesce(sum(answer_bytes), 0) FROM request",
-        [],
-        |row| Ok((row.get(0)?, row.get(1)?)),
+/// Notes of claims whose work has ended without an answer that they have ended.
+fn end_lost(connection: &Connection, goes_on: impl Fn(&Key) -> bool) -> rusqlite::Result<()> {
+    let mut select = connection.prepare_cached(
+        "SELECT rowid, principal, workspace, id FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
     )?;
-    let surplus = number - i64::from(retention.number);
-    let surplus_bytes = bytes.saturating_sub_unsigned(retention.bytes);
-    connection.execute(
-        "DELETE FROM request WHERE rowid IN (
-             SELECT rowid FROM (
-                 SELECT rowid, begun_ms,
-                     row_number() OVER by_age AS place,
-                     sum(answer_bytes) OVER by_age - answer_bytes AS bytes_before
-                 FROM (
-                     SELECT rowid, begun_ms, answer_bytes FROM request
-                     WHERE answer IS NOT NULL OR life <> ?1 ORDER BY begun_ms LIMIT ?5
-                 )
-                 WINDOW by_age AS (ORDER BY begun_ms, rowid ROWS UNBOUNDED PRECEDING)
-             )
-             WHERE begun_ms < ?2 OR place <= ?3 OR bytes_before < ?4
-         )",
-        params![
-            life,
-            milliseconds::now().saturating_sub(age),
-            surplus,
-            surplus_bytes,
-            REMOVED_TOGETHER
-        ],
-    )
+    let mut update =
+        connection.prepare_cached("UPDATE request SET ended_ms = ?2 WHERE rowid = ?1")?;
+    let claims = select.query_map([], |row| {
+        let key = Key {
+            principal: row.get(1)?,
+            workspace: row.get(2)?,
+            id: row.get(3)?,
+        };
+        Ok((row.get(0)?, key))
+    })?;
+    let claims: Vec<(i64, Key)> = claims.collect::<rusqlite::Result<_>>()?;
+    for (row, _) in claims.iter().filter(|(_, key)| !goes_on(key)) {
+        update.execute([*row, milliseconds::now()])?;
+    }
+    Ok(())
 }
+
+/// Removes some of what is not to be kept any more; answers whether that was all.
+fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
+    let surplus = Surplus::find(connection, TABLE, bounds)?;
+    let mut delete = connection.prepare_cached("DELETE FROM request WHERE rowid = ?1")?;
+    for row in &surplus.rows {
+        delete.execute([row])?;
+    }
+    let mut strip = connection
+        .prepare_cached("UPDATE request SET answer = NULL, answer_bytes = 0 WHERE rowid = ?1")?;
+    for row in &surplus.large {
+        strip.execute([row])?;
+    }
+    Ok(!surplus.is_full())
+}
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,9 @@
 //!   └──▶ lost: the daemon died while it worked, or had no room for the answer
 //! ```
 //!
+//! What the log cannot take at the moment, for want of room or because another program holds it, is kept in
+//! memory and told from there until the log has it.
+//!
 //! Work with an id does not end with its caller: it goes on for a while when nobody waits any more, as
 //! the caller may be on his way back.
 
@@ -17,8 +20,8 @@ pub(super) mod answer;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -26,32 +29,44 @@ use std::{
 use bytes::Bytes;
 use tokio::{
     sync::{Notify, oneshot, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
-use super::state_error::of_database;
+use super::{drain::Drain, state_error::of_database};
 use crate::daemon::{
     error::{Error, Reason},
-    store::requests::{Asked, Found, Key, RequestLog, Retention},
+    store::{
+        database::DatabaseError,
+        requests::{Asked, Found, Key, RequestLog},
+    },
     task,
 };
 
-/// Most claims after which it is looked whether too much is kept.
-const CLAIMS_BETWEEN: u32 = 1000;
-/// Time after which that is looked at all the same.
-const TIME_BETWEEN: Duration = Duration::from_secs(600);
+/// How long those who wait for an answer wait until it is kept, too: some hundred times what that takes.
+const KEPT_WITHIN: Duration = Duration::from_secs(1);
+/// How long to wait before the log is asked again to take what it could not.
+const RETRY: Duration = Duration::from_secs(2);
+/// Bytes of what waits for the log: as much as some thousands of usual answers, and little beside what the
+/// daemon may need otherwise. More than that is told to be lost.
+const WAITING_BYTES: usize = 64 << 20;
+/// What it takes of them to know of an answer.
+const WAITING_OVERHEAD: usize = 1024;
 
 /// The request ids.
 #[derive(Debug)]
 pub(crate) struct Idempotency {
     log: RequestLog,
-    retention: Retention,
     /// How long work goes on when nobody waits for it.
     linger: Duration,
-    /// Those whose work goes on.
-    going: Mutex<HashMap<Key, Arc<Shared>>>,
-    claims: AtomicU32,
+    drain: Drain,
+    going: Arc<Going>,
+    /// Bytes of what waits for the log.
+    waiting: AtomicUsize,
 }
+
+/// Those whose work goes on, or of whom the log does not have yet how it ended.
+#[derive(Debug, Default)]
+struct Going(Mutex<HashMap<Key, Arc<Shared>>>);
 
 /// A call that goes on, for all who wait for it.
 #[derive(Debug)]
@@ -62,6 +77,8 @@ struct Shared {
     callers: watch::Sender<usize>,
     /// Who would go on with the work in place of the one who does it.
     heir: Heir,
+    /// Why it cannot be claimed again, though nothing was done.
+    unfree: OnceLock<DatabaseError>,
 }
 
 /// The place of who would go on with work; the last who asks has it.
@@ -115,20 +132,21 @@ pub(super) struct Caller {
 
 impl Idempotency {
     /// The request ids of `log`.
-    pub(crate) fn new(log: RequestLog, retention: Retention, linger: Duration) -> Arc<Self> {
+    pub(crate) fn new(log: RequestLog, linger: Duration, drain: &Drain) -> Arc<Self> {
+        let growth = log.growth();
         let idempotency = Arc::new(Self {
             log,
-            retention,
             linger,
-            going: Mutex::default(),
-            claims: AtomicU32::new(0),
+            drain: drain.clone(),
+            going: Arc::default(),
+            waiting: AtomicUsize::new(0),
         });
         let weak = Arc::downgrade(&idempotency);
         task::spawn("retention of request ids", async move {
             while let Some(idempotency) = weak.upgrade() {
                 idempotency.retain().await;
                 drop(idempotency);
-                sleep(TIME_BETWEEN).await;
+                growth.wait().await;
             }
         });
         idempotency
@@ -185,9 +203,12 @@ impl Idempotency {
     }
 
     fn join(self: &Arc<Self>, key: &Key, asked: &Asked) -> Result<Joined, Error> {
-        let mut going = self.going();
+        let mut going = self.going.lock();
         if let Some(shared) = going.get(key) {
             same(key, asked, &shared.asked)?;
+            if let Some(error) = shared.unfree.get() {
+                return Err(of_database(error));
+            }
             return Ok(Joined::Going(Caller::new(shared)));
         }
         let shared = Arc::new(Shared {
@@ -195,6 +216,7 @@ impl Idempotency {
             answer: watch::Sender::new(State::Going),
             callers: watch::Sender::new(0),
             heir: Heir::default(),
+            unfree: OnceLock::new(),
         });
         going.insert(key.clone(), Arc::clone(&shared));
         Ok(Joined::First(Ticket {
@@ -206,31 +228,85 @@ impl Idempotency {
         }))
     }
 
+    /// Has the log take how work has ended, and tells those who wait: as soon as the log has it or, if it
+    /// cannot take it at the moment, before that. `kept`: the answer to every repeat; without it, the next
+    /// one may claim the id.
+    async fn end(
+        self: Arc<Self>,
+        key: Key,
+        shared: Arc<Shared>,
+        state: State,
+        kept: Option<Bytes>,
+    ) {
+        let taken = timeout(KEPT_WITHIN, self.take(&key, kept.as_ref()));
+        let taken = taken.await.unwrap_or(Err(DatabaseError::Busy));
+        let Err(error) = taken else {
+            return self.close(&key, &shared, state);
+        };
+        let bytes = kept.as_ref().map_or(0, Bytes::len) + WAITING_OVERHEAD;
+        if self.waiting.fetch_add(bytes, Ordering::Relaxed) + bytes > WAITING_BYTES {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            // A repeat will learn that it is not known how it ended.
+            tracing::error!(%error, "the answer to a request id could not be kept");
+            return self.close(&key, &shared, state);
+        }
+        tracing::warn!(%error, "the answer to a request id cannot be kept yet");
+        if kept.is_none() {
+            let _was_free = shared.unfree.set(error);
+        }
+        shared.answer.send_replace(state);
+        task::spawn_tracked("answer to a request id", async move {
+            self.take_later(&key, kept.as_ref()).await;
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            self.going.lock().remove(&key);
+        });
+    }
+
+    /// Has the log take how work has ended as soon as it can; when the daemon ends, for the last time.
+    async fn take_later(&self, key: &Key, kept: Option<&Bytes>) {
+        let end = self.drain.begun_token();
+        loop {
+            let is_last = tokio::select! {
+                biased;
+                () = end.cancelled() => true,
+                () = sleep(RETRY) => false,
+            };
+            match self.take(key, kept).await {
+                Ok(()) => return,
+                Err(error) if is_last => {
+                    tracing::error!(%error, "the answer to a request id could not be kept");
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn take(&self, key: &Key, kept: Option<&Bytes>) -> Result<(), DatabaseError> {
+        match kept {
+            Some(answer) => self.log.answer(key.clone(), answer.clone()).await,
+            None => self.log.release(key.clone()).await,
+        }
+    }
+
     /// Lets the next one claim it, and tells those who wait.
     fn close(&self, key: &Key, shared: &Shared, state: State) {
-        self.going().remove(key);
+        self.going.lock().remove(key);
         shared.answer.send_replace(state);
     }
 
-    fn going(&self) -> MutexGuard<'_, HashMap<Key, Arc<Shared>>> {
-        self.going.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Looks from time to time whether too much is kept.
-    fn count_claim(self: &Arc<Self>) {
-        let between = (self.retention.number / 10).clamp(1, CLAIMS_BETWEEN);
-        if self.claims.fetch_add(1, Ordering::Relaxed) % between == between - 1 {
-            let idempotency = Arc::clone(self);
-            task::spawn("retention of request ids", async move {
-                idempotency.retain().await;
-            });
-        }
-    }
-
     async fn retain(&self) {
-        if let Err(error) = self.log.retain(self.retention).await {
+        let going = Arc::clone(&self.going);
+        let goes_on = move |key: &Key| going.lock().contains_key(key);
+        if let Err(error) = self.log.retain(goes_on).await {
             tracing::warn!(%error, "old request ids could not be removed");
         }
+    }
+}
+
+impl Going {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Shared>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -253,10 +329,7 @@ impl Ticket {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
         let found = found.inspect_err(|_| self.forget());
         match found.map_err(|error| of_database(&error))? {
-            Found::New => {
-                self.owner.count_claim();
-                Ok(Claimed::Ours(self))
-            }
+            Found::New => Ok(Claimed::Ours(self)),
             // What is in the log already is none of this ticket's.
             Found::Answered {
                 asked: before,
@@ -273,6 +346,9 @@ impl Ticket {
             } => {
                 same(&self.key, &asked, &before).inspect_err(|_| self.forget())?;
                 if lost == Lost::IsResumed {
+                    let resumed = self.owner.log.resume(self.key.clone()).await;
+                    let resumed = resumed.inspect_err(|_| self.forget());
+                    resumed.map_err(|error| of_database(&error))?;
                     self.is_unfinished = true;
                     return Ok(Claimed::Ours(self));
                 }
@@ -326,17 +402,13 @@ impl Ticket {
     /// Keeps the answer, if `keep`, and tells all who wait.
     pub(super) async fn answer(mut self, answer: Bytes, keep: bool) {
         self.is_open = false;
-        let key = self.key.clone();
-        let kept = match keep {
-            true => self.owner.log.answer(key, answer.clone()).await,
-            false => self.owner.log.release(key).await,
-        };
-        if let Err(error) = kept {
-            // A repeat will learn that it is not known how it ended.
-            tracing::error!(%error, "the answer to a request id could not be kept");
-        }
-        self.owner
-            .close(&self.key, &self.shared, State::Answered(answer));
+        let kept = keep.then(|| answer.clone());
+        self.end(State::Answered(answer), kept).await;
+    }
+
+    fn end(&self, state: State, kept: Option<Bytes>) -> impl Future<Output = ()> + use<> {
+        let (owner, shared) = (Arc::clone(&self.owner), Arc::clone(&self.shared));
+        owner.end(self.key.clone(), shared, state, kept)
     }
 
     fn forget(&mut self) {
@@ -350,17 +422,7 @@ impl Drop for Ticket {
         if !self.is_open || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        let (owner, key, shared) = (
-            Arc::clone(&self.owner),
-            self.key.clone(),
-            Arc::clone(&self.shared),
-        );
-        task::spawn_tracked("release of a request id", async move {
-            if let Err(error) = owner.log.release(key.clone()).await {
-                tracing::error!(%error, "a request id could not be given back");
-            }
-            owner.close(&key, &shared, State::Released);
-        });
+        task::spawn_tracked("release of a request id", self.end(State::Released, None));
     }
 }
 

@@ -35,13 +35,12 @@ use crate::daemon::{
     store::{
         database::{Database, DatabaseError},
         job_params::JobParams,
-        jobs::{Job, JobLog, JobRetention, JobState, Selection, now},
+        jobs::{Job, JobLog, JobState, Selection, now},
+        keeping::Bounds,
     },
     task,
 };
 
-/// Time after which it is looked whether too much is kept.
-const TIME_BETWEEN: Duration = Duration::from_secs(600);
 /// How long to wait before the log is asked again to keep what it had no room for.
 const RETRY: Duration = Duration::from_secs(2);
 /// How long a client is told to wait when too many jobs wait.
@@ -52,7 +51,6 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) struct Jobs {
     log: JobLog,
     params: JobParams,
-    retention: JobRetention,
     queued_at_most: u32,
     state: Mutex<State>,
 }
@@ -128,7 +126,12 @@ impl Jobs {
         params: JobParams,
         config: config::jobs::Jobs,
     ) -> Result<Arc<Self>, JobsError> {
-        let (log, queued) = JobLog::open(database).await?;
+        let bounds = Bounds {
+            age: config.retention,
+            number: config.kept,
+            bytes: config.kept_bytes,
+        };
+        let (log, queued) = JobLog::open(database, bounds).await?;
         let ids = queued.iter().map(|job| job.id.as_str());
         params.sweep(&ids.collect::<HashSet<_>>())?;
         let mut state = State {
@@ -146,22 +149,17 @@ impl Jobs {
         let jobs = Arc::new(Self {
             log,
             params,
-            retention: JobRetention {
-                age: config.retention,
-                number: config.kept,
-                bytes: config.kept_bytes,
-            },
             queued_at_most: config.queued,
             state: Mutex::new(state),
         });
-        let weak = Arc::downgrade(&jobs);
+        let (weak, growth) = (Arc::downgrade(&jobs), jobs.log.growth());
         task::spawn("retention of jobs", async move {
             while let Some(jobs) = weak.upgrade() {
-                if let Err(error) = jobs.log.retain(jobs.retention).await {
+                if let Err(error) = jobs.log.retain().await {
                     tracing::warn!(%error, "old jobs could not be removed");
                 }
                 drop(jobs);
-                sleep(TIME_BETWEEN).await;
+                growth.wait().await;
             }
         });
         Ok(jobs)

@@ -14,6 +14,10 @@ use tokio::sync::{mpsc, oneshot};
 const WAITING: usize = 1024;
 /// Most that is done in one transaction: the first of it waits for the last.
 const TOGETHER: usize = 64;
+/// Pages that nothing is kept in and that stay all the same: what comes next would make the file grow again.
+const SPARE_PAGES: u32 = 256;
+/// Most pages that are given back in one go: others wait meanwhile.
+const GIVEN_BACK_TOGETHER: u32 = 256;
 
 /// The database of a state directory. It is closed when the last one is dropped, which waits for that.
 #[derive(Debug, Clone)]
@@ -44,6 +48,9 @@ pub(crate) enum DatabaseError {
     /// There is no room for it.
     #[error("the disk that holds the daemon's state directory is full: make room there")]
     Full,
+    /// Another program holds it, or the disk is too slow.
+    #[error("the daemon's database is held by another program, or its disk takes too long")]
+    Busy,
     /// What the file holds is not what was written.
     #[error(
         "the daemon's database is damaged: stop the daemon and restore jig.db, or move it away to begin with an empty one"
@@ -61,6 +68,7 @@ impl From<rusqlite::Error> for DatabaseError {
     fn from(error: rusqlite::Error) -> Self {
         match error.sqlite_error_code() {
             Some(ErrorCode::DiskFull) => Self::Full,
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Self::Busy,
             Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
                 Self::Damaged(Arc::new(error))
             }
@@ -102,6 +110,28 @@ impl Database {
         orders.send(order).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
     }
+
+    /// Gives back to the disk what nothing is kept in any more, a little at a time.
+    pub(in crate::daemon::store) async fn shrink(&self) -> Result<(), DatabaseError> {
+        while self.apply(give_back).await? {}
+        Ok(())
+    }
+}
+
+/// Answers whether there is more to give back.
+fn give_back(connection: &Connection) -> rusqlite::Result<bool> {
+    let free = || connection.pragma_query_value(None, "freelist_count", |row| row.get::<_, u32>(0));
+    let before = free()?;
+    let pages = before.saturating_sub(SPARE_PAGES).min(GIVEN_BACK_TOGETHER);
+    if pages == 0 {
+        return Ok(false);
+    }
+    let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({pages})"))?;
+    let mut steps = vacuum.query([])?;
+    while steps.next()?.is_some() {}
+    let after = free()?;
+    // A file of an earlier daemon's may not be able to.
+    Ok(after < before && after > SPARE_PAGES)
 }
 
 impl Drop for Thread {

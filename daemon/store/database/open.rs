@@ -10,16 +10,19 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::connection::Database;
+use super::{check, connection::Database};
 
 /// In the header of the file: what it is (`PRAGMA application_id`): `jigd`.
 const APPLICATION: i32 = 0x6a69_6764;
+/// That pages in which nothing is kept can be given back to the disk (`PRAGMA auto_vacuum`).
+const INCREMENTAL: i32 = 2;
 
 /// What makes each version of the schema from the one before it; the first, from nothing.
-const VERSIONS: [&str; 3] = [
+const VERSIONS: [&str; 4] = [
     include_str!("1.sql"),
     include_str!("2.sql"),
     include_str!("3.sql"),
+    include_str!("4.sql"),
 ];
 
 /// Why a database cannot be used. Display says what to do.
@@ -84,7 +87,10 @@ impl Database {
         let opened = Connection::open_with_flags(path, flags);
         let mut connection = opened.map_err(|error| refusal(path, error))?;
         check(&connection, path)?;
-        prepare(&mut connection).map_err(|error| refusal(path, error))?;
+        make_shrinkable(&connection, path).map_err(|error| refusal(path, error))?;
+        let refused = |error| refusal(path, error);
+        prepare(&mut connection).map_err(refused)?;
+        check::beside(&connection, path.to_owned()).map_err(refused)?;
         Self::serve(connection).map_err(|source| unusable(path, source))
     }
 
@@ -120,14 +126,32 @@ fn check(connection: &Connection, path: &Path) -> Result<(), OpenError> {
             known: VERSIONS.len(),
         });
     }
-    let found: String = connection
-        .query_row("PRAGMA quick_check(1)", [], |row| row.get(0))
-        .map_err(refused)?;
-    if found != "ok" {
-        return Err(OpenError::Damaged {
+    match check::before(connection).map_err(refused)? {
+        None => Ok(()),
+        Some(what) => Err(OpenError::Damaged {
             path: path.display().to_string(),
-            what: found,
-        });
+            what,
+        }),
+    }
+}
+
+/// Sees to it that the file can be made smaller. One of an earlier daemon's is written anew for that, once;
+/// where there is no room for it, it stays as it is until there is.
+fn make_shrinkable(connection: &Connection, path: &Path) -> rusqlite::Result<()> {
+    let mode: i32 = connection.pragma_query_value(None, "auto_vacuum", |row| row.get(0))?;
+    if mode == INCREMENTAL {
+        return Ok(());
+    }
+    connection.pragma_update(None, "auto_vacuum", INCREMENTAL)?;
+    let (_, version) = versions(connection)?;
+    if version == 0 {
+        return Ok(());
+    }
+    // Beside it: elsewhere the daemon may not write, and memory is not for as much.
+    let folder = path.parent().unwrap_or(path).display().to_string();
+    connection.pragma_update(None, "temp_store_directory", folder)?;
+    if let Err(error) = connection.execute_batch("VACUUM") {
+        tracing::warn!(%error, "the database cannot be written anew, and will not get smaller");
     }
     Ok(())
 }
@@ -210,25 +234,84 @@ mod tests {
         assert_eq!(mode & 0o777, 0o600);
     }
 
+    /// One that was answered, and one that was not.
+    const REQUESTS: &str = "
+        INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, answer, answer_bytes)
+        VALUES ('p', 'w', 'answered', 'm', 's', x'', 'l', 1, x'00', 1), ('p', 'w', 'lost', 'm', 's', x'', 'l', 1, NULL, 0);";
+
     #[test]
     fn an_older_one_is_brought_up_to_date() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("jig.db");
         let connection = Connection::open(&path).unwrap();
         let older = format!(
-            "{} INSERT INTO fact VALUES ('kept', x'01'); PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
+            "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
             VERSIONS[0]
         );
         connection.execute_batch(&older).unwrap();
         drop(connection);
         open(&path).unwrap();
         let connection = Connection::open(&path).unwrap();
-        assert_eq!(versions(&connection).unwrap(), (APPLICATION, 3));
+        assert_eq!(versions(&connection).unwrap(), (APPLICATION, 4));
         let count = |table: &str| -> i64 {
             let sql = format!("SELECT count(*) FROM {table}");
             connection.query_row(&sql, [], |row| row.get(0)).unwrap()
         };
         assert_eq!((count("fact"), count("approval"), count("rule")), (2, 0, 0));
+        let ended = "request WHERE ended_ms > (unixepoch() - 3600) * 1000 AND id = 'answered'";
+        assert_eq!((count("request"), count(ended)), (2, 1));
+        assert_eq!(count("request WHERE ended_ms IS NULL AND id = 'lost'"), 1);
+        let mode = connection.pragma_query_value(None, "auto_vacuum", |row| row.get::<_, i32>(0));
+        assert_eq!(mode.unwrap(), INCREMENTAL);
+    }
+
+    /// A file with request ids that have large answers.
+    fn large(path: &Path, number: u32) {
+        open(path).unwrap();
+        let connection = Connection::open(path).unwrap();
+        let sql = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+            INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, ended_ms, answer, answer_bytes)
+            SELECT 'p', 'w', i, 'm', 's', x'', 'l', 1, 1, randomblob(100000), 100000 FROM n";
+        connection.execute(sql, [number]).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.db");
+        large(&path, 300);
+        let size = || std::fs::metadata(&path).unwrap().len();
+        assert!(size() > 30_000_000);
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let database = Database::open(&path).unwrap();
+        let delete = |connection: &Connection| connection.execute("DELETE FROM request", []);
+        runtime.block_on(database.apply(delete)).unwrap();
+        runtime.block_on(database.shrink()).unwrap();
+        drop(database);
+        assert!(size() < 4_000_000, "{}", size());
+    }
+
+    #[test]
+    fn of_a_large_one_what_is_needed_first_is_looked_at_first() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("jig.db");
+        large(&path, 100);
+        let intact = std::fs::read(&path).unwrap();
+        // The answers: found by whoever asks for them.
+        let mut bytes = intact.clone();
+        let answers = bytes.len() / 2;
+        bytes[answers..].fill(0x5a);
+        std::fs::write(&path, &bytes).unwrap();
+        open(&path).unwrap();
+        // The first tables.
+        let mut bytes = intact;
+        bytes[8192..32768].fill(0x5a);
+        std::fs::write(&path, &bytes).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(error.contains("is damaged"), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
 
     #[test]
@@ -250,7 +333,7 @@ mod tests {
         others(&format!(
             "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
         ));
-        refused("schema 99; this one knows 3");
+        refused("schema 99; this one knows 4");
         std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
         refused("is damaged");
         std::fs::remove_file(&path).unwrap();

@@ -1,6 +1,14 @@
 //! What the log of jobs keeps, and for how long.
 
+use std::time::Duration;
+
 use super::*;
+
+const ALL: Bounds = Bounds {
+    age: Duration::from_secs(3600),
+    number: 100,
+    bytes: 1000,
+};
 
 fn job(id: &str, queue: &str) -> Job {
     Job {
@@ -35,7 +43,7 @@ async fn list(log: &JobLog, change: impl FnOnce(&mut Selection)) -> Vec<String> 
 #[tokio::test]
 async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
     let database = Database::in_memory().unwrap();
-    let (log, queued) = JobLog::open(database.clone()).await.unwrap();
+    let (log, queued) = JobLog::open(database.clone(), ALL).await.unwrap();
     assert_eq!(queued, []);
     for (id, queue) in [("1", "a"), ("2", "a"), ("3", "b")] {
         log.submit(job(id, queue)).await.unwrap();
@@ -47,7 +55,7 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
     let result = Some(Bytes::from_static(b"result"));
     let end = log.end("2".to_owned(), JobState::Failed, begun, result.clone());
     end.await.unwrap();
-    let (log, queued) = JobLog::open(database).await.unwrap();
+    let (log, queued) = JobLog::open(database, ALL).await.unwrap();
     assert_eq!(
         queued,
         [job("3", "b")].map(|mut job| {
@@ -98,19 +106,16 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
 
 #[tokio::test]
 async fn what_is_old_or_too_much_goes_oldest_first() {
-    let all = JobRetention {
-        age: Duration::from_secs(3600),
-        number: 100,
-        bytes: 1000,
-    };
     let hour_ago = SystemTime::now() - Duration::from_secs(3601);
     for (retention, left) in [
-        (all, &["6", "5", "4", "3", "2"][..]),
-        (JobRetention { number: 2, ..all }, &["6", "5", "4"]),
-        (JobRetention { bytes: 25, ..all }, &["6", "5", "4"]),
-        (JobRetention { bytes: 0, ..all }, &["6"]),
+        (ALL, &["6", "5", "4", "3", "2"][..]),
+        (Bounds { number: 2, ..ALL }, &["6", "5", "4"]),
+        (Bounds { bytes: 25, ..ALL }, &["6", "5", "4"]),
+        (Bounds { bytes: 0, ..ALL }, &["6", "5"]),
     ] {
-        let (log, _) = JobLog::open(Database::in_memory().unwrap()).await.unwrap();
+        let (log, _) = JobLog::open(Database::in_memory().unwrap(), retention)
+            .await
+            .unwrap();
         for number in 1..=6 {
             let id = number.to_string();
             log.submit(job(&id, "a")).await.unwrap();
@@ -126,7 +131,7 @@ async fn what_is_old_or_too_much_goes_oldest_first() {
                     .unwrap();
             }
         }
-        log.retain(retention).await.unwrap();
+        log.retain().await.unwrap();
         assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
     }
 }

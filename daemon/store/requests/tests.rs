@@ -1,0 +1,171 @@
+//! What the log of request ids keeps, and for how long.
+
+use std::time::Duration;
+
+use super::*;
+
+const ALL: Bounds = Bounds {
+    age: Duration::from_secs(3600),
+    number: 100,
+    bytes: 1000,
+};
+
+fn key(principal: &str, id: &str) -> Key {
+    Key {
+        principal: principal.to_owned(),
+        workspace: "w".to_owned(),
+        id: id.to_owned(),
+    }
+}
+
+fn asked() -> Asked {
+    Asked {
+        method: "run".to_owned(),
+        session: "default".to_owned(),
+        fingerprint: [7; 32],
+    }
+}
+
+async fn open(bounds: Bounds) -> RequestLog {
+    let database = Database::in_memory().unwrap();
+    RequestLog::open(database, bounds).await.unwrap()
+}
+
+async fn claim(log: &RequestLog, principal: &str, id: &str) -> Found {
+    log.claim(key(principal, id), asked()).await.unwrap()
+}
+
+/// Claims an id, and keeps an answer of so many bytes.
+async fn answer(log: &RequestLog, principal: &str, id: &str, bytes: usize) {
+    assert_eq!(claim(log, principal, id).await, Found::New);
+    let answer = Bytes::from(vec![1; bytes]);
+    log.answer(key(principal, id), answer).await.unwrap();
+}
+
+/// Lets time pass: everything is so much older then.
+async fn age(log: &RequestLog, by: Duration) {
+    let by = i64::try_from(by.as_millis()).unwrap();
+    let age = move |connection: &Connection| {
+        connection.execute(
+            "UPDATE request SET begun_ms = begun_ms - ?1, ended_ms = ended_ms - ?1",
+            [by],
+        )
+    };
+    log.database.apply(age).await.unwrap();
+}
+
+/// What is known of an id without claiming it: the bytes of its answer, if it has one.
+async fn known(log: &RequestLog, principal: &str, id: &str) -> Option<Option<usize>> {
+    let (key, life) = (key(principal, id), log.life.clone());
+    let find = move |connection: &Connection| find(connection, &key, &life);
+    let found = log.database.apply(find).await.unwrap()?;
+    Some(match found {
+        Found::Answered { answer, .. } => Some(answer.len()),
+        Found::Unanswered { .. } | Found::New => None,
+    })
+}
+
+#[tokio::test]
+async fn a_call_is_kept_from_its_end_on() {
+    let log = open(ALL).await;
+    for id in ["going", "late"] {
+        assert_eq!(claim(&log, "a", id).await, Found::New);
+    }
+    let goes_on = |key: &Key| key.id != "lost";
+    age(&log, ALL.age * 2).await;
+    log.retain(goes_on).await.unwrap();
+    let late = Bytes::from_static(b"late");
+    log.answer(key("a", "late"), late).await.unwrap();
+    log.retain(goes_on).await.unwrap();
+    assert_eq!(known(&log, "a", "going").await, Some(None));
+    assert_eq!(known(&log, "a", "late").await, Some(Some(4)));
+    age(&log, ALL.age * 2).await;
+    log.retain(goes_on).await.unwrap();
+    assert_eq!(known(&log, "a", "going").await, Some(None));
+    assert_eq!(known(&log, "a", "late").await, None);
+}
+
+#[tokio::test]
+async fn what_was_never_answered_is_kept_as_long_and_not_for_ever() {
+    let log = open(ALL).await;
+    assert_eq!(claim(&log, "a", "lost").await, Found::New);
+    age(&log, ALL.age * 2).await;
+    log.retain(|_| false).await.unwrap();
+    assert_eq!(known(&log, "a", "lost").await, Some(None));
+    age(&log, ALL.age * 2).await;
+    // Gone on with by the next daemon.
+    log.resume(key("a", "lost")).await.unwrap();
+    log.retain(|_| true).await.unwrap();
+    assert_eq!(known(&log, "a", "lost").await, Some(None));
+    log.retain(|_| false).await.unwrap();
+    age(&log, ALL.age * 2).await;
+    log.retain(|_| false).await.unwrap();
+    assert_eq!(known(&log, "a", "lost").await, None);
+}
+
+#[tokio::test]
+async fn who_calls_much_takes_nothing_from_others() {
+    let log = open(Bounds { number: 5, ..ALL }).await;
+    for number in 0..2 {
+        answer(&log, "few", &number.to_string(), 1).await;
+    }
+    for number in 0..2500 {
+        answer(&log, "many", &number.to_string(), 0).await;
+    }
+    log.retain(|_| false).await.unwrap();
+    for number in 0..2 {
+        let kept = known(&log, "few", &number.to_string()).await;
+        assert_eq!(kept, Some(Some(1)));
+    }
+    assert_eq!(known(&log, "many", "2496").await, None);
+    for number in 2497..2500 {
+        let kept = known(&log, "many", &number.to_string()).await;
+        assert_eq!(kept, Some(Some(0)));
+    }
+}
+
+#[tokio::test]
+async fn who_has_large_answers_loses_his_own_and_is_told_so() {
+    let log = open(ALL).await;
+    answer(&log, "few", "0", 100).await;
+    for number in 0..20 {
+        answer(&log, "much", &number.to_string(), 200).await;
+    }
+    log.retain(|_| false).await.unwrap();
+    assert_eq!(known(&log, "few", "0").await, Some(Some(100)));
+    for number in 0..20 {
+        let kept = (number >= 16).then_some(200);
+        // It stays known that it was done: it is not done again.
+        let found = known(&log, "much", &number.to_string()).await;
+        assert_eq!(found, Some(kept), "{number}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_too_large_by_itself_stays_while_it_is_the_newest_and_takes_nothing_along() {
+    let log = open(ALL).await;
+    answer(&log, "a", "small", 100).await;
+    answer(&log, "a", "large", 5000).await;
+    log.retain(|_| false).await.unwrap();
+    assert_eq!(known(&log, "a", "small").await, Some(Some(100)));
+    assert_eq!(known(&log, "a", "large").await, Some(Some(5000)));
+    answer(&log, "a", "later", 100).await;
+    log.retain(|_| false).await.unwrap();
+    assert_eq!(known(&log, "a", "small").await, Some(Some(100)));
+    assert_eq!(known(&log, "a", "large").await, Some(None));
+    assert_eq!(known(&log, "a", "later").await, Some(Some(100)));
+}
+
+#[tokio::test]
+async fn it_is_told_when_much_has_come() {
+    let log = open(ALL).await;
+    let growth = log.growth();
+    answer(&log, "a", "large", 100).await;
+    let told = tokio::time::timeout(Duration::from_secs(20), growth.wait());
+    told.await.expect("at a tenth of the bytes");
+    for number in 0..10 {
+        answer(&log, "a", &number.to_string(), 1).await;
+    }
+    let told = tokio::time::timeout(Duration::from_secs(20), growth.wait());
+    told.await.expect("at a tenth of the number");
+}
