@@ -10,7 +10,7 @@ use super::{
     context::Incoming,
     idempotency::{
         Caller, Claimed, Lost, Ticket,
-        answer::{decode, encode, encode_error, is_final},
+        answer::{decode, encode, encode_error, is_final, was_denied},
     },
     until_its_time_is_up,
 };
@@ -199,11 +199,10 @@ pub(super) fn left_alone(tool: &str) -> Error {
 }
 
 /// Answers all who wait for a call that was not begun. It may be tried again under its id, unless somebody
-/// was asked about it: that is not asked twice.
+/// has denied it.
 pub(super) async fn not_begun(ticket: Ticket, error: &Error) {
     log_defect(error);
-    let keep = error.reason == Reason::ApprovalDenied;
-    ticket.answer(encode_error(error), keep).await;
+    ticket.answer(encode_error(error), was_denied(error)).await;
 }
 
 /// Answers all who wait, and whoever comes later.

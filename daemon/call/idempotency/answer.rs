@@ -7,7 +7,10 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use prost::Message;
 use serde::{Deserialize, Serialize};
 
-use crate::daemon::error::{Error, Reason, Violation};
+use crate::daemon::{
+    error::{Error, Reason, Violation},
+    store::approvals::EndState,
+};
 
 const RESPONSE: u8 = 0;
 const ERROR: u8 = 1;
@@ -83,14 +86,19 @@ pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Res
     }
 }
 
-/// Whether it is the answer to every repeat. What was refused as it stood, or for want of room or of a
-/// sandbox, was not done, and may be tried again under the same id.
+/// Whether it is the answer to every repeat. What was refused as it stood or to who asks, or for want of
+/// room, of a sandbox or of somebody who decides, was not done, and may be tried again under the same id.
 pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
     match result {
         Ok(_) => true,
+        Err(error) if error.reason == Reason::ApprovalDenied => was_denied(error),
         Err(error) => !matches!(
             error.reason,
             Reason::InvalidParams
+                | Reason::Unauthenticated
+                | Reason::Forbidden
+                | Reason::UnknownTool
+                | Reason::UnknownWorkspace
                 | Reason::PolicyDenied
                 | Reason::ToolDisabled
                 | Reason::ResourceExhausted
@@ -99,6 +107,13 @@ pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
                 | Reason::SandboxUnavailable
         ),
     }
+}
+
+/// Whether somebody was asked to approve the call and has denied it: that is not asked twice.
+pub(in crate::daemon::call) fn was_denied(error: &Error) -> bool {
+    let state = error.metadata.iter().find(|(name, _)| name == "state");
+    error.reason == Reason::ApprovalDenied
+        && state.is_some_and(|(_, state)| state == EndState::Denied.name())
 }
 
 #[cfg(test)]
