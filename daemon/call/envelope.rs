@@ -173,13 +173,13 @@ mod tests {
         assert_eq!(response.data, None);
         let told = response.error.unwrap();
         assert_eq!(told.error_type, "invalid_params");
-        let details = Json::Object(unwrapped(told.details.unwrap()));
+        let details = Json::Object(unwrapped(told.details.unwrap(), "details").unwrap());
         assert_eq!(details["fields"][0]["field"], "path");
         assert_eq!(details["path"], "x");
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
         let told = envelope(&call(), Err(&busy)).error.unwrap();
-        let details = unwrapped(told.details.unwrap());
+        let details = unwrapped(told.details.unwrap(), "details").unwrap();
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
     }
 }

@@ -25,20 +25,45 @@ fn wrapped(json: Json) -> Value {
     Value { kind: Some(kind) }
 }
 
-/// The JSON that a message stands for.
-pub(crate) fn unwrapped(structure: Struct) -> Map<String, Json> {
-    let fields = structure.fields.into_iter();
-    fields.map(|(name, value)| (name, plain(value))).collect()
+/// The JSON that a message stands for, or the places in it, below that of the message itself, of numbers
+/// that JSON does not have.
+pub(crate) fn unwrapped(structure: Struct, place: &str) -> Result<Map<String, Json>, Vec<String>> {
+    let mut strange = Vec::new();
+    let fields = object(structure, place, &mut strange);
+    match strange.is_empty() {
+        true => Ok(fields),
+        false => Err(strange),
+    }
 }
 
-fn plain(value: Value) -> Json {
+fn object(structure: Struct, place: &str, strange: &mut Vec<String>) -> Map<String, Json> {
+    let fields = structure.fields.into_iter();
+    fields
+        .map(|(name, value)| {
+            let value = plain(value, &format!("{place}.{name}"), strange);
+            (name, value)
+        })
+        .collect()
+}
+
+fn plain(value: Value, place: &str, strange: &mut Vec<String>) -> Json {
     match value.kind {
         None | Some(Kind::NullValue(_)) => Json::Null,
         Some(Kind::BoolValue(flag)) => flag.into(),
-        Some(Kind::NumberValue(number)) => number.into(),
+        Some(Kind::NumberValue(number)) => {
+            if !number.is_finite() {
+                strange.push(place.to_owned());
+            }
+            number.into()
+        }
         Some(Kind::StringValue(text)) => text.into(),
-        Some(Kind::ListValue(list)) => list.values.into_iter().map(plain).collect(),
-        Some(Kind::StructValue(fields)) => Json::Object(unwrapped(fields)),
+        Some(Kind::ListValue(list)) => {
+            let values = list.values.into_iter().enumerate();
+            values
+                .map(|(index, value)| plain(value, &format!("{place}[{index}]"), strange))
+                .collect()
+        }
+        Some(Kind::StructValue(fields)) => Json::Object(object(fields, place, strange)),
     }
 }
 
@@ -52,6 +77,26 @@ mod tests {
     fn json_survives_being_a_message() {
         let json = json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7.0});
         let json = json.as_object().expect("an object");
-        assert_eq!(unwrapped(structure(json.clone())), *json);
+        assert_eq!(unwrapped(structure(json.clone()), "it"), Ok(json.clone()));
+    }
+
+    #[test]
+    fn numbers_that_json_does_not_have_are_named() {
+        let number = |number| Value {
+            kind: Some(Kind::NumberValue(number)),
+        };
+        let list = Kind::ListValue(ListValue {
+            values: vec![number(1.0), number(f64::INFINITY)],
+        });
+        let message = Struct {
+            fields: [
+                ("a".to_owned(), number(f64::NAN)),
+                ("b".to_owned(), Value { kind: Some(list) }),
+                ("c".to_owned(), number(-0.0)),
+            ]
+            .into(),
+        };
+        let strange = unwrapped(message, "params").unwrap_err();
+        assert_eq!(strange, ["params.a", "params.b[1]"]);
     }
 }

@@ -202,7 +202,12 @@ impl Jobs {
                 }
                 Map::new()
             }
-            (Some(params), _) => unwrapped(params),
+            (Some(params), _) => unwrapped(params, "params").unwrap_or_else(|places| {
+                for place in places {
+                    report(&place, "must be a finite number".to_owned());
+                }
+                Map::new()
+            }),
             (None, "") => Map::new(),
             (None, json) => match serde_json::from_str(json) {
                 Ok(Value::Object(params)) => params,
