@@ -16,7 +16,7 @@ pub(crate) type Name = Arc<str>;
 /// Places, and who waits for them. `W` is how somebody who waits is told.
 #[derive(Debug)]
 pub(super) struct Line<W> {
-    free: usize,
+    taken: usize,
     at_most: usize,
     share: Share,
     lanes: HashMap<Name, Lane<W>>,
@@ -31,13 +31,23 @@ pub(super) struct Line<W> {
 /// What one caller may have, so that there is something for others.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Share {
-    /// This many times as many places as he leaves free, so that whoever comes next finds one: of 2048,
-    /// at 15, 1920 for the only one who calls, 120 for the next.
+    /// All: there is nobody else.
+    All,
+    /// All but a quarter, which is there for those who have few: of 2048, 1536 for the first, and 32 for each
+    /// of 16 who come when he has them, however long he keeps them. Where there are several, one is left at
+    /// least.
+    Reserve,
+    /// This many times as many places as he leaves free. For what does not last: the third to come finds
+    /// little.
     OfFree(usize),
     /// All while he is alone; where others have or want some, all callers together have so many.
     Alone(usize),
 }
 
+/// Of so many places, one is in the reserve.
+const RESERVE: usize = 4;
+/// So many callers have something of it.
+const IN_RESERVE: usize = 16;
 /// Lanes above which those are looked for that can be forgotten.
 const MANY: usize = 1024;
 
@@ -56,7 +66,7 @@ impl<W> Line<W> {
     /// So many places, none of them taken.
     pub(super) fn new(at_most: usize, share: Share) -> Self {
         Self {
-            free: at_most,
+            taken: 0,
             at_most,
             share,
             lanes: HashMap::new(),
@@ -65,6 +75,13 @@ impl<W> Line<W> {
             waiting: 0,
             last: 0,
         }
+    }
+
+    /// Has so many places from now on. Nobody loses his: if there are more than that, those that are given
+    /// back are not given to others.
+    pub(super) fn change(&mut self, at_most: usize, share: Share) {
+        self.at_most = at_most;
+        self.share = share;
     }
 
     /// Takes a place, if one is free that nobody waits for who could have it, and the lane may have
@@ -130,7 +147,7 @@ impl<W> Line<W> {
     pub(super) fn give_back(&mut self, name: &Name) {
         if let Some(lane) = self.lanes.get_mut(name) {
             lane.held -= 1;
-            self.free += 1;
+            self.taken -= 1;
             self.forget(name);
         }
     }
@@ -149,9 +166,14 @@ impl<W> Line<W> {
         Some((name, waiter))
     }
 
+    /// Places that there are.
+    pub(super) fn at_most(&self) -> usize {
+        self.at_most
+    }
+
     /// Places that are taken.
     pub(super) fn held(&self) -> usize {
-        self.at_most - self.free
+        self.taken
     }
 
     /// Places that a lane has.
@@ -187,15 +209,20 @@ impl<W> Line<W> {
 
     /// Whether a lane may have another place.
     fn may_take(&self, lane: &Lane<W>) -> bool {
-        let held = self.at_most - self.free;
+        let free = self.at_most.saturating_sub(self.taken);
         let fits = match self.share {
-            Share::OfFree(times) => lane.held < times.saturating_mul(self.free),
+            Share::All => true,
+            Share::Reserve => {
+                let reserve = reserve(self.at_most);
+                free > reserve || lane.held < (reserve / IN_RESERVE).max(1)
+            }
+            Share::OfFree(times) => lane.held < times.saturating_mul(free),
             Share::Alone(together) => {
                 let others_wait = self.turns.len() > usize::from(!lane.waiting.is_empty());
-                held < together || lane.held == held && !others_wait
+                self.taken < together || lane.held == self.taken && !others_wait
             }
         };
-        self.free > 0 && lane.held < lane.most && fits
+        free > 0 && lane.held < lane.most && fits
     }
 
     /// Gives a lane a place.
@@ -204,7 +231,7 @@ impl<W> Line<W> {
             self.now = self.now.max(lane.tag);
             lane.tag += 1;
             lane.held += 1;
-            self.free -= 1;
+            self.taken += 1;
         }
         if self.lanes.len() > MANY {
             let now = self.now;
@@ -243,6 +270,14 @@ impl<W> Lane<W> {
     }
 }
 
+/// Places, of so many, that are there for those who have few.
+fn reserve(places: usize) -> usize {
+    match places {
+        0 | 1 => 0,
+        several => (several / RESERVE).max(1),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,7 +295,7 @@ mod tests {
     #[test]
     fn lanes_take_turns_and_each_is_first_come_first_served() {
         let [a, b, c] = names();
-        let mut line = Line::new(2, Share::OfFree(15));
+        let mut line = Line::new(2, Share::All);
         assert!(line.take(&a, 9) && line.take(&a, 9) && !line.take(&a, 9) && !line.take(&b, 9));
         for (name, waiter) in [
             (&a, 1),
@@ -286,7 +321,7 @@ mod tests {
     #[test]
     fn a_lane_has_no_more_than_it_may_and_does_not_hold_up_others() {
         let [a, b, _] = names();
-        let mut line = Line::new(4, Share::OfFree(15));
+        let mut line = Line::new(4, Share::All);
         assert!(line.take(&a, 1) && !line.take(&a, 1));
         line.wait(&a, 1, 9, 1).unwrap();
         // What nobody who waits may have is there for others.
@@ -298,10 +333,67 @@ mod tests {
 
     #[test]
     fn some_places_are_left_for_whoever_comes_next() {
-        let [a, b, c] = names();
-        let mut line = Line::<()>::new(2048, Share::OfFree(15));
-        let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();
-        assert_eq!([take(&a), take(&b), take(&c)], [1920, 120, 8]);
+        for (places, first, others) in [
+            (1, 1, [0, 0]),
+            (2, 1, [1, 0]),
+            (8, 6, [1, 1]),
+            (2048, 1536, [32, 32]),
+        ] {
+            let [a, b, c] = names();
+            let mut line = Line::<()>::new(places, Share::Reserve);
+            let mut take = |name| (0..).take_while(|_| line.take(name, usize::MAX)).count();
+            assert_eq!(take(&a), first, "{places}");
+            assert_eq!([take(&b), take(&c)], others, "{places}");
+        }
+    }
+
+    /// In whatever order they come, however much they want, and however long they keep it: as many as have
+    /// something of the reserve have it, beside one who has all that he can have.
+    #[test]
+    fn nobody_finds_nothing_because_others_came_first() {
+        let mut random = 1_usize;
+        let mut below = |bound: usize| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % bound
+        };
+        for places in [2, 3, 4, 8, 15, 34, 63, 64, 100, 512, 2048, 5000] {
+            let reserve = reserve(places);
+            let few = (reserve / IN_RESERVE).max(1);
+            let callers = (reserve / few).min(IN_RESERVE) + 1;
+            let names: Vec<Name> = (0..callers).map(|name| name.to_string().into()).collect();
+            for _ in 0..20 {
+                let mut line = Line::<()>::new(places, Share::Reserve);
+                for _ in 0..places * 3 {
+                    // Some want much, and some give something back.
+                    let name = &names[below(callers).min(below(callers))];
+                    match below(4) {
+                        0 if line.held_by(name) > 0 => line.give_back(name),
+                        _ => drop(line.take(name, usize::MAX)),
+                    }
+                }
+                for name in &names {
+                    while line.take(name, usize::MAX) {}
+                    assert!(line.held_by(name) >= few, "{places} {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn there_can_be_fewer_places_from_now_on() {
+        let [a, b, _] = names();
+        let mut line = Line::new(4, Share::All);
+        assert_eq!((0..9).filter(|_| line.take(&a, 9)).count(), 4);
+        line.change(2, Share::Alone(1));
+        line.wait(&b, 9, 9, 1).unwrap();
+        for _ in 0..3 {
+            line.give_back(&a);
+            assert!(granted(&mut line).is_empty());
+        }
+        line.give_back(&a);
+        assert_eq!(granted(&mut line), [1]);
     }
 
     #[test]
@@ -364,7 +456,7 @@ mod tests {
     #[test]
     fn a_lane_is_bounded_and_can_be_left() {
         let [a, b, _] = names();
-        let mut line = Line::new(1, Share::OfFree(15));
+        let mut line = Line::new(1, Share::All);
         assert!(line.take(&b, 9));
         let first = line.wait(&a, 9, 2, 1).unwrap();
         let second = line.wait(&a, 9, 2, 2).unwrap();
@@ -384,8 +476,10 @@ mod tests {
         let names = names();
         for seed in 0..200_usize {
             let (at_most, share) = (seed % 7 + 1, seed % 4 + 1);
-            let share = match seed % 3 {
+            let share = match seed % 5 {
                 0 => Share::Alone(share.min(at_most)),
+                1 => Share::All,
+                2 => Share::Reserve,
                 _ => Share::OfFree(share),
             };
             let mut line = Line::new(at_most, share);

@@ -1,6 +1,11 @@
 //! How long places are held, so that who finds none can be told when to come again.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use super::line::Name;
 
 /// How much of the mean is what was measured last: one eighth, as in the smoothed round-trip time of
 /// TCP (RFC 6298).
@@ -8,6 +13,16 @@ const WEIGHT: u32 = 8;
 /// What is told of times: not less than a caller can make use of, not more than it should rely on.
 const LEAST: Duration = Duration::from_millis(5);
 const MOST: Duration = Duration::from_secs(60);
+/// What is told, at least, where nobody knows how long it will be: nothing was measured yet, or what holds
+/// the places is not like what was.
+const UNKNOWN: Duration = Duration::from_secs(1);
+/// Holders are not like those before them that have held their places for so many times as long already.
+const UNLIKE: u32 = 4;
+/// So many of one caller's who were sent away come again one after the other. More of them are told the
+/// same time: whoever comes again at once and is sent away each time must not put off the others for ever.
+const IN_TURN: u32 = 64;
+/// Callers above which those are looked for of whom nobody is to come again.
+const MANY: usize = 1024;
 
 /// How long places were held of late, and have been by those who hold them.
 #[derive(Debug)]
@@ -19,6 +34,8 @@ pub(super) struct Pace {
     holders: u32,
     /// When each of them began, all together.
     begun: Duration,
+    /// When the last of those is to come again who were sent away.
+    put_off: HashMap<Name, Instant>,
 }
 
 impl Pace {
@@ -29,6 +46,7 @@ impl Pace {
             mean: Duration::ZERO,
             holders: 0,
             begun: Duration::ZERO,
+            put_off: HashMap::new(),
         }
     }
 
@@ -50,33 +68,57 @@ impl Pace {
         };
     }
 
-    /// When `places` places, of those that `lanes` callers have in turn, will have come free for one of
-    /// them, who has `width` of them at a time at most. An estimate: as though each were held as long as
-    /// those of late, or, if that is longer, as those that are held now have been until now.
-    pub(super) fn wait(&self, places: usize, lanes: usize, width: usize, now: Instant) -> Duration {
+    /// Time between two places that come free for one caller, where `lanes` of them wait, who have them in
+    /// turn, and he has `width` of them at a time at most. An estimate: as though each were held as long as
+    /// those of late.
+    pub(super) fn between(&self, lanes: usize, width: usize, now: Instant) -> Duration {
         let elapsed = now.saturating_duration_since(self.origin);
         let ages = (elapsed * self.holders).saturating_sub(self.begun);
-        let held = self
-            .mean
-            .max(ages.checked_div(self.holders).unwrap_or_default());
-        let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX).max(1);
-        let rounds = number(places).saturating_mul(number(lanes));
-        (held / number(width))
-            .saturating_mul(rounds)
-            .clamp(LEAST, MOST)
+        let age = ages.checked_div(self.holders).unwrap_or_default();
+        if self.mean.is_zero() || age > self.mean * UNLIKE {
+            return self.mean.max(UNKNOWN);
+        }
+        (self.mean / number(width)).saturating_mul(number(lanes))
     }
+
+    /// When one is to come again who is sent away: after those who were before him, with this time between
+    /// each two of them.
+    pub(super) fn put_off(&mut self, name: &Name, between: Duration, now: Instant) -> Duration {
+        if self.put_off.len() > MANY {
+            self.put_off.retain(|_, last| *last > now);
+        }
+        let before = self.put_off.get(name);
+        let before = before.map_or(Duration::ZERO, |last| last.saturating_duration_since(now));
+        let wait = told((before + between).min(between.saturating_mul(IN_TURN)));
+        self.put_off.insert(name.clone(), now + wait);
+        wait
+    }
+}
+
+/// A time as it is told.
+pub(super) fn told(time: Duration) -> Duration {
+    time.clamp(LEAST, MOST)
+}
+
+/// A number of places or callers; one at least.
+pub(super) fn number(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX).max(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
     #[test]
     fn who_comes_again_is_told_when_a_place_should_be_free() {
         let begun = Instant::now();
-        let at = |ms| begun + Duration::from_millis(ms);
+        let at = |time| begun + ms(time);
         let mut pace = Pace::new(begun);
-        assert_eq!(pace.wait(1, 1, 1, at(0)), LEAST);
+        assert_eq!(pace.between(1, 1, at(0)), UNKNOWN);
         // Ten places, each held for 100 ms.
         for _ in 0..10 {
             pace.took(at(0));
@@ -84,16 +126,32 @@ mod tests {
         for _ in 0..10 {
             pace.gave_back(at(0), at(100));
         }
-        let ms = Duration::from_millis;
-        for (places, lanes, expected) in
-            [(1, 1, 10), (1, 3, 30), (20, 2, 400), (1 << 20, 1, 60_000)]
-        {
-            assert_eq!(pace.wait(places, lanes, 10, at(100)), ms(expected));
+        for (lanes, expected) in [(1, 10), (3, 30)] {
+            assert_eq!(pace.between(lanes, 10, at(100)), ms(expected));
         }
-        // One that is held for ten seconds already.
+        // What holds the place is as old as others were, and then it is not like them: the time does not
+        // grow with it.
         pace.took(at(1000));
-        assert_eq!(pace.wait(1, 1, 10, at(11_000)), ms(1000));
-        pace.gave_back(at(1000), at(11_000));
-        assert!(pace.wait(1, 1, 10, at(11_000)) > ms(100));
+        assert_eq!(pace.between(1, 10, at(1200)), ms(10));
+        for now in [2_000, 11_000, 3_600_000] {
+            assert_eq!(pace.between(1, 10, at(now)), UNKNOWN);
+        }
+    }
+
+    #[test]
+    fn those_who_are_sent_away_come_again_one_after_the_other() {
+        let (now, [a, b]) = (Instant::now(), ["a", "b"].map(Name::from));
+        let mut pace = Pace::new(now);
+        for expected in [10, 20, 30] {
+            assert_eq!(pace.put_off(&a, ms(10), now), ms(expected));
+        }
+        assert_eq!(pace.put_off(&b, ms(10), now), ms(10));
+        // Two of them have come, and the third is to come soon.
+        assert_eq!(pace.put_off(&a, ms(10), now + ms(25)), ms(15));
+        for _ in 0..1000 {
+            let wait = pace.put_off(&a, ms(10), now + ms(25));
+            assert!(wait <= ms(640), "{wait:?}");
+        }
+        assert_eq!(pace.put_off(&b, Duration::from_secs(9_999), now), MOST);
     }
 }

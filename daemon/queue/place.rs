@@ -9,14 +9,13 @@ use tokio::sync::oneshot;
 
 use super::{
     line::{Line, Name, Share},
-    pace::Pace,
+    pace::{Pace, number, told},
 };
 
 /// A number of places, and those who wait for them.
 #[derive(Debug)]
 pub(crate) struct Queue {
     state: Mutex<State>,
-    at_most: usize,
     /// Calls of one caller that may wait.
     bound: usize,
 }
@@ -72,9 +71,21 @@ impl Queue {
                 line: Line::new(at_most, share),
                 pace: Pace::new(Instant::now()),
             }),
-            at_most,
             bound,
         })
+    }
+
+    /// Has so many places from now on, of which one caller has his `share`.
+    pub(crate) fn change(self: &Arc<Self>, at_most: usize, share: Share) {
+        let mut state = self.state();
+        state.line.change(at_most, share);
+        self.hand_over(state);
+    }
+
+    /// Another share of them is one caller's from now on.
+    pub(crate) fn share(self: &Arc<Self>, share: Share) {
+        let at_most = self.state().line.at_most();
+        self.change(at_most, share);
     }
 
     /// Takes a place for a caller who may have `most`, or gets in line for one.
@@ -86,7 +97,7 @@ impl Queue {
             return Ok(Entry::Place(self.place(name, now)));
         }
         if self.bound == 0 {
-            return Err(self.full(&state, name, most));
+            return Err(self.full(&mut state, name, most));
         }
         let (sender, receiver) = oneshot::channel();
         match state.line.wait(name, most, self.bound, sender) {
@@ -96,13 +107,13 @@ impl Queue {
                 number,
                 place: receiver,
             })),
-            Err(_) => Err(self.full(&state, name, most)),
+            Err(_) => Err(self.full(&mut state, name, most)),
         }
     }
 
     /// How full it is for a caller who may have `most`.
     pub(crate) fn fullness(&self, name: &Name, most: usize) -> Full {
-        self.full(&self.state(), name, most)
+        self.full(&mut self.state(), name, most)
     }
 
     /// Places that are taken.
@@ -115,16 +126,17 @@ impl Queue {
         self.state().line.waiting()
     }
 
-    fn full(&self, state: &State, name: &Name, most: usize) -> Full {
+    fn full(&self, state: &mut State, name: &Name, most: usize) -> Full {
         let (held, waiting) = (state.line.held_by(name), state.line.waiting_of(name));
-        // Where the line is as long as it may be, its first must get a place; else all of it must.
-        let before = if waiting >= self.bound {
-            1
-        } else {
-            waiting + 1
+        let (lanes, width) = (state.line.lanes_waiting(), state.line.at_most().min(most));
+        let now = Instant::now();
+        let each = state.pace.between(lanes, width, now);
+        // Where the line is as long as it may be, its first must get a place, and those of the others who
+        // are sent away; else all of it must.
+        let retry_after = match waiting >= self.bound {
+            true => state.pace.put_off(name, each, now),
+            false => told(each.saturating_mul(number(waiting + 1))),
         };
-        let (lanes, width) = (state.line.lanes_waiting(), self.at_most.min(most));
-        let retry_after = state.pace.wait(before, lanes, width, Instant::now());
         Full {
             held,
             waiting,

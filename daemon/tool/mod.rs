@@ -54,9 +54,6 @@ const NOTICE: Duration = Duration::from_millis(20);
 const SEARCHES: usize = 2;
 const SEARCHES_OF_ONE: Share = Share::OfFree(1);
 
-/// Work with files of one caller: nearly all when there is nobody else.
-const SHARE: Share = Share::OfFree(15);
-
 /// How long work with files keeps its turn. It wants a core as long as it lasts; but it may as well wait
 /// for a disk, and others must not wait for that.
 const TURN_OF_FILES: Duration = Duration::from_millis(100);
@@ -148,9 +145,14 @@ impl FilePlaces {
     pub(crate) fn new(operations: usize) -> Self {
         // Who waits has a place among the calls, so that they are bounded.
         Self {
-            operations: Queue::new(operations, SHARE, usize::MAX),
+            operations: Queue::new(operations, Share::All, usize::MAX),
             searches: Queue::new(SEARCHES * cores(), SEARCHES_OF_ONE, usize::MAX),
         }
+    }
+
+    /// Leaves some for others from now on: callers are told apart.
+    pub(crate) fn share(&self) {
+        self.operations.share(Share::Reserve);
     }
 
     /// Waits for a place among the work with files that is no tool's.
@@ -355,7 +357,7 @@ async fn in_time<R: Send + 'static>(
 }
 
 /// When work with a time limit of its own is to answer: early enough for whoever waits.
-fn limit(now: Instant, timeout: Duration, deadline: Option<Instant>) -> Instant {
+pub(crate) fn limit(now: Instant, timeout: Duration, deadline: Option<Instant>) -> Instant {
     let limit = now + timeout;
     match deadline {
         None => limit,
