@@ -21,6 +21,7 @@ use super::{
 };
 use crate::daemon::{
     descriptors::Attempts,
+    queue::Name,
     sandbox::{
         entrance::Visit,
         pool::Pool,
@@ -92,6 +93,7 @@ pub(crate) trait Observer: Send {
 pub(crate) async fn run(
     spec: &Spec,
     pool: &Arc<Pool>,
+    caller: &Name,
     artifacts: Artifacts,
     stop: &Stop,
     observer: &mut impl Observer,
@@ -114,10 +116,10 @@ pub(crate) async fn run(
     let streams = ends.streams(spec);
     let command = spec.command();
     let (mut stale, mut held_back) = (0, VecDeque::new());
-    let (running, dispatched) = loop {
+    let (running, place, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = pool.take_for(&spec.limits) => taken,
+            taken = pool.lend(caller, &spec.limits) => taken,
             () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
@@ -130,6 +132,7 @@ pub(crate) async fn run(
             }
             warm => warm.map_err(RunError::NotStarted)?,
         };
+        let (warm, place) = warm;
         let dispatched = Instant::now();
         ends.give_to(pool);
         match warm.dispatch(
@@ -138,7 +141,7 @@ pub(crate) async fn run(
             ends.start.as_ref().map(AsFd::as_fd),
             &spec.limits,
         ) {
-            Ok(running) => break (running, dispatched),
+            Ok(running) => break (running, place, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
             Err(failure) if failure.is_disconnection() && stale < STALE_AT_MOST => stale += 1,
@@ -190,6 +193,8 @@ pub(crate) async fn run(
             kill_pending: !watched.running.kill().await,
         }),
     };
+    // The sandbox is gone, and its slot another's.
+    drop(place);
     // Also of a command that was lost: what it wrote until then was read.
     let (stdout, stderr) = tokio::join!(
         connections.stdout.finish(&stdout_path),

@@ -30,7 +30,7 @@
 //! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
 //! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
-//! | [`launch`], [`pool`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
+//! | [`launch`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
 mod canary;
 mod capabilities;
@@ -49,6 +49,7 @@ pub(crate) mod landlock;
 pub(crate) mod launch;
 mod launcher;
 mod layers;
+mod lend;
 pub(crate) mod level;
 pub(crate) mod limits;
 mod masked_proc;

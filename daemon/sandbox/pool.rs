@@ -34,7 +34,11 @@ use super::{
     stage::{Failure, Stage},
     wire::{Identity, MakeSlot, Order, ToKeeper},
 };
-use crate::daemon::{sys::readiness::watch, task};
+use crate::daemon::{
+    queue::{Queue, Share},
+    sys::readiness::watch,
+    task,
+};
 
 /// Sandboxes kept warm for each workspace from the start: one to take while the other is being
 /// made.
@@ -60,8 +64,10 @@ pub(crate) struct Sandboxes {
 pub(crate) struct Pool {
     workspace: usize,
     slots_at_most: usize,
+    /// Who may have one: as many as there may be slots, in turn.
+    pub(super) places: Arc<Queue>,
     /// What sandboxes are built for.
-    limits: Limits,
+    pub(super) limits: Limits,
     /// Where each run gets a cgroup.
     cgroups: Option<Arc<Cgroups>>,
     keeper: Arc<AsyncMutex<Channel>>,
@@ -106,6 +112,7 @@ impl Sandboxes {
             Arc::new(Pool {
                 workspace,
                 slots_at_most,
+                places: Queue::new(slots_at_most, Share::All, usize::MAX),
                 limits,
                 cgroups: cgroups.clone(),
                 keeper: Arc::clone(&channel),
@@ -218,7 +225,7 @@ impl Pool {
     }
 
     /// Takes a sandbox, waiting while all are in use. Fails when building one fails.
-    pub(crate) async fn take(self: &Arc<Self>) -> Result<Warm, Failure> {
+    pub(super) async fn take(self: &Arc<Self>) -> Result<Warm, Failure> {
         let receiver = {
             let mut state = self.state();
             if let Some(warm) = state.warm.pop() {
@@ -235,17 +242,6 @@ impl Pool {
             receiver
         };
         receiver.await.unwrap_or_else(|_| Err(shutting_down()))
-    }
-
-    /// As [`Pool::take`], for a run with these limits.
-    pub(crate) async fn take_for(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
-        let warm = self.take().await?;
-        if limits.share_scratch_with(&self.limits) {
-            return Ok(warm);
-        }
-        warm.rebuilt(*limits)
-            .await
-            .unwrap_or_else(|| Err(shutting_down()))
     }
 
     fn start_slot(self: &Arc<Self>) {
@@ -495,6 +491,6 @@ impl Pool {
     }
 }
 
-fn shutting_down() -> Failure {
+pub(super) fn shutting_down() -> Failure {
     Failure::other(Stage::Launcher, "the daemon is shutting down")
 }

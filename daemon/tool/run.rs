@@ -206,6 +206,7 @@ pub(super) async fn perform(
         span,
         telemetry,
         about,
+        caller,
         job,
         ..
     } = work;
@@ -263,6 +264,7 @@ pub(super) async fn perform(
     let finished = supervise::run(
         &spec,
         &scene.sandboxes,
+        &caller,
         artifacts,
         &stop,
         &mut observer,
