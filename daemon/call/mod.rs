@@ -39,10 +39,7 @@ pub(crate) mod suggestion;
 
 use std::{
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -105,8 +102,6 @@ pub(crate) struct Pipeline {
     pub(crate) drain: Drain,
     /// Time between SIGTERM and SIGKILL.
     pub(crate) grace: Duration,
-    /// Calls that have ended.
-    pub(crate) finished: AtomicU64,
     /// The commands that were started and are watched.
     pub(crate) processes: Arc<Registry>,
     /// Calls that nobody waits for.
@@ -373,6 +368,7 @@ impl Pipeline {
         let about = work.about.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
         let (place, turn) = (Arc::clone(&work.place), work.turn.clone());
+        let going = work.scene.activity.begin();
         let begun = Instant::now();
         let mut done = pin!(T::execute(params, work));
         let result = match timeout(T::TURN, &mut done).await {
@@ -391,7 +387,7 @@ impl Pipeline {
         }
         end_span(span, &result);
         log_end(&result);
-        self.finished.fetch_add(1, Ordering::Relaxed);
+        drop(going);
         turn.end();
         drop(place);
         result.map(|done| done.response)

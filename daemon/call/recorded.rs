@@ -1,10 +1,7 @@
 //! Calls that are no tool's but change the workspace: recorded as tools are, with a span, while the
 //! door itself sees to their work.
 
-use std::{
-    sync::{Arc, atomic::Ordering},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use serde_json::{Map, Value};
 
@@ -16,7 +13,7 @@ use crate::daemon::{
     error::Error,
     store::session::{Session, Step},
     telemetry::spans::Span,
-    tool::Done,
+    tool::{Done, activity::Going},
 };
 
 /// A call that goes on.
@@ -24,7 +21,7 @@ use crate::daemon::{
 pub(crate) struct Recorded {
     /// What each of its records says.
     about: Map<String, Value>,
-    pipeline: Arc<Pipeline>,
+    going: Going,
     session: Arc<Session>,
     step: Step,
     span: Arc<Span>,
@@ -51,7 +48,7 @@ impl Pipeline {
         Ok(Recorded {
             about,
             span: Arc::new(self.start_span(name, &incoming, &scene)),
-            pipeline: Arc::clone(self),
+            going: scene.activity.begin(),
             session,
             step,
             begun: Instant::now(),
@@ -76,7 +73,7 @@ impl Recorded {
         }
         end_span(self.span, &result);
         log_end(&result);
-        self.pipeline.finished.fetch_add(1, Ordering::Relaxed);
+        drop(self.going);
         result.map(|done| done.response)
     }
 }

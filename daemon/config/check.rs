@@ -82,7 +82,10 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         file.sandbox.home.as_deref(),
         &mut problems,
     );
-    let files = [(key_file.as_deref(), "--keys"), (args.config.as_deref(), "--config")];
+    let files = [
+        (key_file.as_deref(), "--keys"),
+        (args.config.as_deref(), "--config"),
+    ];
     keep_apart(&workspaces, &state_dir, &listen, files, &mut problems);
 
     let minimum_level = args.minimum_level.or(file.sandbox.minimum_level);

@@ -141,7 +141,9 @@ pub(super) fn keep_apart(
         Address::Unix(path) => Some((existing_part(path), "--listen unix:")),
         Address::Tcp(_) => None,
     });
-    let files = files.iter().filter_map(|(file, flag)| Some((*file.as_ref()?, *flag)));
+    let files = files
+        .iter()
+        .filter_map(|(file, flag)| Some((*file.as_ref()?, *flag)));
     let files: Vec<_> = files
         .flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)))
         .collect();
@@ -218,7 +220,9 @@ fn keep_workspaces_apart(workspaces: &[WorkspaceConfig], problems: &mut Vec<Stri
                 tree.display()
             ));
         }
-        let others = workspaces.iter().filter(|other| other.name != workspace.name);
+        let others = workspaces
+            .iter()
+            .filter(|other| other.name != workspace.name);
         for bind in others.flat_map(|other| &other.binds) {
             if workspace.path.starts_with(&bind.source) {
                 problems.push(format!(

@@ -1,13 +1,13 @@
 //! `jig.v1.DaemonService`: what the daemon is and does.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Instant, SystemTime},
 };
 
 use tonic::{Request, Response, Status};
 
-use super::metadata::principal;
+use super::{metadata::incoming, status::answer};
 use crate::{
     api::v1::{self, GetInfoRequest, GetInfoResponse, daemon_service_server::DaemonService},
     daemon::{
@@ -17,7 +17,7 @@ use crate::{
         sandbox::{
             level::{Isolation, Level},
             limits::Limits,
-            pool::Sandboxes,
+            pool::{Pool, Sandboxes},
             stage::{Failure, Stage},
             wire::Identity,
         },
@@ -51,7 +51,12 @@ impl DaemonService for Info {
         &self,
         request: Request<GetInfoRequest>,
     ) -> Result<Response<GetInfoResponse>, Status> {
-        let principal = principal(&request)?;
+        let incoming = incoming(&request)?;
+        if incoming.workspace.is_some() {
+            let scene = self.pipeline.scene(&incoming);
+            scene.map_err(|error| answer(&error, &incoming.call_id))?;
+        }
+        let principal = incoming.principal;
         let (start_time, started) = self.started;
         let kernel = rustix::system::uname();
         Ok(Response::new(GetInfoResponse {
@@ -63,8 +68,8 @@ impl DaemonService for Info {
             isolation: Some(self.isolation(&principal)),
             run_limits: Some(self.limits()),
             workspaces: self.workspaces(&principal),
-            counts: Some(self.counts()),
-            egress: self.egress(),
+            counts: Some(self.counts(&principal)),
+            egress: self.egress(&principal),
             caller: Some(caller(&principal)),
         }))
     }
@@ -118,13 +123,16 @@ impl Info {
         }
     }
 
-    fn egress(&self) -> Option<v1::Egress> {
+    fn egress(&self, principal: &Principal) -> Option<v1::Egress> {
         let proxy = self.proxy.as_ref()?;
         let Policy { hosts, addresses } = proxy.policy();
         Some(v1::Egress {
             allow_hosts: hosts.iter().map(ToString::to_string).collect(),
             allow_addresses: addresses.iter().map(ToString::to_string).collect(),
-            connections_active: saturate(proxy.active()),
+            connections_active: match principal.sees_all() {
+                true => saturate(proxy.active()),
+                false => 0,
+            },
         })
     }
 
@@ -187,14 +195,26 @@ impl Info {
             .collect()
     }
 
-    fn counts(&self) -> v1::Counts {
+    /// Counts what goes on where the caller may look.
+    fn counts(&self, principal: &Principal) -> v1::Counts {
+        let scenes: Vec<_> = self.pipeline.scenes_of(principal).collect();
+        let seen = |pool: &Arc<Pool>| {
+            let mut scenes = scenes.iter();
+            scenes.any(|scene| Arc::ptr_eq(&scene.sandboxes, pool))
+        };
+        let admission = &self.pipeline.admission;
+        let (active, waiting) = match principal.sees_all() {
+            true => (admission.active(), admission.waiting()),
+            // Whose turn it is, is not kept by workspace.
+            false => (scenes.iter().map(|scene| scene.activity.active()).sum(), 0),
+        };
         v1::Counts {
-            calls_finished: self.pipeline.finished.load(Ordering::Relaxed),
-            calls_active: saturate(self.pipeline.admission.active()),
-            calls_waiting: saturate(self.pipeline.admission.waiting()),
-            runs_active: self.sandboxes.lent(),
-            sandboxes_warm: self.sandboxes.warm(),
-            sandboxes_quarantined: self.sandboxes.quarantined(),
+            calls_finished: scenes.iter().map(|scene| scene.activity.finished()).sum(),
+            calls_active: saturate(active),
+            calls_waiting: saturate(waiting),
+            runs_active: self.sandboxes.lent(seen),
+            sandboxes_warm: self.sandboxes.warm(seen),
+            sandboxes_quarantined: self.sandboxes.quarantined(seen),
         }
     }
 }

@@ -152,26 +152,26 @@ impl Sandboxes {
     }
 
     /// Sandboxes that wait for a request.
-    pub(crate) fn warm(&self) -> u32 {
-        self.sum(|pool| pool.state().warm.len())
+    pub(crate) fn warm(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        self.sum(seen, |pool| pool.state().warm.len())
     }
 
     /// Sandboxes with a command in them.
-    pub(crate) fn lent(&self) -> u32 {
-        self.sum(|pool| pool.state().lent)
+    pub(crate) fn lent(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        self.sum(seen, |pool| pool.state().lent)
     }
 
-    fn sum(&self, of_pool: impl Fn(&Pool) -> usize) -> u32 {
-        let sum: usize = self.pools.iter().map(|pool| of_pool(pool)).sum();
+    fn sum(&self, seen: impl Fn(&Arc<Pool>) -> bool, of_pool: impl Fn(&Pool) -> usize) -> u32 {
+        let pools = self.pools.iter().filter(|pool| seen(pool));
+        let sum: usize = pools.map(|pool| of_pool(pool)).sum();
         u32::try_from(sum).unwrap_or(u32::MAX)
     }
 
     /// Sandboxes that are set aside.
-    pub(crate) fn quarantined(&self) -> u32 {
-        self.pools
-            .iter()
-            .map(|pool| pool.quarantined.load(Ordering::Relaxed))
-            .sum()
+    pub(crate) fn quarantined(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        let pools = self.pools.iter().filter(|pool| seen(pool));
+        let set_aside = pools.map(|pool| pool.quarantined.load(Ordering::Relaxed));
+        set_aside.sum()
     }
 
     /// Ends all slots that wait for a request.

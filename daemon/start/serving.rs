@@ -105,6 +105,7 @@ pub(super) async fn serve(
             isolation: Arc::new(isolation),
             settings: Arc::clone(&settings),
             files: files.clone(),
+            activity: Default::default(),
         });
     }
     // What is told about the whole is what is true of its weakest part.
@@ -146,7 +147,6 @@ pub(super) async fn serve(
         admission: Admission::new(limits, cores(), config.keys.is_some()),
         drain,
         grace: config.grace,
-        finished: Default::default(),
         processes: Arc::new(Registry::new(config.process_retention)),
         jobs,
     });

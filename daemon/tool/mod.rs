@@ -1,5 +1,6 @@
 //! The tools: each file turns one typed request into one typed response, and does nothing else.
 
+pub(crate) mod activity;
 pub(crate) mod apply_patch;
 pub(crate) mod create_directory;
 pub(crate) mod delete_path;
@@ -29,6 +30,7 @@ use std::{
 use prost::Message;
 use tokio::{sync::watch, time::timeout_at};
 
+use self::activity::Activity;
 use crate::daemon::{
     descriptors::Attempts,
     egress::proxy::Proxy,
@@ -129,6 +131,8 @@ pub(crate) struct Scene {
     pub(crate) settings: Arc<RunSettings>,
     /// Where work with files takes place.
     pub(crate) files: FilePlaces,
+    /// What goes on there.
+    pub(crate) activity: Arc<Activity>,
 }
 
 /// Bounds on work with files, in all workspaces.

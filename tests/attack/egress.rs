@@ -416,3 +416,27 @@ async fn case_79_without_rules_nothing_is_reached() {
     let response = without.run(shell("echo > /dev/tcp/127.0.0.1/3128")).await;
     assert_ne!(response.exit_code, Some(0), "{response:?}");
 }
+
+#[tokio::test]
+async fn case_75_the_proxy_never_connects_a_command_to_the_daemon() {
+    let world = world();
+    // Whatever the operator allows.
+    let targets = [
+        "127.0.0.1:50051",
+        "127.0.0.2:50051",
+        "0.0.0.0:50051",
+        "[::1]:50051",
+        "[::]:50051",
+        "10.1.2.3:50051",
+        "8.8.8.8:50051",
+    ];
+    let setup = world.proxy(&targets, &["0.0.0.0/0", "::/0"]);
+    let daemon = setup
+        .arguments(&["--listen", "127.0.0.1:50051"])
+        .start()
+        .await;
+    let requests = targets.map(connect);
+    for answer in answers(&daemon, &requests, DENIED).await {
+        assert!(answer.contains("jigd itself"), "{answer:?}");
+    }
+}

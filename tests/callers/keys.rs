@@ -1,6 +1,6 @@
 //! Keys: which are right, for what, and what becomes of wrong ones.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Instant};
 
 use jig::api::v1::{
     GetInfoRequest, GetInfoResponse, ListFilesRequest, Role,
@@ -97,7 +97,7 @@ async fn an_expired_key_is_none() {
 }
 
 #[tokio::test]
-async fn wrong_keys_leave_memory_and_the_log_as_they_are() {
+async fn wrong_keys_leave_latency_memory_and_the_log_as_they_are() {
     let keys = Arc::new(KeyFile::new());
     let key = keys.add("builder", "invoke", &[]);
     let daemon = with_keys(Setup::new(), &keys).await;
@@ -111,9 +111,25 @@ async fn wrong_keys_leave_memory_and_the_log_as_they_are() {
     let wrong = |number: usize| format!("jig_{number:043}");
     many(1000, &wrong).await;
     many(1000, &right).await;
-    let before = (daemon.resident_bytes(), daemon.log().len());
+    // Half of a thousand calls with the right key take longer than this.
+    let median = async || {
+        let mut times = Vec::new();
+        for _ in 0..1000 {
+            let begun = Instant::now();
+            many(1, &right).await;
+            times.push(begun.elapsed());
+        }
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let (before, quick) = (
+        (daemon.resident_bytes(), daemon.log().len()),
+        median().await,
+    );
     many(10_000, &wrong).await;
-    many(1000, &right).await;
+    // Beside other tests: what grew with each wrong key would be hundreds of times as long.
+    let then = median().await;
+    assert!(then < quick * 4, "{quick:?} before, {then:?} after");
     assert!(daemon.resident_bytes() < before.0 + (2 << 20));
     assert_eq!(daemon.log().len(), before.1, "{}", daemon.log());
 }

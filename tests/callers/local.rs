@@ -122,6 +122,24 @@ async fn commands_with_the_network_of_an_ordinary_daemon_are_not_its_user() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_may_reach_loopback_is_not_its_user_there() {
+    let jig = Jig::new();
+    let proxied = |addresses: &str| {
+        let table =
+            format!("[sandbox]\nnetwork = \"proxy\"\n[proxy]\nallow_addresses = [{addresses}]");
+        Setup::new().workspace_table(&table).tcp()
+    };
+    let daemon = proxied("\"127.0.0.0/8\"").start().await;
+    let [socket, port] = open_addresses(&daemon);
+    let output = jig.info(0, &port);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(jig.caller(0, &socket), "uid:0");
+    let daemon = proxied("\"10.0.0.0/8\"").start().await;
+    let [_, port] = open_addresses(&daemon);
+    assert_eq!(jig.caller(0, &port), "uid:0");
+}
+
+#[tokio::test]
 async fn root_of_a_namespace_above_is_known_by_what_it_gets_past() {
     let jig = Jig::new();
     let daemon = Setup::new().without_namespaces().start().await;

@@ -4,6 +4,7 @@ mod connections;
 mod files;
 mod keys;
 mod local;
+mod refused;
 mod roles;
 mod secrets;
 mod streams;
@@ -12,7 +13,15 @@ mod workspaces;
 
 use std::sync::Arc;
 
+use jig::api::v1::daemon_service_client::DaemonServiceClient;
+use tonic::transport::Channel;
+
 use crate::support::{Daemon, KeyFile, Setup};
+
+/// A client of what tells about a daemon.
+fn info_client(daemon: &Daemon) -> DaemonServiceClient<Channel> {
+    DaemonServiceClient::new(daemon.channel())
+}
 
 /// A daemon with keys, and the file that they are in.
 pub(crate) async fn with_keys(setup: Setup, keys: &Arc<KeyFile>) -> Daemon {

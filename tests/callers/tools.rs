@@ -1,6 +1,6 @@
 //! A key for some tools can do nothing about what others do.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Duration};
 
 use jig::api::v1::{
     AttachRequest, CancelJobRequest, GetJobRequest, GetUploadRequest, ListArtifactsRequest,
@@ -10,6 +10,7 @@ use jig::api::v1::{
     job_service_client::JobServiceClient, process_service_client::ProcessServiceClient,
     start_response::Event, transfer_service_client::TransferServiceClient,
 };
+use tokio::time::timeout;
 use tonic::{Response, Status, Streaming};
 
 use super::with_keys;
@@ -235,10 +236,17 @@ async fn who_waits_for_a_job_learns_nothing_when_his_key_is_gone() {
         job_id: submitted.into_inner().job.unwrap().job_id,
         wait_ms: None,
     };
-    let mut waiting = JobServiceClient::new(daemon.channel());
-    let waiting = tokio::spawn(async move { waiting.wait_job(with_key(&gone, wait)).await });
+    let channel = daemon.channel();
+    let mut waiting = JobServiceClient::new(channel.clone());
+    let mut waiting = Box::pin(waiting.wait_job(with_key(&gone, wait)));
+    let early = timeout(Duration::from_millis(1), &mut waiting).await;
+    assert!(early.is_err(), "{early:?}");
+    // Behind it on the same connection: that it is answered shows that the other one waits.
+    let mut behind = JobServiceClient::new(channel);
+    let request = with_key(&gone, ListJobsRequest::default());
+    behind.list_jobs(request).await.unwrap();
     assert!(keys.jig(&["revoke", "gone"]).status.success());
     daemon.reload(Daemon::READ_AGAIN).await;
-    let answer = promptly("the wait ends", waiting).await.unwrap();
+    let answer = promptly("the wait ends", waiting).await;
     assert_eq!(reason(answer), "UNAUTHENTICATED");
 }

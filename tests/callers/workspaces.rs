@@ -3,16 +3,18 @@
 use std::{fs, sync::Arc};
 
 use jig::api::v1::{
-    AttachRequest, GetInfoRequest, ListProcessesRequest, ReadArtifactRequest, ReadFileRequest,
-    StartRequest, artifact_service_client::ArtifactServiceClient,
-    daemon_service_client::DaemonServiceClient, process_service_client::ProcessServiceClient,
-    start_response,
+    AttachRequest, CancelJobRequest, Counts, GetInfoRequest, GetJobRequest, GetUploadRequest,
+    ListJobsRequest, ListProcessesRequest, ReadArtifactRequest, ReadFileRequest, StartRequest,
+    SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest, WatchJobRequest,
+    artifact_service_client::ArtifactServiceClient, daemon_service_client::DaemonServiceClient,
+    job_service_client::JobServiceClient, process_service_client::ProcessServiceClient,
+    start_response, transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 use tempfile::TempDir;
 use tonic::Request;
 
 use super::with_keys;
-use crate::support::{Daemon, KeyFile, Refusal, Setup, shell, with_key};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with_key};
 
 /// Two workspaces, and a key for each.
 struct Two {
@@ -21,7 +23,8 @@ struct Two {
     first: String,
     /// `other`.
     other: String,
-    _folder: TempDir,
+    keys: Arc<KeyFile>,
+    folder: TempDir,
 }
 
 impl Two {
@@ -37,7 +40,8 @@ impl Two {
             daemon: with_keys(setup, &keys).await,
             first,
             other,
-            _folder: folder,
+            keys,
+            folder,
         }
     }
 
@@ -170,4 +174,126 @@ async fn processes_are_each_workspaces_own() {
         Refusal::of(&attached.unwrap_err()).reason,
         "UNKNOWN_WORKSPACE"
     );
+}
+
+#[tokio::test]
+async fn jobs_are_each_workspaces_own() {
+    let two = Two::start().await;
+    let mut jobs = JobServiceClient::new(two.daemon.channel());
+    let submit = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: "{\"command\": \"sleep 1000\"}".to_owned(),
+        ..SubmitJobRequest::default()
+    };
+    let submitted = jobs.submit_job(with_key(&two.other, submit)).await.unwrap();
+    let job_id = submitted.into_inner().job.unwrap().job_id;
+    let get = GetJobRequest {
+        job_id: job_id.clone(),
+    };
+    let wait = WaitJobRequest {
+        job_id: job_id.clone(),
+        wait_ms: Some(1),
+    };
+    let watch = WatchJobRequest {
+        job_id: job_id.clone(),
+        ..WatchJobRequest::default()
+    };
+    let cancel = CancelJobRequest {
+        job_id: job_id.clone(),
+    };
+    for (hidden, how) in [(false, "JOB_NOT_FOUND"), (true, "UNKNOWN_WORKSPACE")] {
+        fn request<T>(two: &Two, hidden: bool, message: T) -> Request<T> {
+            match hidden {
+                true => Two::in_other(&two.first, message),
+                false => with_key(&two.first, message),
+            }
+        }
+        let answers = [
+            jobs.get_job(request(&two, hidden, get.clone())).await.err(),
+            jobs.wait_job(request(&two, hidden, wait.clone()))
+                .await
+                .err(),
+            jobs.watch_job(request(&two, hidden, watch.clone()))
+                .await
+                .err(),
+            jobs.cancel_job(request(&two, hidden, cancel.clone()))
+                .await
+                .err(),
+        ];
+        for answer in answers {
+            assert_eq!(Refusal::of(&answer.unwrap()).reason, how);
+        }
+    }
+    for (key, number) in [(&two.first, 0), (&two.other, 1)] {
+        let listed = jobs.list_jobs(with_key(key, ListJobsRequest::default()));
+        assert_eq!(listed.await.unwrap().into_inner().jobs.len(), number);
+    }
+    jobs.cancel_job(with_key(&two.other, cancel)).await.unwrap();
+}
+
+#[tokio::test]
+async fn uploads_are_each_workspaces_own() {
+    let two = Two::start().await;
+    let mut transfers = TransferServiceClient::new(two.daemon.channel());
+    let start = UploadStart {
+        path: "f".to_owned(),
+        upload_id: Some("one".to_owned()),
+        size_bytes: 10,
+        sha256: "0".repeat(64),
+        ..UploadStart::default()
+    };
+    // Cut off, and kept.
+    let parts = tokio_stream::iter([UploadRequest {
+        part: Some(Part::Start(start)),
+    }]);
+    transfers
+        .upload(with_key(&two.other, parts))
+        .await
+        .unwrap_err();
+    let upload = GetUploadRequest {
+        upload_id: "one".to_owned(),
+    };
+    let own = transfers.get_upload(with_key(&two.other, upload.clone()));
+    assert_eq!(own.await.unwrap().into_inner().path, "f");
+    let foreign = transfers.get_upload(with_key(&two.first, upload)).await;
+    assert_eq!(
+        Refusal::of(&foreign.unwrap_err()).reason,
+        "UPLOAD_NOT_FOUND"
+    );
+}
+
+#[tokio::test]
+async fn what_goes_on_in_another_workspace_is_not_counted() {
+    let two = Two::start().await;
+    let all = two.keys.add("all", "read", &[]);
+    two.daemon.reload(Daemon::READ_AGAIN).await;
+    let running = two.daemon.begin(with_key(
+        &two.other,
+        shell("touch begun; until [ -e go ]; do sleep 0.01; done"),
+    ));
+    let begun = two.folder.path().join("begun");
+    eventually("it runs", async || begun.exists()).await;
+    let counts = async |key: &str| -> Counts {
+        let mut info = DaemonServiceClient::new(two.daemon.channel());
+        let info = info.get_info(with_key(key, GetInfoRequest {})).await;
+        info.unwrap().into_inner().counts.unwrap()
+    };
+    for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {
+        let counts = counts(key).await;
+        assert_eq!(
+            (counts.calls_active, counts.runs_active),
+            (number, number),
+            "{counts:?}"
+        );
+    }
+    fs::write(two.folder.path().join("go"), "").unwrap();
+    running.await.unwrap().unwrap();
+    for (key, number) in [(&two.first, 0), (&two.other, 1), (&all, 1)] {
+        let counts = counts(key).await;
+        assert_eq!(counts.calls_finished, number, "{counts:?}");
+    }
+    let mut info = DaemonServiceClient::new(two.daemon.channel());
+    let request = Two::in_other(&two.first, GetInfoRequest {});
+    let refused = info.get_info(request).await.unwrap_err();
+    assert_eq!(Refusal::of(&refused).reason, "UNKNOWN_WORKSPACE");
 }

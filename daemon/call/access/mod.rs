@@ -18,7 +18,7 @@ use std::{
 use self::principal::Principal;
 use crate::daemon::{
     catalog::Catalog,
-    config::keys::{Digest, Keys},
+    config::keys::{Digest, Keys, shown},
     error::{Error, Reason},
 };
 
@@ -227,8 +227,9 @@ pub(crate) fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str])
     let mut problems = Vec::new();
     let mut report = |key: &str, what: &str, name: &str| {
         problems.push(format!(
-            "--keys {}: key {key:?}: there is no {what} {name:?}",
-            keys.file.display()
+            "--keys {}: key {key:?}: there is no {what} {}",
+            keys.file.display(),
+            shown(name)
         ));
     };
     for key in &keys.keys {
@@ -365,6 +366,40 @@ mod tests {
         }
         let empty = with_keys(&[]);
         assert_eq!(name(empty.admit(None, Origin::Socket { uid: 0 })), "-");
+    }
+
+    #[test]
+    fn who_is_named_must_still_be_able_to_call() {
+        let trusting = |access: Access| Access {
+            trust: Trust {
+                loopback: true,
+                ..access.trust
+            },
+            ..access
+        };
+        let past = SystemTime::now() - Duration::from_secs(1);
+        let keys = [
+            ("a", &b"secret-a"[..], None),
+            ("old", b"secret-old", Some(past)),
+        ];
+        for (access, named) in [
+            (access(), &["uid:0", "uid:1000"][..]),
+            (trusting(access()), &["uid:0", "uid:1000", "loopback"]),
+            // Who shows no key cannot call where there are keys, and so not be named either.
+            (trusting(with_keys(&keys)), &["key:a"]),
+        ] {
+            let everybody = [
+                "uid:0", "uid:1000", "uid:7", "loopback", "key:a", "key:old", "a",
+            ];
+            let found = everybody.into_iter().filter(|name| {
+                let principal = access.named(name);
+                principal.is_some_and(|principal| principal.name() == *name)
+            });
+            assert_eq!(found.collect::<Vec<_>>(), named);
+            let loopback = Origin::Loopback { uid: None };
+            let is_let_in = access.admit(None, loopback).is_ok();
+            assert_eq!(is_let_in, named.contains(&"loopback"));
+        }
     }
 
     #[test]

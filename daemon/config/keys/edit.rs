@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 
 use super::{
     file::{Key, Written, WrittenKey, check},
-    secret::{Digest, Secret},
+    secret::{Digest, Secret, shown},
 };
 
 /// What stands above the keys.
@@ -63,7 +63,8 @@ pub(crate) fn revoke(path: &Path, name: &str) -> Result<(), EditError> {
         written.keys.retain(|key| key.name != name);
         if written.keys.len() == before {
             return Err(format!(
-                "there is no key named {name:?}: `jig key list` tells which there are"
+                "there is no key named {}: `jig key list` tells which there are",
+                shown(name)
             ));
         }
         Ok(())
@@ -84,6 +85,14 @@ fn change(
     make: bool,
     change: impl FnOnce(&mut Written) -> Result<(), String>,
 ) -> Result<(), EditError> {
+    // Where the links to it lead: what is replaced is the file, not a link.
+    let real = match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => {
+            path.to_owned()
+        }
+        real => real.map_err(unusable(path))?,
+    };
+    let path = real.as_path();
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -186,6 +195,22 @@ mod tests {
             },
             expires: None,
         }
+    }
+
+    #[test]
+    fn the_file_that_a_link_leads_to_is_changed_and_the_link_stays() {
+        let [folder, other] = [0, 1].map(|_| tempfile::tempdir().unwrap());
+        let (link, path) = (folder.path().join("link"), other.path().join("keys.toml"));
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        // One that leads nowhere is not replaced either.
+        assert!(add(&link, &key("a")).is_err());
+        add(&path, &key("a")).unwrap();
+        add(&link, &key("b")).unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(list(&path).unwrap().len(), 2);
+        revoke(&link, "a").unwrap();
+        assert!(link.is_symlink());
+        assert_eq!(list(&path).unwrap().len(), 1);
     }
 
     #[test]

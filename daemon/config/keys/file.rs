@@ -10,16 +10,30 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::secret::Digest;
+use super::{
+    place::{OTHERS_WRITE, check_place, look},
+    secret::{Digest, PREFIX, shown},
+};
 
-/// Most keys of a file: each one is compared with each key that is shown.
+/// Most keys of a file, which is read as a whole.
 const MOST_KEYS: usize = 4096;
 /// Longest name of a key, in bytes.
 const LONGEST_NAME: usize = 64;
 /// Largest rate, burst and concurrency.
 const MOST_CALLS: u32 = 1_000_000;
-/// Who may write to a file beside its owner.
-const OTHERS_WRITE: u32 = 0o022;
+/// The fields of a `[[keys]]` table.
+const FIELDS: [&str; 10] = [
+    "name",
+    "role",
+    "sha256",
+    "workspaces",
+    "tools",
+    "calls_per_second",
+    "burst",
+    "concurrent_calls",
+    "expires",
+    "created",
+];
 
 /// What a caller may do. Each may do what those before it may.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -114,8 +128,8 @@ impl Keys {
     /// Reads the file at `path`. A problem names the key and the field.
     pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
         let shown = path.display();
-        let written =
-            Written::read(path).map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
+        let written = check_place(path).and_then(|()| Written::read(path));
+        let written = written.map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
         let mut problems = Vec::new();
         let keys = check(written, &mut problems);
         if problems.is_empty() {
@@ -134,8 +148,7 @@ impl Keys {
 impl Written {
     /// Reads the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let metadata = fs::metadata(path)
-            .map_err(|error| format!("{error}: make a key with `jig key new --keys FILE`"))?;
+        let metadata = look(path)?;
         if !metadata.is_file() {
             return Err("is no file".to_owned());
         }
@@ -150,14 +163,35 @@ impl Written {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // The message of the parser shows the line, and a line may hold what is like a key.
+        // What the parser says shows what was written, which may be a key.
         toml::from_str(text).map_err(|error: toml::de::Error| {
-            let line = error
-                .span()
-                .and_then(|span| text.get(..span.start))
-                .map_or(1, |before| before.matches('\n').count() + 1);
-            format!("line {line}: {}", error.message())
+            let start = error.span().map_or(0, |span| span.start);
+            let before = text.get(..start).unwrap_or_default();
+            let line = before.matches('\n').count();
+            let written = text.lines().nth(line).unwrap_or_default();
+            format!("line {}: {}", line + 1, explain(error.message(), written))
         })
+    }
+}
+
+/// What is wrong with a line, without anything that was written in it.
+fn explain(message: &str, line: &str) -> String {
+    let known = FIELDS.join(", ");
+    if message.starts_with("missing field") {
+        let missing = |field: &&&str| message.contains(&format!("`{field}`"));
+        let field = FIELDS.iter().find(missing).copied().unwrap_or("keys");
+        return format!("missing field {field}");
+    }
+    if message.starts_with("unknown field") {
+        return format!("a field that there is not: a [[keys]] table has {known}");
+    }
+    let name = line.split('=').next().unwrap_or_default().trim();
+    let field = FIELDS.iter().find(|field| **field == name);
+    let is_value = message.starts_with("unknown variant") || message.starts_with("invalid");
+    match field {
+        Some(&"role") if is_value => "role must be \"read\", \"invoke\" or \"admin\"".to_owned(),
+        Some(field) => format!("{field} has no value that it can have, or none that TOML knows"),
+        None => format!("this is no TOML, or no [[keys]] table with {known}"),
     }
 }
 
@@ -171,9 +205,13 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
     }
     let (mut names, mut digests) = (HashSet::new(), HashSet::new());
     let mut keys = Vec::new();
-    for key in written.keys {
-        let name = key.name.clone();
-        let mut report = |text: String| problems.push(format!("key {name:?}: {text}"));
+    for (index, key) in written.keys.into_iter().enumerate() {
+        let name = match is_name(&key.name) {
+            true => shown(&key.name),
+            // Whatever it is, it is in the wrong place.
+            false => format!("number {}", index + 1),
+        };
+        let mut report = |text: String| problems.push(format!("key {name}: {text}"));
         if !is_name(&key.name) {
             report(NAME_RULE.to_owned());
         }
@@ -184,8 +222,7 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
         if digest.is_none() {
             report("sha256 must be 64 hexadecimal digits, as `jig key new` writes them".to_owned());
         }
-        let digest = digest.unwrap_or_default();
-        if !digests.insert(digest) {
+        if digest.is_some_and(|digest| !digests.insert(digest)) {
             report("two entries are for the same key".to_owned());
         }
         for (field, number) in [
@@ -214,7 +251,7 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
         keys.push(Key {
             name: key.name,
             role: key.role,
-            digest,
+            digest: digest.unwrap_or_default(),
             workspaces: key.workspaces.map(|names| names.into_iter().collect()),
             tools: key.tools.map(|names| names.into_iter().collect()),
             allowance: Allowance {
@@ -231,16 +268,17 @@ pub(super) fn check(written: Written, problems: &mut Vec<String>) -> Vec<Key> {
 }
 
 /// What a name must be like.
-const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens";
+const NAME_RULE: &str = "a name has 1 to 64 letters, digits, dots, underscores and hyphens, and nothing in it that keys begin with";
 
 fn is_name(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(allowed)
+    let is_like_a_key = text.contains(PREFIX);
+    (1..=LONGEST_NAME).contains(&text.len()) && text.bytes().all(allowed) && !is_like_a_key
 }
 
 /// Reads when a key ends.
 fn expiry(text: &str) -> Result<SystemTime, String> {
-    let problem = || format!("expires {text:?}: give a time such as \"2027-01-31T00:00:00Z\"");
+    let problem = || "expires: give a time such as \"2027-01-31T00:00:00Z\"".to_owned();
     let time: prost_types::Timestamp = text.parse().map_err(|_| problem())?;
     SystemTime::try_from(time).map_err(|_| problem())
 }
@@ -293,12 +331,12 @@ mod tests {
         let found = problems(&(key("calls_per_second = 0") + other + &key("")));
         for part in [
             "calls_per_second must be",
-            "\"a b\": a name has",
-            "\"a b\": sha256",
-            "\"a b\": burst must be",
-            "\"a b\": burst says nothing",
-            "\"a b\": tools is empty",
-            "\"a b\": expires \"soon\"",
+            "key number 2: a name has",
+            "key number 2: sha256",
+            "key number 2: burst must be",
+            "key number 2: burst says nothing",
+            "key number 2: tools is empty",
+            "key number 2: expires: give",
             "two keys have this name",
             "two entries are for the same key",
         ] {
@@ -314,16 +352,56 @@ mod tests {
 
     #[test]
     fn a_problem_never_shows_what_may_be_a_key() {
-        for bad in [
+        let fields = FIELDS.into_iter().flat_map(|field| {
+            let others = key("").lines().map(str::to_owned).collect::<Vec<_>>();
+            let others = others
+                .into_iter()
+                .filter(|line| !line.starts_with(&format!("{field} =")));
+            let others: Vec<_> = others.collect();
+            [
+                "\"jig_secret\"",
+                "[\"jig_secret\"]",
+                "jig_secret",
+                "\"jig_secret",
+            ]
+            .map(|value| (field, format!("{}\n{field} = {value}\n", others.join("\n"))))
+        });
+        // Where any text can stand.
+        let may_be_right = ["workspaces", "tools", "created"];
+        let other = [
             "keys = \"jig_secret",
             "jig_secret",
-            "[[keys]]\nsha256 = jig_secret\n",
+            "jig_secret = 1",
+            "[[jig_secret]]",
+            "[[keys]]\njig_secret\n",
+            "[[keys]]\nname = \"a`jig_secret`\"\nrole = \"`jig_secret\"",
             &key("jig_secret = 1 1"),
-        ] {
-            let found = problems(bad);
-            assert!(!found.is_empty(), "{bad}");
-            assert!(!found.concat().contains("jig_secret\n"), "{found:?}");
+            &key("jig_secret = 1"),
+            &key("jig_secret = 1\njig_secret = 1"),
+        ];
+        let other = other.map(|bad| ("", bad.to_owned()));
+        for (field, bad) in fields.chain(other) {
+            let found = problems(&bad);
+            assert!(!found.is_empty() || may_be_right.contains(&field), "{bad}");
+            assert!(!found.concat().contains("secret"), "{bad}: {found:?}");
         }
+        // And the line is told.
+        let told = problems("[[keys]]\nname = \"a\"\nburst = \"jig_secret\"").concat();
+        assert!(told.contains("line 3: burst"), "{told}");
+        let told = problems("[[keys]]\nname = \"a\"\nrole = \"jig_secret\"").concat();
+        assert!(told.contains("line 3: role must be"), "{told}");
+    }
+
+    #[test]
+    fn two_digests_that_are_none_are_not_the_same_key() {
+        let bad =
+            |name: &str| format!("[[keys]]\nname = \"{name}\"\nrole = \"read\"\nsha256 = \"0\"\n");
+        let found = problems(&(bad("a") + &bad("b")));
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found.iter().all(|problem| problem.contains("64")),
+            "{found:?}"
+        );
     }
 
     #[test]

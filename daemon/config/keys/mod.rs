@@ -15,10 +15,11 @@
 
 mod edit;
 mod file;
+mod place;
 mod secret;
 
 pub(crate) use self::{
     edit::{add, list, revoke},
     file::{Allowance, Key, Keys, Rate, Role},
-    secret::Digest,
+    secret::{Digest, shown},
 };

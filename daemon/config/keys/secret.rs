@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 /// What every key begins with, so that scanners find those that were published by mistake.
-const PREFIX: &str = "jig_";
+pub(super) const PREFIX: &str = "jig_";
 /// Random bytes of a key.
 const BYTES: usize = 32;
 
@@ -47,6 +47,14 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
+    }
+}
+
+/// A name of a key file, as problems show it, unless it may be a key that was put in the wrong place.
+pub(crate) fn shown(name: &str) -> String {
+    match name.contains(PREFIX) {
+        true => "(what may be a key is not shown)".to_owned(),
+        false => format!("{name:?}"),
     }
 }
 

@@ -1,0 +1,42 @@
+//! What goes on and has ended in a workspace.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+/// The calls of one workspace.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    active: AtomicUsize,
+    finished: AtomicU64,
+}
+
+/// A call that goes on, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Going(Arc<Activity>);
+
+impl Activity {
+    /// Counts a call.
+    pub(crate) fn begin(self: &Arc<Self>) -> Going {
+        self.active.fetch_add(1, Ordering::Relaxed);
+        Going(Arc::clone(self))
+    }
+
+    /// Calls that go on.
+    pub(crate) fn active(&self) -> usize {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Calls that have ended.
+    pub(crate) fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        self.0.active.fetch_sub(1, Ordering::Relaxed);
+        self.0.finished.fetch_add(1, Ordering::Relaxed);
+    }
+}
