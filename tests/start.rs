@@ -303,7 +303,7 @@ fn where_commands_may_connect_to_is_checked() {
             "host",
             &[
                 "network: host",
-                "there are no keys",
+                "if they come by a key",
                 "network_namespace  no",
             ],
         ),

@@ -60,19 +60,21 @@ fn files_that_say_who_may_call_are_out_of_the_reach_of_commands() {
     let link = path(&folder, "ws/in/link.toml");
     let beside = path(&folder, "out/file.toml");
     let to_inside = path(&folder, "to-inside.toml");
-    for file in [&inside, &beside] {
+    let target = path(&folder, "target.toml");
+    for file in [&inside, &beside, &target] {
         fs::copy(keys.path(), file).unwrap();
     }
-    symlink(keys.path(), &link).unwrap();
+    symlink(&target, &link).unwrap();
     symlink(&inside, &to_inside).unwrap();
     let through = path(&folder, "ws/to-out/file.toml");
     symlink(&other, path(&folder, "ws/to-out")).unwrap();
     for flag in ["--keys", "--config"] {
-        for file in [&inside, &link, &to_inside, &through] {
-            if flag == "--config" {
-                fs::write(&inside, "").unwrap();
-                fs::write(&beside, "").unwrap();
+        if flag == "--config" {
+            for file in [&inside, &beside, &target] {
+                fs::write(file, "").unwrap();
             }
+        }
+        for file in [&inside, &link, &to_inside, &through] {
             let said = refused(&folder, &["--workspace", &workspace, flag, file]);
             assert!(
                 said.contains("commands could reach"),

@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn two_digests_that_are_none_are_not_the_same_key() {
         let bad =
-            |name: &str| format!("[[keys]]\nname = \"{name}\"\nrole = \"read\"\nsha256 = \"0\"\n");
+            |name: &str| format!("[[keys]]\nname = {name:?}\nrole = \"read\"\nsha256 = \"0\"\n");
         let found = problems(&(bad("a") + &bad("b")));
         assert_eq!(found.len(), 2, "{found:?}");
         assert!(
