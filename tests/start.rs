@@ -53,7 +53,7 @@ fn wrong_flags_end_with_64_and_wrong_configurations_with_78_and_all_that_is_wron
         ("--bind-ro", "/nowhere", "/nowhere"),
         ("--minimum-level", "L0", "without isolation"),
         ("--minimum-level", "L9", "--minimum-level L9"),
-        ("--drain-timeout", "soon", "25s"),
+        ("--drain-timeout", "soon", "30s or 12h"),
     ] {
         // What is not looked at is right.
         let (workspace, state) = (path("ws"), path("state"));
