@@ -53,6 +53,15 @@ impl Client {
         Ok(Self { channel, context })
     }
 
+    /// The same connection, for calls that are not the one that its request id is for.
+    #[must_use]
+    pub fn without_request_id(&self) -> Self {
+        Self {
+            channel: self.channel.clone(),
+            context: self.context.without_request_id(),
+        }
+    }
+
     /// Reads an artifact, part by part.
     ///
     /// # Errors

@@ -26,6 +26,9 @@ const CONNECTION_WINDOW: u32 = 64 << 20;
 /// in a hurry.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// The metadata that says which call a call repeats.
+const REQUEST_ID: &str = "jig-request-id";
+
 /// What each call of a client carries. Everything is optional.
 #[derive(Clone, Default)]
 pub struct Options {
@@ -39,6 +42,9 @@ pub struct Options {
     pub deadline: Option<Duration>,
     /// Trace that the calls belong to, as a W3C `traceparent`.
     pub traceparent: Option<String>,
+    /// Id of the one call that changes something which is made with this client: however often it is
+    /// repeated with it, also by another client, it is done once, and answered alike.
+    pub request_id: Option<String>,
 }
 
 /// Why there is no connection. Display says what to do.
@@ -128,6 +134,7 @@ impl TryFrom<Options> for Context {
         add("jig-workspace", "workspace's name", options.workspace)?;
         add("jig-session", "session's name", options.session)?;
         add("traceparent", "traceparent", options.traceparent)?;
+        add(REQUEST_ID, "request id", options.request_id)?;
         if options.deadline.is_some_and(|deadline| deadline.is_zero()) {
             return Err(ConnectError::Option {
                 option: "deadline",
@@ -138,6 +145,18 @@ impl TryFrom<Options> for Context {
             metadata: metadata.into(),
             deadline: options.deadline.map(|time| time.min(LONGEST_DEADLINE)),
         })
+    }
+}
+
+impl Context {
+    /// The same without a request id.
+    pub(super) fn without_request_id(&self) -> Self {
+        let metadata = self.metadata.iter();
+        let others = metadata.filter(|(key, _)| key.as_str() != REQUEST_ID);
+        Self {
+            metadata: others.cloned().collect(),
+            deadline: self.deadline,
+        }
     }
 }
 
@@ -173,6 +192,7 @@ impl fmt::Debug for Options {
             .field("session", &self.session)
             .field("deadline", &self.deadline)
             .field("traceparent", &self.traceparent)
+            .field("request_id", &self.request_id)
             .finish()
     }
 }

@@ -201,6 +201,7 @@ where
     Call: FnOnce(String, Global) -> Calling + Send + 'static,
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
+    global.refuse_request_id("without --address the daemon ends with the call")?;
     let fails = |error| Local::new("the current directory cannot be found", &error);
     let here = std::env::current_dir().map_err(fails)?;
     let global = global.clone();

@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use clap::{Args, builder::FalseyValueParser};
+use clap::{
+    Args,
+    builder::{FalseyValueParser, NonEmptyStringValueParser},
+};
+
+use crate::failure::Failure;
 
 /// Flags that each subcommand has.
 #[derive(Debug, Clone, Default, Args)]
@@ -23,6 +28,10 @@ pub(crate) struct Global {
     /// Seconds that the call may take; fractions are allowed.
     #[arg(long, global = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
     deadline: Option<Duration>,
+    /// Id of this call, of your choice: repeated with the same one, also after the daemon was restarted, it is
+    /// done once and answered alike. For one call that changes something.
+    #[arg(long, global = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
+    request_id: Option<String>,
     /// Print the answer, or the error, as one JSON object.
     #[arg(long, global = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
@@ -39,6 +48,17 @@ impl Global {
         given(self.session.as_ref())
     }
 
+    /// Refuses a request id where it would not do what it is for.
+    pub(crate) fn refuse_request_id(&self, why: &str) -> Result<(), Failure> {
+        match self.request_id {
+            None => Ok(()),
+            Some(_) => {
+                let text = format!("--request-id cannot be given here: {why}");
+                Err(Failure::Usage(text))
+            }
+        }
+    }
+
     /// What the calls carry.
     pub(crate) fn options(&self) -> jig::client::Options {
         let owned = |option: Option<&String>| given(option).map(str::to_owned);
@@ -51,6 +71,7 @@ impl Global {
             traceparent: std::env::var("TRACEPARENT")
                 .ok()
                 .filter(|text| is_traceparent(text)),
+            request_id: self.request_id.clone(),
         }
     }
 }

@@ -39,6 +39,7 @@ async fn each_call_carries_the_context() {
         session: Some("s".into()),
         deadline: Some(Duration::from_secs(9)),
         traceparent: Some("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".into()),
+        request_id: Some("r".into()),
     };
     let client = Client::connect(&fake.address, options).await.unwrap();
     let metadata = client.run(command("metadata")).await.unwrap().stdout;
@@ -46,11 +47,16 @@ async fn each_call_carries_the_context() {
         "authorization=Bearer k;",
         "jig-workspace=w;",
         "jig-session=s;",
+        "jig-request-id=r;",
         "grpc-timeout=9000000u;",
         "traceparent=00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;",
     ] {
         assert!(metadata.contains(pair), "{metadata}");
     }
+    let other = client.without_request_id();
+    let metadata = other.run(command("metadata")).await.unwrap().stdout;
+    assert!(metadata.contains("jig-session=s;"), "{metadata}");
+    assert!(!metadata.contains("jig-request-id"), "{metadata}");
 }
 
 #[tokio::test]

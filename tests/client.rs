@@ -293,3 +293,20 @@ fn on_a_terminal_names_and_lines_are_only_text() {
         format!("{NAME}:1:1:needle\n")
     );
 }
+
+#[test]
+fn a_request_id_is_for_one_call_of_a_daemon_that_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("d")).unwrap();
+    let elsewhere = ["--address", "unix:nowhere", "--request-id", "id"];
+    for arguments in [
+        &["run", "--request-id", "id", "true"][..],
+        &[&elsewhere[..], &["cp", "-r", "d", ":d"]].concat(),
+        &[&elsewhere[..], &["rules", "rm", "a", "b"]].concat(),
+    ] {
+        let output = jig(folder.path(), arguments);
+        let told = text(&output.stderr);
+        assert!(!output.status.success(), "{output:?}");
+        assert!(told.contains("--request-id cannot be given here"), "{told}");
+    }
+}

@@ -37,12 +37,13 @@ pub(crate) fn bench(global: &Global, args: BenchArgs) -> ExitCode {
     if cfg!(debug_assertions) {
         output::note("a debug build: its times say nothing; build with --release");
     }
-    let measured = match args.what {
+    let one_call = global.refuse_request_id("a benchmark makes many calls");
+    let measured = one_call.and_then(|()| match args.what {
         What::Run(args) => run::bench_run(global, &args),
         What::Files(args) => files::bench_files(global, &args),
         What::Fair(args) => fair::bench_fair(global, &args),
         What::Flood(args) => fair::bench_flood(global, &args),
-    };
+    });
     match measured {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

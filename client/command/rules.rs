@@ -122,6 +122,9 @@ fn add(address: &str, global: &Global, args: AddArgs) -> Result<(), Failure> {
 }
 
 fn remove(address: &str, global: &Global, rules: Vec<String>) -> Result<(), Failure> {
+    if rules.len() > 1 {
+        global.refuse_request_id("each rule is a call")?;
+    }
     connection::call_at(address, global, async |client: Client| {
         let mut failed = None;
         for rule_id in rules {

@@ -113,7 +113,7 @@ pub(crate) fn lost(what: &str) -> Error {
     Error::new(
         Reason::DaemonLost,
         format!(
-            "the daemon died while it did {what} for this request id, or had no room for the answer, so that it is not known how far it came: look what there is, then call again with another id"
+            "the daemon died while it did {what} for this request id, or has no room for the answer, so that it is not known how far it came: look what there is, then call again with another id"
         ),
     )
 }

@@ -99,3 +99,23 @@ async fn what_cannot_be_is_said() {
             .contains("--address")
     );
 }
+
+#[tokio::test]
+async fn a_job_is_submitted_once_for_each_request_id() {
+    let daemon = Daemon::start().await;
+    let submit = [
+        "submit",
+        "--request-id",
+        "id",
+        "run",
+        "command=echo ran >> runs",
+    ];
+    let first = exits(&daemon, &submit, 0);
+    assert_eq!(exits(&daemon, &submit, 0), first);
+    let waited = [&submit[..], &["--wait"]].concat();
+    exits(&daemon, &waited, 0);
+    let another = ["submit", "--request-id", "other", "run", "command=true"];
+    assert_ne!(exits(&daemon, &another, 0), first);
+    let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
+    assert_eq!(runs, "ran\n");
+}

@@ -1,13 +1,16 @@
 //! What comes of jobs of every kind.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
-use jig::api::v1::{InvokeStatus, JobState, ListJobsRequest};
+use jig::api::v1::{InvokeStatus, JobState, ListJobsRequest, SubmitJobRequest};
 use prost_types::value::Kind;
 use serde_json::json;
 
 use super::{Jobs, command, data, field, job, result};
-use crate::support::{Daemon, Refusal, with};
+use crate::{
+    callers::with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, eventually, with, with_key},
+};
 
 #[tokio::test]
 async fn a_command_is_a_success_whatever_it_did() {
@@ -237,4 +240,68 @@ async fn a_job_that_is_not_there_is_told_to_be() {
     let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
     assert_eq!(refusal.reason, "JOB_NOT_FOUND");
     assert!(refusal.message.contains("ListJobs"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn results_go_as_they_come_when_they_are_too_large() {
+    let setup = Setup::new().workspace_table("[jobs]\nkept_bytes = 300000\n");
+    let daemon = setup.start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut ids = Vec::new();
+    for _ in 0..10 {
+        let id = jobs.submit(command("head -c 60000 /dev/zero")).await;
+        jobs.wait(&id).await;
+        ids.push(id);
+    }
+    eventually("the first is gone", async || {
+        let listed = jobs.list(ListJobsRequest::default()).await;
+        listed.iter().all(|job| job.job_id != ids[0])
+    })
+    .await;
+    let last = jobs.get(&ids[9]).await;
+    assert!(result(last, JobState::Succeeded).text.len() > 60_000);
+}
+
+#[tokio::test]
+async fn numbers_that_json_does_not_have_are_refused_by_name() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let value = |kind| prost_types::Value { kind: Some(kind) };
+    for number in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let params = [
+            ("command", Kind::StringValue("touch ran".to_owned())),
+            ("timeout_sec", Kind::NumberValue(number)),
+        ];
+        let fields = params.map(|(name, kind)| (name.to_owned(), value(kind)));
+        let request = SubmitJobRequest {
+            tool: "run".to_owned(),
+            params: Some(prost_types::Struct {
+                fields: fields.into(),
+            }),
+            ..SubmitJobRequest::default()
+        };
+        let refusal = jobs.try_submit(request).await.unwrap_err();
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+        let fields = refusal.violations.iter().map(|broken| &*broken.field);
+        assert_eq!(fields.collect::<Vec<_>>(), ["params.timeout_sec"]);
+    }
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn what_was_refused_to_who_asks_can_be_asked_again_under_the_same_id() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("lister", "invoke", &["--for-tool", "list_files"]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut submit = async |tool: &str| {
+        let mut request = with_key(&key, job(tool, json!({})));
+        let id = "mended".parse().unwrap();
+        request.metadata_mut().insert("jig-request-id", id);
+        let submitted = jobs.try_submit(request).await;
+        submitted.map(|job| job.tool).map_err(|error| error.reason)
+    };
+    assert_eq!(submit("no_tool").await, Err("UNKNOWN_TOOL".to_owned()));
+    assert_eq!(submit("write_file").await, Err("FORBIDDEN".to_owned()));
+    assert_eq!(submit("list_files").await, Ok("list_files".to_owned()));
 }

@@ -54,6 +54,18 @@ async fn a_command_comes_out_as_if_it_ran_here() {
 }
 
 #[tokio::test]
+async fn a_command_is_executed_once_for_each_request_id() {
+    let daemon = Daemon::start().await;
+    let exec = ["--request-id", "id", "exec", "-i", "echo ran >> runs; cat"];
+    for _ in 0..2 {
+        let (code, out, err) = output(&daemon, &exec, "given").await;
+        assert_eq!((code, out.as_str(), err.as_str()), (0, "given", ""));
+    }
+    let runs = std::fs::read_to_string(daemon.file("runs")).unwrap();
+    assert_eq!(runs, "ran\n");
+}
+
+#[tokio::test]
 async fn large_input_and_output_go_through() {
     let daemon = Daemon::start().await;
     let input = "0123456789abcde\n".repeat(1 << 18);

@@ -1,9 +1,11 @@
 //! Calls with a request id: their work is done once, and each of them gets its answer.
 
 mod database;
+mod kept;
 mod model;
 mod repeated;
 mod restarted;
+mod unusable;
 mod uploads;
 mod waiting;
 

@@ -146,6 +146,21 @@ async fn what_was_refused_as_it_stood_can_be_mended_under_the_same_id() {
 }
 
 #[tokio::test]
+async fn what_nobody_has_decided_about_can_be_asked_again_under_the_same_id() {
+    let table = "[policy]\ndangerous = \"ask\"\n[approvals]\nwait = \"200ms\"";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    let mut asked = Vec::new();
+    for _ in 0..2 {
+        let refused = daemon.try_run(under("asked", counted(""))).await;
+        let refusal = Refusal::of(&refused.unwrap_err());
+        assert_eq!(refusal.metadata["state"], "EXPIRED");
+        asked.push(refusal.metadata["approval_id"].clone());
+    }
+    assert_ne!(asked[0], asked[1]);
+    assert_eq!(runs(&daemon), 0);
+}
+
+#[tokio::test]
 async fn what_changes_nothing_is_done_anew() {
     let daemon = Daemon::start().await;
     let read = async || {

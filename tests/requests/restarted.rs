@@ -1,6 +1,7 @@
 //! Calls that are repeated after the daemon has died.
 
 use jig::api::v1::Outcome;
+use tonic::Response;
 
 use super::{counted, run, runs, under};
 use crate::support::{Daemon, Mark, Refusal, eventually, started};
@@ -66,4 +67,45 @@ async fn fifty_clients_get_one_answer_also_after_a_restart() {
         assert_eq!(call.await.unwrap(), first);
     }
     assert_eq!(runs(&daemon), 1);
+}
+
+#[tokio::test]
+async fn fifty_clients_of_a_daemon_that_is_killed_get_one_answer_from_the_next() {
+    // One that the daemon dies under, and one that some may have had the answer of.
+    for (rest, has_ended) in [("exec sleep 1000", false), ("exit 3", true)] {
+        let daemon = Daemon::start().await;
+        let mark = Mark::new();
+        let request = || under("shared", mark.on(counted(rest)));
+        let begin = |daemon: &Daemon| {
+            let calls = (0..50).map(|_| {
+                let mut tools = daemon.tools_on_a_new_connection();
+                let request = request();
+                tokio::spawn(async move { tools.run(request).await.map(Response::into_inner) })
+            });
+            calls.collect::<Vec<_>>()
+        };
+        let calls = begin(&daemon);
+        eventually("it runs", async || runs(&daemon) == 1).await;
+        if has_ended {
+            eventually("somebody has the answer", async || {
+                calls.iter().any(|call| call.is_finished())
+            })
+            .await;
+        }
+        let daemon = daemon.restart().await;
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.extend(call.await.unwrap().ok());
+        }
+        assert_eq!(!answers.is_empty(), has_ended);
+        for call in begin(&daemon) {
+            answers.push(call.await.unwrap().unwrap());
+        }
+        answers.dedup();
+        assert_eq!(answers.len(), 1, "{answers:?}");
+        let is_lost = answers[0].outcome() == Outcome::DaemonLost;
+        assert_eq!(is_lost, !has_ended);
+        mark.vanishes().await;
+        assert_eq!(runs(&daemon), 1);
+    }
 }

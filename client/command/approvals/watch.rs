@@ -37,6 +37,7 @@ const REST: Duration = Duration::from_secs(1);
 
 /// Asks until somebody has had enough.
 pub(super) fn watch(global: &Global) -> Result<(), Failure> {
+    global.refuse_request_id("each answer is a call")?;
     connection::call_minding_signals(global, |connecting, mut signals| async move {
         let mut session = Session::default();
         let result = tokio::select! {

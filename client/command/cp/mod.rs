@@ -74,6 +74,11 @@ pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
     };
     let copies = Copies::default();
     let to_fill = copies.clone();
+    if args.recursive
+        && let Err(failure) = global.refuse_request_id("each file of a directory is a call")
+    {
+        return failed(&failure, as_json).into();
+    }
     let result = match (side(&args.source), side(&args.destination)) {
         (Side::Here(from), Side::Workspace(to)) => connection::call(global, move |client| {
             send::send(client, from, to, manner, to_fill)

@@ -76,7 +76,7 @@ impl Watcher {
             match &event {
                 ProcessEvent::Started(started) => {
                     self.process.send_replace(Some(Running {
-                        client: client.clone(),
+                        client: client.without_request_id(),
                         process_id: started.process_id.clone(),
                         is_read: true,
                     }));

@@ -485,3 +485,6 @@ fn same(key: &Key, asked: &Asked, before: &Asked) -> Result<(), Error> {
     );
     Err(Error::new(Reason::RequestIdReused, text).with("request_id", key.id.clone()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! Request ids while the database cannot be used.
+
+use rusqlite::Connection;
+use tempfile::TempDir;
+
+use super::*;
+use crate::daemon::store::{database::Database, keeping::Bounds};
+
+/// Longer than another program may hold the database at all.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Place {
+    ids: Arc<Idempotency>,
+    /// Another program with the same database.
+    other: Connection,
+    _folder: TempDir,
+}
+
+async fn place() -> Place {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    let bounds = Bounds {
+        age: Duration::from_secs(3600),
+        number: 100,
+        bytes: 1 << 20,
+    };
+    let database = Database::open(&path).unwrap();
+    let log = RequestLog::open(database, bounds).await.unwrap();
+    Place {
+        ids: Idempotency::new(log, Duration::from_secs(1), &Drain::default()),
+        other: Connection::open(path).unwrap(),
+        _folder: folder,
+    }
+}
+
+async fn claim(ids: &Arc<Idempotency>) -> Result<Claimed, Error> {
+    let key = Key {
+        principal: "p".to_owned(),
+        workspace: "w".to_owned(),
+        id: "id".to_owned(),
+    };
+    let asked = Asked {
+        method: "m".to_owned(),
+        session: "s".to_owned(),
+        fingerprint: [1; 32],
+    };
+    let claimed = timeout(PATIENCE, ids.claim(key, asked, Lost::IsTold)).await;
+    claimed.expect("it does not hang")
+}
+
+async fn ours(ids: &Arc<Idempotency>) -> Ticket {
+    match claim(ids).await {
+        Ok(Claimed::Ours(ticket)) => ticket,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_was_refused_is_free_again_once_the_database_can_be_used() {
+    let place = place().await;
+    let ticket = ours(&place.ids).await;
+    let caller = ticket.caller();
+    place.other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    ticket.answer(Bytes::from_static(b"refused"), false).await;
+    assert_eq!(caller.wait().await.as_deref(), Some(&b"refused"[..]));
+    for _ in 0..3 {
+        let error = claim(&place.ids).await.unwrap_err();
+        assert_eq!(error.reason, Reason::ResourceExhausted);
+        assert!(error.retry_after.is_some());
+    }
+    place.other.execute_batch("COMMIT").unwrap();
+    let freed = async {
+        while claim(&place.ids).await.is_err() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, freed).await.expect("it is free again");
+}
+
+#[tokio::test]
+async fn what_is_more_than_is_kept_in_memory_is_lost() {
+    let place = place().await;
+    let ticket = ours(&place.ids).await;
+    place.other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let answer = Bytes::from(vec![0; WAITING_BYTES]);
+    place.ids.waiting.fetch_add(1, Ordering::Relaxed);
+    ticket.answer(answer, true).await;
+    assert_eq!(place.ids.waiting.load(Ordering::Relaxed), 1);
+    assert!(place.ids.going.lock().is_empty());
+}
