@@ -76,7 +76,7 @@ impl SessionEvents {
             match &item {
                 Item::Event(event) => self.after_sequence = event.sequence,
                 Item::Gap(gap) => self.after_sequence = gap.first_sequence.saturating_sub(1),
-                Item::KeepAlive(_) => {}
+                Item::KeepAlive(keep_alive) => self.after_sequence = keep_alive.last_sequence,
             }
             return Ok(Some(item));
         }

@@ -8,7 +8,7 @@ use tonic::Request;
 
 use crate::support::{Daemon, Mark, promptly, shell, with};
 
-/// More sessions than a daemon holds open (`OPEN_SESSIONS` of `daemon/store/state_dir.rs`).
+/// More sessions than a daemon holds open (`OPEN_SESSIONS` of `daemon/store/sessions.rs`).
 const MANY: usize = 300;
 
 fn in_session(session: &str, request: RunRequest) -> Request<RunRequest> {
@@ -174,6 +174,24 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
         ..EditFileRequest::default()
     };
     daemon.tools().edit_file(request).await.unwrap();
+    let edit = Edit {
+        old_string: "n0t-".to_owned(),
+        ..Edit::default()
+    };
+    let request = EditFileRequest {
+        path: "small".to_owned(),
+        edits: vec![edit],
+        ..EditFileRequest::default()
+    };
+    fs::write(daemon.file("small"), "n0t_here\n").unwrap();
+    let status = daemon.tools().edit_file(request).await.unwrap_err();
+    assert!(status.message().contains("n0t_here"), "{status:?}");
+    let request = WriteFileRequest {
+        path: "small".to_owned(),
+        content: "n0t-here".to_owned(),
+        ..WriteFileRequest::default()
+    };
+    daemon.tools().write_file(request).await.unwrap();
     let path = daemon.state().join("sessions/default/events.jsonl");
     let events = fs::read_to_string(path).unwrap();
     let params = |step: usize| -> Value {
@@ -182,6 +200,11 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     };
     assert_eq!(params(0)["content"], "<1048576 bytes>");
     assert_eq!(params(1)["edits"], "<1048577 bytes>");
+    assert_eq!(params(2)["edits"][0]["old_string"], "<4 bytes>");
+    assert_eq!(params(2)["edits"][0]["new_string"], "<0 bytes>");
+    assert_eq!(params(3)["content"], "<8 bytes>");
+    // Nor is what is in files told by errors.
+    assert!(!events.contains("n0t"), "{events}");
     assert_eq!(
         [params(0)["path"].clone(), params(1)["path"].clone()],
         ["large"; 2]

@@ -1,13 +1,13 @@
 //! `jig events` and `jig sessions`: what goes on in sessions, and which there are.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 use jig::{
     api::v1::{
         Event, ListSessionsRequest, SessionInfo, WatchEventsRequest, watch_events_response::Item,
     },
-    client::Client,
+    client::{CallError, Client, Code},
 };
 use serde_json::{Value, json};
 
@@ -16,18 +16,23 @@ use crate::{connection, escape, failure::Failure, global::Global, output, struct
 
 /// Longest detail of an event that is shown, in characters: the rest of a line.
 const LONGEST_DETAIL: usize = 120;
+/// Time between two tries to reach a daemon that is away.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Tell what has happened in a session (--session): each call, how it ended, and what it did.
 ///
 /// With --json, one record a line, as the daemon keeps it.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Go on with what happens from now on, until interrupted.
+    /// Go on with what happens from now on, until interrupted, also when the daemon is away for a while.
     #[arg(short, long)]
     follow: bool,
     /// Only what comes behind the record of this number.
     #[arg(long, value_name = "SEQUENCE", default_value_t = 0)]
     after: u64,
+    /// Only the last so many records, and with --follow what comes behind them.
+    #[arg(long, value_name = "COUNT", conflicts_with = "after")]
+    tail: Option<u32>,
     /// Only events of this type, such as `tool_call_finished`. Repeatable.
     #[arg(long = "type", value_name = "TYPE")]
     types: Vec<String>,
@@ -43,27 +48,74 @@ pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
         follow: Some(args.follow),
         types: args.types,
         keep_alive_sec: None,
+        tail: args.tail,
     };
     let result = of_a_daemon(global).and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
-            let mut events = client.watch_events(request).await?;
-            while let Some(item) = events.next().await? {
-                match item {
-                    Item::Event(event) if global.json => {
-                        output::json(&json_of(&event.record.unwrap_or_default()))?;
-                    }
-                    Item::Event(event) => output::stdout(line(event).as_bytes())?,
-                    Item::Gap(gap) => output::note(&format!(
-                        "records before {} are not kept any more",
-                        gap.first_sequence
-                    )),
-                    Item::KeepAlive(_) => {}
-                }
-            }
-            Ok(())
+            watch(&client, request, global.json).await
         })
     });
     finish(result, global.json)
+}
+
+/// Prints what comes, to the end. Where it goes on, a daemon that is away is waited for.
+async fn watch(
+    client: &Client,
+    mut request: WatchEventsRequest,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let follows = request.follow == Some(true);
+    let mut events = client.watch_events(request.clone()).await?;
+    loop {
+        let error = match events.next().await {
+            Ok(Some(item)) => {
+                print_item(item, as_json)?;
+                continue;
+            }
+            Ok(None) => return Ok(()),
+            Err(error) => error,
+        };
+        if !follows || !is_away(&error) {
+            return Err(error.into());
+        }
+        output::note("the daemon is away: going on when it is back (Ctrl-C ends)");
+        request.after_sequence = events.after_sequence();
+        request.tail = None;
+        events = loop {
+            tokio::time::sleep(PAUSE).await;
+            match client.watch_events(request.clone()).await {
+                Ok(events) => break events,
+                Err(error) if is_away(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+        };
+    }
+}
+
+/// Whether a daemon was lost, or shuts down.
+fn is_away(error: &CallError) -> bool {
+    // What the daemon says itself has a reason; what the connection says has none.
+    let is_lost = error.reason.is_none()
+        && matches!(
+            error.code,
+            Code::Unavailable | Code::DataLoss | Code::Unknown | Code::Cancelled | Code::Internal
+        );
+    is_lost || error.name() == "DRAINING"
+}
+
+fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
+    match item {
+        Item::Event(event) if as_json => output::json(&json_of(&event.record.unwrap_or_default())),
+        Item::Event(event) => output::stdout(line(event).as_bytes()),
+        Item::Gap(gap) => {
+            output::note(&format!(
+                "records before {} are not kept any more",
+                gap.first_sequence
+            ));
+            Ok(())
+        }
+        Item::KeepAlive(_) => Ok(()),
+    }
 }
 
 pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCode {

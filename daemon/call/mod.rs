@@ -24,6 +24,7 @@ mod envelope;
 pub(crate) mod idempotency;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
+mod kept;
 pub(crate) mod permit;
 pub(crate) mod policy;
 mod record;
@@ -215,20 +216,6 @@ impl Pipeline {
                 result => return result,
             }
         }
-    }
-
-    /// The session that a call belongs to, if there is one.
-    pub(crate) async fn existing_session(
-        self: &Arc<Self>,
-        incoming: &Incoming,
-    ) -> Result<Option<Arc<Session>>, Error> {
-        let workspace = self.scene(incoming)?.workspace.name().to_owned();
-        let pipeline = Arc::clone(self);
-        let id = incoming.session.clone();
-        task::blocking(move || pipeline.store.sessions().existing(&workspace, &id))
-            .await
-            .map_err(Error::internal)?
-            .map_err(|error| state_error::of_files(&error))
     }
 
     /// Makes a call of the tool `T`.

@@ -5,7 +5,11 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Map, Value};
 
 use super::context::Incoming;
-use crate::daemon::{error::Error, telemetry::logs::humantime, tool::Done};
+use crate::daemon::{
+    error::{Error, Reason},
+    telemetry::logs::humantime,
+    tool::Done,
+};
 
 /// What every record of a call says.
 pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<String, Value> {
@@ -67,10 +71,19 @@ pub(super) fn finished<R>(
                 "error_type".to_owned(),
                 error.reason.name().to_lowercase().into(),
             );
-            fields.insert("message".to_owned(), error.message.clone().into());
+            fields.insert("message".to_owned(), message(error).into());
         }
     }
     fields
+}
+
+/// What went wrong, without the lines of files that its caller was told of: who may only look must not see
+/// what is in them.
+fn message(error: &Error) -> &str {
+    if matches!(error.reason, Reason::StringNotFound | Reason::PatchHunkFail) {
+        return "it does not fit what is in the file: who called was told where, and what is there";
+    }
+    &error.message
 }
 
 /// The record of what a call has done that is an event of its own.

@@ -149,7 +149,7 @@ impl Catalog {
             descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
         let rules = Rules::of(&self.pool, &descriptor);
         let message = rules.reflect(said)?;
-        Ok(Told::new(&rules, &message, &rules.params(&message)?))
+        Ok(Told::new(&rules, &message, &rules.for_people(&message)?))
     }
 
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
@@ -210,11 +210,12 @@ fn check<T: Message + Default>(
     let Looked {
         request,
         params,
+        shown,
         violations,
         given,
     } = rules.check(request, tells)?;
     Ok(Checked {
-        told: given.map(|given| Told::new(rules, &given, &params)),
+        told: given.map(|given| Told::new(rules, &given, &shown)),
         request,
         params,
         violations,

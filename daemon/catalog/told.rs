@@ -10,7 +10,7 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, Value};
 use serde_json::Value as Json;
 
-use super::rules::{Rules, size_text};
+use super::rules::{Rules, beginning, size_text};
 
 /// Longest pattern that is made of a call: a rule has no longer one.
 const LONGEST_PATTERN: usize = 16 << 10;
@@ -43,7 +43,7 @@ struct Writer {
 }
 
 impl Told {
-    /// What `message` has, by `rules`. `shown` is what records show of it.
+    /// What `message` has, by `rules`. `shown` is what of it people are shown at once.
     pub(super) fn new(rules: &Rules, message: &DynamicMessage, shown: &Json) -> Self {
         let mut writer = Writer {
             text: String::new(),
@@ -194,8 +194,8 @@ fn scalar(value: &Value) -> Json {
     }
 }
 
-/// What records show, in the order of the contract, and of what is to be in a file its size only. Where it
-/// is too much for a record, the beginning of each text.
+/// What people are shown, in the order of the contract, and of what is to be in a file its size only. Where it
+/// is too much, the beginning of each text.
 fn for_people(rules: &Rules, message: &DynamicMessage, shown: &Json) -> Vec<(String, String)> {
     let text = |value: &Json| match value {
         Json::String(text) => text.clone(),
@@ -210,27 +210,13 @@ fn for_people(rules: &Rules, message: &DynamicMessage, shown: &Json) -> Vec<(Str
             (Some(known), _, _) if known.payload => size(),
             (_, Some(shown), _) => text(shown),
             (Some(known), None, _) if known.sensitive => size(),
-            (_, None, Value::String(long)) => beginning(long),
+            (_, None, Value::String(long)) if long.len() > BEGINNING => beginning(long, BEGINNING),
+            (_, None, Value::String(short)) => short.clone(),
             (_, None, _) => size(),
         };
         (name, told)
     });
     known.collect()
-}
-
-fn beginning(text: &str) -> String {
-    if text.len() <= BEGINNING {
-        return text.to_owned();
-    }
-    let mut end = BEGINNING;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let rest = text.len() - end;
-    format!(
-        "{} … ({rest} bytes more)",
-        text.get(..end).unwrap_or_default()
-    )
 }
 
 #[cfg(test)]

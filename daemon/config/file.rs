@@ -170,6 +170,7 @@ pub(super) struct Approvals {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Sessions {
     pub(super) retention: Option<String>,
+    pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
     pub(super) record_bytes: Option<u64>,
 }

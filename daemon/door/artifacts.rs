@@ -1,8 +1,14 @@
 //! `jig.v1.ArtifactService`: streaming what calls have left behind.
 
-use std::{fs::File, os::unix::fs::FileExt as _, sync::Arc, time::Instant};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tokio::sync::mpsc::Sender;
+use tokio::{sync::mpsc::Sender, time::sleep};
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
@@ -16,9 +22,13 @@ use crate::{
         ReadArtifactResponse, artifact_service_server::ArtifactService,
     },
     daemon::{
-        call::{self, Pipeline, context::Incoming},
+        call::{self, Pipeline, admission::Places, context::Incoming},
         error::{Error, Reason},
-        store::session::{Artifact, Kept},
+        queue::Place,
+        store::{
+            session::{Artifact, Kept, SessionId},
+            sessions::Sessions,
+        },
         task,
         tool::{
             Tool as _,
@@ -34,9 +44,32 @@ const CHUNK_BYTES: u64 = 64 * 1024;
 /// Messages that are read ahead of a slow client.
 const CHUNKS_AHEAD: usize = 4;
 
+/// Artifacts that are read at one time, 255 of one caller: each costs a descriptor and the messages ahead.
+const READERS: usize = 272;
+/// How long a client may read nothing, as of a download.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Artifacts(pub(crate) Arc<Pipeline>);
+pub(crate) struct Artifacts {
+    pipeline: Arc<Pipeline>,
+    places: Places,
+}
+
+/// An artifact that is being sent.
+struct Sending {
+    /// None of one that nothing was written to.
+    file: Option<Arc<File>>,
+    offset: u64,
+    left: u64,
+    sender: Sender<Answer<ReadArtifactResponse>>,
+    last: LastWord<ReadArtifactResponse>,
+    /// How long the client may read nothing.
+    silence: Duration,
+    deadline: Option<Instant>,
+    end: CancellationToken,
+    place: Arc<Place>,
+}
 
 #[tonic::async_trait]
 impl ArtifactService for Artifacts {
@@ -46,34 +79,7 @@ impl ArtifactService for Artifacts {
         &self,
         request: Request<ReadArtifactRequest>,
     ) -> Result<Response<Self::ReadArtifactStream>, Status> {
-        answered(request, async |incoming, request| {
-            let request = self
-                .0
-                .catalog
-                .check("jig.v1.ReadArtifactRequest", request)?;
-            incoming.principal.may_call(maker(&request.path))?;
-            let Some(session) = self.0.existing_session(&incoming).await? else {
-                return Err(missing(&request.path));
-            };
-            let path = request.path.clone();
-            let artifact = task::blocking(move || session.artifact(&path))
-                .await
-                .map_err(Error::internal)?
-                .map_err(Error::internal)?;
-            let file = match artifact {
-                Artifact::File(file) => Some(file),
-                Artifact::Empty => None,
-                Artifact::Missing => return Err(missing(&request.path)),
-            };
-            let (sender, last, answers) = outlet(CHUNKS_AHEAD, &incoming.call_id);
-            let end = self.0.drain.end_token();
-            task::spawn_tracked(
-                "artifact",
-                send(file, request, sender, last, incoming.deadline, end),
-            );
-            Ok(answers)
-        })
-        .await
+        answered(request, |incoming, request| self.read(incoming, request)).await
     }
 
     async fn list_artifacts(
@@ -85,16 +91,63 @@ impl ArtifactService for Artifacts {
 }
 
 impl Artifacts {
+    /// The service.
+    pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
+        let what = "artifacts are read, and no more are at a time: retry after the time given";
+        Self {
+            pipeline,
+            places: Places::new(READERS, what),
+        }
+    }
+
+    async fn read(
+        &self,
+        incoming: Incoming,
+        request: ReadArtifactRequest,
+    ) -> Result<Answers<ReadArtifactResponse>, Error> {
+        let pipeline = &self.pipeline;
+        let request = pipeline
+            .catalog
+            .check("jig.v1.ReadArtifactRequest", request)?;
+        incoming.principal.may_call(maker(&request.path))?;
+        let place = self.places.enter(&incoming.principal, &pipeline.drain)?;
+        let place = Arc::new(place);
+        let path = request.path.clone();
+        let open = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
+            let session = sessions.existing(workspace, id)?;
+            session.map_or(Ok(Artifact::Missing), |session| session.artifact(&path))
+        };
+        let file = match pipeline.look(&incoming, &place, open).await? {
+            Artifact::File(file) => Some(Arc::new(file)),
+            Artifact::Empty => None,
+            Artifact::Missing => return Err(missing(&request.path)),
+        };
+        let (sender, last, answers) = outlet(CHUNKS_AHEAD, &incoming.call_id);
+        let sending = Sending {
+            file,
+            offset: request.offset,
+            left: request.limit.unwrap_or(u64::MAX),
+            sender,
+            last,
+            silence: SILENCE,
+            deadline: incoming.deadline,
+            end: pipeline.drain.end_token(),
+            place,
+        };
+        task::spawn_tracked("artifact", sending.send());
+        Ok(answers)
+    }
+
     async fn list(
         &self,
         incoming: Incoming,
         request: ListArtifactsRequest,
     ) -> Result<ListArtifactsResponse, Error> {
-        let request = self
-            .0
+        let pipeline = &self.pipeline;
+        let request = pipeline
             .catalog
             .check("jig.v1.ListArtifactsRequest", request)?;
-        let workspace = self.0.scene(&incoming)?.workspace.name();
+        let workspace = pipeline.scene(&incoming)?.workspace.name();
         let step = request.step.map(|step| step.to_string());
         let filters = [
             "artifacts",
@@ -108,15 +161,20 @@ impl Artifacts {
             .map(|token| read_token(&token, &filters))
             .transpose()?;
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let Some(session) = self.0.existing_session(&incoming).await? else {
-            return Ok(ListArtifactsResponse::default());
-        };
+        let admitted = pipeline
+            .admission
+            .enter(&incoming.principal, &pipeline.drain);
+        let admitted = Arc::new(admitted.await?);
+        let step = request.step;
         // One more than are told, to know whether there is another page.
-        let list = move || session.artifacts(after.as_deref(), request.step, page_size + 1);
-        let mut found = task::blocking(list)
-            .await
-            .map_err(Error::internal)?
-            .map_err(Error::internal)?;
+        let list = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
+            let session = sessions.existing(workspace, id)?;
+            session.map_or_else(
+                || Ok(Vec::new()),
+                |session| session.artifacts(after.as_deref(), step, page_size + 1),
+            )
+        };
+        let mut found = pipeline.look(&incoming, &admitted, list).await?;
         let last = cut_page(&mut found, page_size);
         let next_page_token =
             last.map_or_else(String::new, |kept| write_token(&filters, &kept.path));
@@ -146,74 +204,79 @@ fn info(kept: Kept) -> ArtifactInfo {
     }
 }
 
-/// Reads the file and sends it, until it is sent, the client is gone, its deadline has passed, or
-/// the daemon has drained long enough.
-async fn send(
-    file: Option<File>,
-    request: ReadArtifactRequest,
-    sender: Sender<Answer<ReadArtifactResponse>>,
-    last: LastWord<ReadArtifactResponse>,
-    deadline: Option<Instant>,
-    end: CancellationToken,
-) {
-    let file = file.map(Arc::new);
-    let mut offset = request.offset;
-    let mut left = request.limit.unwrap_or(u64::MAX);
-    let error = loop {
-        let chunk = read(file.clone(), offset, left.min(CHUNK_BYTES)).await;
-        let (data, size_bytes) = match chunk {
-            Ok(chunk) => chunk,
-            Err(error) => break Error::internal(error),
+impl Sending {
+    /// Reads the file and sends it, until it is sent, the client is gone or silent, its deadline has
+    /// passed, or the daemon has drained long enough.
+    async fn send(mut self) {
+        let mut is_first = true;
+        let error = loop {
+            let message = match self.next().await {
+                Ok(message) => message,
+                Err(error) => break Error::internal(error),
+            };
+            let is_empty = message.data.is_empty();
+            // An empty answer is sent only where there is nothing at all to send.
+            if is_empty && !is_first {
+                return;
+            }
+            is_first = false;
+            tokio::select! {
+                biased;
+                () = task::until(self.deadline) => break call::timed_out("ReadArtifact"),
+                () = self.end.cancelled() => {
+                    let text = "the daemon is shutting down: read the rest when it is back";
+                    break Error::new(Reason::Draining, text);
+                }
+                sent = self.sender.send(Ok(message)) => {
+                    if sent.is_err() || is_empty || self.left == 0 {
+                        return;
+                    }
+                }
+                () = sleep(self.silence) => break silent(self.silence),
+            }
         };
-        let length = data.len() as u64;
-        // An empty answer is sent only where there is nothing at all to send.
-        if length == 0 && offset > request.offset {
-            return;
-        }
-        let message = ReadArtifactResponse {
+        self.last.say(&error);
+    }
+
+    async fn next(&mut self) -> io::Result<ReadArtifactResponse> {
+        let offset = self.offset;
+        let Some(file) = self.file.clone() else {
+            return Ok(ReadArtifactResponse {
+                offset,
+                ..ReadArtifactResponse::default()
+            });
+        };
+        let length = usize::try_from(self.left.min(CHUNK_BYTES)).unwrap_or(0);
+        let place = Arc::clone(&self.place);
+        let read = task::blocking(move || {
+            // Held by the thread, too, which ends when it has read.
+            let _place = place;
+            let mut data = vec![0; length];
+            let size = file.metadata()?.len();
+            let length = match offset < size {
+                true => file.read_at(&mut data, offset)?,
+                false => 0,
+            };
+            data.truncate(length);
+            Ok::<_, io::Error>((data, size))
+        });
+        let (data, size_bytes) = read.await.map_err(io::Error::other)??;
+        self.left -= data.len() as u64;
+        self.offset += data.len() as u64;
+        Ok(ReadArtifactResponse {
             data: data.into(),
             offset,
             size_bytes,
-        };
-        left -= length;
-        offset += length;
-        tokio::select! {
-            biased;
-            () = task::until(deadline) => break call::timed_out("ReadArtifact"),
-            () = end.cancelled() => {
-                let text = "the daemon is shutting down: read the rest when it is back";
-                break Error::new(Reason::Draining, text);
-            }
-            sent = sender.send(Ok(message)) => {
-                if sent.is_err() || length == 0 || left == 0 {
-                    return;
-                }
-            }
-        }
-    };
-    last.say(&error);
+        })
+    }
 }
 
-async fn read(
-    file: Option<Arc<File>>,
-    offset: u64,
-    length: u64,
-) -> std::io::Result<(Vec<u8>, u64)> {
-    let Some(file) = file else {
-        return Ok((Vec::new(), 0));
-    };
-    let read = task::blocking(move || {
-        let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
-        let size = file.metadata()?.len();
-        let length = if offset < size {
-            file.read_at(&mut data, offset)?
-        } else {
-            0
-        };
-        data.truncate(length);
-        Ok((data, size))
-    });
-    read.await.map_err(std::io::Error::other)?
+fn silent(silence: Duration) -> Error {
+    let text = format!(
+        "nothing was read for {} seconds: read the rest when you can",
+        silence.as_secs()
+    );
+    Error::new(Reason::Timeout, text).retry_after(Duration::ZERO)
 }
 
 fn missing(path: &str) -> Error {
@@ -234,4 +297,46 @@ fn missing(path: &str) -> Error {
         )
     };
     Error::new(reason, text).with("path", path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use tokio_stream::StreamExt as _;
+    use tonic::Code;
+
+    use super::*;
+    use crate::daemon::queue::{Entry, Queue, Share};
+
+    #[tokio::test]
+    async fn whoever_reads_nothing_for_a_while_gives_the_place_back_and_learns_that_there_was_more()
+    {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![0; CHUNK_BYTES as usize * 10]).unwrap();
+        let queue = Queue::new(1, Share::Alone(1), 0);
+        let place = match queue.enter(&"w".into(), 1) {
+            Ok(Entry::Place(place)) => Arc::new(place),
+            other => panic!("{other:?}"),
+        };
+        let (sender, last, answers) = outlet(CHUNKS_AHEAD, "call");
+        let sending = Sending {
+            file: Some(Arc::new(file)),
+            offset: 0,
+            left: u64::MAX,
+            sender,
+            last,
+            silence: Duration::ZERO,
+            deadline: None,
+            end: CancellationToken::new(),
+            place,
+        };
+        sending.send().await;
+        assert_eq!(queue.held(), 0);
+        let answers: Vec<_> = answers.collect().await;
+        let (last, before) = answers.split_last().unwrap();
+        assert_eq!(before.len(), CHUNKS_AHEAD);
+        assert!(before.iter().all(Result::is_ok));
+        assert_eq!(last.as_ref().unwrap_err().code(), Code::DeadlineExceeded);
+    }
 }

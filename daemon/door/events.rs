@@ -21,15 +21,27 @@ use crate::{
     },
     daemon::{
         call::{Pipeline, context::Incoming},
-        error::Error,
+        error::{Error, Violation},
         store::{
             follower::{Beyond, Follower},
             session::{Numbers, SessionId},
+            sessions::Sessions,
         },
-        task,
         tool::page_token::{Filters, read_token, write_token},
     },
 };
+
+/// Types of events, as records have them.
+const TYPES: [&str; 8] = [
+    "tool_call_started",
+    "tool_call_finished",
+    "tool_call_denied",
+    "patch_applied",
+    "approval_requested",
+    "approval_decided",
+    "egress",
+    "egress_summary",
+];
 
 /// The service.
 #[derive(Debug)]
@@ -56,21 +68,56 @@ impl Events {
         let request = pipeline
             .catalog
             .check("jig.v1.WatchEventsRequest", request)?;
+        let mut wrong = unknown_types(&request.types);
+        if request.tail.is_some() && request.after_sequence > 0 {
+            wrong.push(Violation {
+                field: "tail".to_owned(),
+                description: "must not be given beside after_sequence".to_owned(),
+            });
+        }
+        if !wrong.is_empty() {
+            return Err(Error::invalid(wrong));
+        }
         let workspace = pipeline.scene(&incoming)?.workspace.name().to_owned();
-        let place = self
-            .watchers
-            .enter((workspace.clone(), incoming.session.clone()))?;
+        let session = (workspace.clone(), incoming.session.clone());
+        let place = self.watchers.enter(session, incoming.principal.lane())?;
+        let admitted = pipeline
+            .admission
+            .enter(&incoming.principal, &pipeline.drain);
+        let admitted = Arc::new(admitted.await?);
         // Before it is looked for: one that is made meanwhile is not missed.
         let more = pipeline.store.sessions().wait_for_more();
-        let after = request.after_sequence;
-        let source = match pipeline.existing_session(&incoming).await? {
-            Some(session) => Source::Session(Follower::new(session, after).map_err(beyond(after))?),
-            None if after > 0 => return Err(beyond(after)(Beyond(0))),
-            None => Source::None(more),
+        let look = |sessions: &Sessions, workspace: &str, id: &SessionId| {
+            Ok(match sessions.existing(workspace, id)? {
+                Some(session) => Ok(session),
+                None => Err(sessions.past_numbers(workspace, id)?),
+            })
+        };
+        let after = |last: u64| match request.tail {
+            Some(tail) => last.saturating_sub(tail.into()),
+            None => request.after_sequence,
+        };
+        let (source, after) = match pipeline.look(&incoming, &admitted, look).await? {
+            Ok(session) => {
+                let after = after(*session.last_sequence().borrow());
+                let follower = Follower::new(session, after).map_err(beyond(after))?;
+                (Source::Session(follower), after)
+            }
+            // One that is made goes on behind what there was of one that was removed.
+            Err(past) => {
+                let last = past.map_or(0, |past| past.sequence);
+                let after = after(last);
+                if after > last {
+                    return Err(beyond(after)(Beyond(last)));
+                }
+                (Source::None(more), after)
+            }
         };
         let watch = Watch {
             pipeline: Arc::clone(pipeline),
             source,
+            after,
+            tells_place: request.tail.is_some(),
             workspace,
             session: incoming.session,
             types: request.types,
@@ -100,13 +147,15 @@ impl Events {
             .transpose()?;
         let after = after.and_then(|id| SessionId::parse(&id));
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let sessions = Arc::clone(pipeline.store.sessions());
+        let admitted = pipeline
+            .admission
+            .enter(&incoming.principal, &pipeline.drain);
+        let admitted = Arc::new(admitted.await?);
         // One more than are told, to know whether there is another page.
-        let list = move || sessions.list(&workspace, after.as_ref(), page_size + 1);
-        let mut found = task::blocking(list)
-            .await
-            .map_err(Error::internal)?
-            .map_err(Error::internal)?;
+        let list = move |sessions: &Sessions, workspace: &str, _: &SessionId| {
+            sessions.list(workspace, after.as_ref(), page_size + 1)
+        };
+        let mut found = pipeline.look(&incoming, &admitted, list).await?;
         let last = cut_page(&mut found, page_size);
         Ok(ListSessionsResponse {
             next_page_token: last
@@ -133,6 +182,21 @@ impl EventService for Events {
     ) -> Result<Response<ListSessionsResponse>, Status> {
         answered(request, |incoming, request| self.list(incoming, request)).await
     }
+}
+
+/// Types that no event has.
+fn unknown_types(types: &[String]) -> Vec<Violation> {
+    let unknown = (0..).zip(types);
+    let unknown = unknown.filter(|(_, name)| !TYPES.contains(&name.as_str()));
+    unknown
+        .map(|(index, name): (usize, _)| Violation {
+            field: format!("types[{index}]"),
+            description: format!(
+                "no event is of the type {name:?}: there are {}",
+                TYPES.join(", ")
+            ),
+        })
+        .collect()
 }
 
 /// A number behind the last record.

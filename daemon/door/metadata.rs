@@ -36,21 +36,26 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
         .get::<Deadline>()
         .map(|deadline| deadline.0);
     let metadata = request.metadata();
-    // What is there but cannot be read must not count as not there: the call would go elsewhere.
-    let unreadable: Vec<Violation> = ["jig-workspace", "jig-session", "jig-request-id"]
+    // What is there but cannot be read must not count as not there, nor one of two for the other: the
+    // call would go elsewhere.
+    let unclear: Vec<Violation> = ["jig-workspace", "jig-session", "jig-request-id"]
         .into_iter()
-        .filter(|key| {
-            metadata
-                .get(*key)
-                .is_some_and(|value| value.to_str().is_err())
-        })
-        .map(|key| Violation {
-            field: key.to_owned(),
-            description: "must be of visible ASCII characters".to_owned(),
+        .filter_map(|key| {
+            let mut values = metadata.get_all(key).iter();
+            let first = values.next()?;
+            let problem = match (first.to_str(), values.next()) {
+                (_, Some(_)) => "must be given once",
+                (Err(_), None) => "must be of visible ASCII characters",
+                (Ok(_), None) => return None,
+            };
+            Some(Violation {
+                field: key.to_owned(),
+                description: problem.to_owned(),
+            })
         })
         .collect();
-    if !unreadable.is_empty() {
-        return Err(to_status(&Error::invalid(unreadable)));
+    if !unclear.is_empty() {
+        return Err(to_status(&Error::invalid(unclear)));
     }
     Incoming::new(call_id, principal, deadline, context, |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())

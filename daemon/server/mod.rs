@@ -152,7 +152,9 @@ pub(crate) async fn serve(
             ToolServiceServer::new(Tools(Arc::clone(&pipeline)))
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
-        .add_service(ArtifactServiceServer::new(Artifacts(Arc::clone(&pipeline))))
+        .add_service(ArtifactServiceServer::new(Artifacts::new(Arc::clone(
+            &pipeline,
+        ))))
         .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
         .add_service(EventServiceServer::new(Events::new(Arc::clone(&pipeline))))
         .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(

@@ -158,9 +158,12 @@ pub(super) async fn serve(
         // One that lives for one call takes what it has kept with it.
         let sessions = Arc::clone(pipeline.store.sessions());
         let end = pipeline.drain.begun_token();
+        // As long as a job or an answer is kept that may name something of a session.
+        let past = config.jobs.retention.max(config.requests.retention);
+        let past = past.max(config.sessions.retention);
         task::spawn(
             "retention of sessions",
-            retain_in_time(sessions, config.sessions, end),
+            retain_in_time(sessions, config.sessions, past, end),
         );
     }
     let runs_commands = isolation.is_ready();

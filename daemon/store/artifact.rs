@@ -5,10 +5,12 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::PathBuf,
+    sync::Arc,
 };
 
 use tokio::sync::watch;
 
+use super::fullness::Fullness;
 use crate::daemon::descriptors;
 
 /// Where one stream of one command is written to. The file is made with its first byte: an empty
@@ -21,6 +23,7 @@ pub(crate) struct Sink {
     room: u64,
     error: Option<io::Error>,
     written: Option<watch::Sender<()>>,
+    fullness: Option<Arc<Fullness>>,
 }
 
 impl Sink {
@@ -32,6 +35,15 @@ impl Sink {
             room: cap,
             error: None,
             written: None,
+            fullness: None,
+        }
+    }
+
+    /// The same, whose bytes are counted with those of all sessions.
+    pub(super) fn counted(self, fullness: Arc<Fullness>) -> Self {
+        Self {
+            fullness: Some(fullness),
+            ..self
         }
     }
 
@@ -47,7 +59,10 @@ impl Sink {
 
     /// Another one for the same file, instead of this one that nothing was written to.
     pub(crate) fn anew(&self) -> Self {
-        Self::new(self.path.clone(), self.room).telling(self.written.clone())
+        Self {
+            fullness: self.fullness.clone(),
+            ..Self::new(self.path.clone(), self.room).telling(self.written.clone())
+        }
     }
 
     /// Whether anything more would be kept.
@@ -68,6 +83,9 @@ impl Sink {
         match self.open().and_then(|file| file.write_all(data)) {
             Ok(()) => {
                 self.room -= data.len() as u64;
+                if let Some(fullness) = &self.fullness {
+                    fullness.wrote(data.len() as u64);
+                }
                 if let Some(written) = &self.written {
                     written.send_replace(());
                 }

@@ -59,9 +59,9 @@ impl Follower {
         })
     }
 
-    /// Number of the last record that was written.
+    /// Number of the last record that was read, or that is not kept any more.
     pub(crate) fn last_sequence(&self) -> u64 {
-        *self.last.borrow()
+        self.next - 1
     }
 
     /// Reads what comes next, as far as it has been written; nothing where all was read. Blocks.

@@ -7,6 +7,7 @@
 //!   sessions/ID/workspace                 whose session it is; ID@WORKSPACE where several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/numbers                   what step and record it has got to, where old ones were removed
+//!   sessions/.past                        what numbers those had got to that were removed
 //!   sessions/ID/logs/tool_step_NNNN_stdout.txt
 //!   sessions/ID/diffs/step_NNNN.patch     the patch of a call of apply_patch
 //!   jobs/ID.json                          what a job that waits is to do; gone once it starts
@@ -18,10 +19,12 @@ pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod database;
 pub(crate) mod follower;
+mod fullness;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
 pub(crate) mod keeping;
 pub(crate) mod milliseconds;
+mod past_sessions;
 mod record_locks;
 pub(crate) mod requests;
 pub(crate) mod retention;

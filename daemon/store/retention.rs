@@ -28,24 +28,28 @@ const BETWEEN: Duration = Duration::from_secs(600);
 /// Most steps that are removed in one go for want of room; more wait for the next one.
 const MOST_TOGETHER: usize = 100_000;
 
-/// Removes what is not to be kept, until told to end.
+/// Removes what is not to be kept, until told to end. `past`: how long it is known what numbers removed
+/// sessions had got to.
 pub(crate) async fn retain_in_time(
     sessions: Arc<Sessions>,
     limits: Limits,
+    past: Duration,
     end: CancellationToken,
 ) {
-    sessions.fullness().set(limits.record_bytes);
+    let fullness = Arc::clone(sessions.fullness());
+    fullness.set(limits.record_bytes, limits.kept.into());
     let in_time = async {
         sleep(FIRST).await;
         loop {
             let pass = Pass::new(&sessions, limits, &end);
             // A panic is told by whoever catches it, and there is a next time.
-            let _done = task::blocking(move || pass.retain()).await;
+            let _done = task::blocking(move || pass.retain(past)).await;
             let next = Instant::now() + BETWEEN;
             loop {
                 tokio::select! {
                     () = sleep_until(next) => break,
-                    () = sessions.fullness().exceeded.notified() => {
+                    () = fullness.is_full.notified() => break,
+                    () = fullness.is_long.notified() => {
                         let pass = Pass::new(&sessions, limits, &end);
                         let _done = task::blocking(move || pass.shorten()).await;
                     }
@@ -72,6 +76,7 @@ struct Pass {
 struct Left {
     found: Found,
     bytes: u64,
+    last_used: SystemTime,
 }
 
 impl Pass {
@@ -85,12 +90,15 @@ impl Pass {
     }
 
     /// Removes what is not to be kept.
-    fn retain(&self) {
-        let found = self
-            .sessions
-            .finish_removals()
-            .and_then(|()| self.sessions.all());
-        let found = match found {
+    fn retain(&self, past: Duration) {
+        let finished = self.sessions.finish_removals(&self.end);
+        let forgotten = self.sessions.forget_past(past);
+        if let Err(error) = finished.and(forgotten)
+            && !self.end.is_cancelled()
+        {
+            tracing::warn!(%error, "what is left of removed sessions could not be deleted");
+        }
+        let found = match self.sessions.all() {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(%error, "the sessions could not be looked through for what is too old");
@@ -104,44 +112,86 @@ impl Pass {
             }
             match self.retain_one(&session) {
                 Ok(None) => {}
-                Ok(Some(bytes)) => left.push(Left {
+                Ok(Some(glance)) => left.push(Left {
                     found: session,
-                    bytes,
+                    bytes: glance.bytes,
+                    last_used: glance.last_used,
                 }),
-                Err(error) => not_removed(&session, &error),
+                Err(error) => self.not_removed(&session, &error),
             }
         }
+        let left = self.remove_surplus(left);
         let bytes: u64 = left.iter().map(|left| left.bytes).sum();
-        if let Some(surplus) = bytes
-            .checked_sub(self.limits.kept_bytes)
-            .filter(|it| *it > 0)
-        {
-            self.make_room(&left, surplus);
-        }
+        let most = self.limits.kept_bytes;
+        let freed = match bytes > most {
+            // More than must be, so that there is room for a while.
+            true => self.make_room(&left, bytes - most / 16 * 15),
+            false => 0,
+        };
+        let fullness = self.sessions.fullness();
+        fullness.measured(bytes.saturating_sub(freed), most);
     }
 
-    /// Removes what is too old of a session, or too much for it. Answers how many bytes are left;
-    /// nothing where it is gone.
-    fn retain_one(&self, session: &Found) -> io::Result<Option<u64>> {
-        let glance = Session::glance_at(&session.folder)?;
-        let is_unused = |glance: &Glance| self.is_old(glance.last_used);
-        if is_unused(&glance) && self.sessions.remove(session, is_unused)? {
+    /// Removes what is too old of a session, or too much for it. Answers what is left; nothing where it is
+    /// gone.
+    fn retain_one(&self, session: &Found) -> io::Result<Option<Glance>> {
+        let glance = Session::glance_at(&session.folder, &self.end)?;
+        if self.is_old(glance.last_used) && self.remove_if(session, |used| self.is_old(used))? {
             return Ok(None);
         }
         let has_old = glance.oldest.is_some_and(|time| self.is_old(time));
         let is_long = glance.record_bytes > self.limits.record_bytes;
-        if !has_old && !is_long && !glance.is_unfinished {
-            return Ok(Some(glance.record_bytes + glance.artifact_bytes));
+        if !has_old && !is_long {
+            return Ok(Some(glance));
         }
         let Some(open) = self.sessions.existing(&session.workspace, &session.id)? else {
             return Ok(None);
         };
-        if glance.is_unfinished {
-            open.finish_removal()?;
-        }
         self.remove_from(&open)?;
-        let glance = Session::glance_at(&session.folder)?;
-        Ok(Some(glance.record_bytes + glance.artifact_bytes))
+        Session::glance_at(&session.folder, &self.end).map(Some)
+    }
+
+    fn remove_if(
+        &self,
+        session: &Found,
+        unused: impl FnOnce(SystemTime) -> bool,
+    ) -> io::Result<bool> {
+        self.sessions.remove(session, unused, &self.end)
+    }
+
+    /// Removes the sessions of each workspace that nobody has used for longest, where there are too many of
+    /// them, and some more, so that there is room for a while. Answers those that are left.
+    fn remove_surplus(&self, left: Vec<Left>) -> Vec<Left> {
+        let mut of_workspaces: BTreeMap<String, Vec<Left>> = BTreeMap::new();
+        for left in left {
+            let of_workspace = of_workspaces.entry(left.found.workspace.clone());
+            of_workspace.or_default().push(left);
+        }
+        let most = self.limits.kept as usize;
+        for of_workspace in of_workspaces.values_mut() {
+            if of_workspace.len() <= most {
+                continue;
+            }
+            of_workspace.sort_by_key(|left| left.last_used);
+            let mut surplus = of_workspace.len() - (most - most / 16);
+            of_workspace.retain(|left| {
+                if surplus == 0 || self.end.is_cancelled() {
+                    return true;
+                }
+                match self.remove_if(&left.found, |used| used <= left.last_used) {
+                    Ok(true) => {
+                        surplus -= 1;
+                        false
+                    }
+                    Ok(false) => true,
+                    Err(error) => {
+                        self.not_removed(&left.found, &error);
+                        true
+                    }
+                }
+            });
+        }
+        of_workspaces.into_values().flatten().collect()
     }
 
     /// Removes the oldest steps of sessions that have got more records than they may have.
@@ -149,6 +199,7 @@ impl Pass {
         for session in self.sessions.all_open() {
             if session.records().length() > self.limits.record_bytes
                 && let Err(error) = self.remove_from(&session)
+                && !self.end.is_cancelled()
             {
                 tracing::warn!(%error, "the oldest records of a session could not be removed");
             }
@@ -156,59 +207,68 @@ impl Pass {
     }
 
     fn remove_from(&self, session: &Session) -> io::Result<()> {
-        let records = session.records().length();
-        let removed = outdated(&session.steps()?, records, &self.limits, self.now);
-        if removed.is_empty() {
-            return Ok(());
-        }
-        tracing::debug!(steps = removed.len(), "old steps of a session are removed");
-        session.remove(&removed)
+        let steps = session.steps(&self.end)?;
+        let removed = outdated(&steps, &self.limits, self.now);
+        let done = match removed.is_empty() {
+            true => Ok(()),
+            false => {
+                tracing::debug!(steps = removed.len(), "old steps of a session are removed");
+                session.remove(&removed, &self.end)
+            }
+        };
+        session.looked_after();
+        done
     }
 
-    /// Removes the oldest steps of all sessions, until `surplus` bytes are gone.
-    fn make_room(&self, left: &[Left], surplus: u64) {
+    /// Removes the oldest steps of all sessions, until `surplus` bytes are gone. Answers how many are.
+    fn make_room(&self, left: &[Left], surplus: u64) -> u64 {
         let mut oldest = Oldest::new(surplus);
         for (index, session) in left.iter().enumerate() {
             if self.end.is_cancelled() {
-                return;
+                return 0;
             }
             match self.steps_of(&session.found) {
                 Ok(steps) => steps.iter().for_each(|step| oldest.consider(index, step)),
-                Err(error) => not_removed(&session.found, &error),
+                Err(error) => self.not_removed(&session.found, &error),
             }
         }
+        let freed = oldest.bytes;
         for (index, steps) in oldest.by_session() {
             let Some(Left { found, .. }) = left.get(index) else {
                 continue;
             };
             let removed = self.sessions.existing(&found.workspace, &found.id);
             let removed = removed.and_then(|session| match session {
-                Some(session) => session.remove(&steps),
+                Some(session) => session.remove(&steps, &self.end),
                 None => Ok(()),
             });
             if let Err(error) = removed {
-                not_removed(found, &error);
+                self.not_removed(found, &error);
             }
         }
+        freed
     }
 
     fn steps_of(&self, session: &Found) -> io::Result<Vec<StepKept>> {
         let session = self.sessions.existing(&session.workspace, &session.id)?;
-        session.map_or_else(|| Ok(Vec::new()), |session| session.steps())
+        session.map_or_else(|| Ok(Vec::new()), |session| session.steps(&self.end))
     }
 
     fn is_old(&self, time: SystemTime) -> bool {
         is_old(time, self.now, &self.limits)
     }
-}
 
-fn not_removed(session: &Found, error: &io::Error) {
-    tracing::warn!(
-        workspace = session.workspace,
-        session = session.id.as_str(),
-        %error,
-        "what is not to be kept of a session could not be removed"
-    );
+    fn not_removed(&self, session: &Found, error: &io::Error) {
+        if self.end.is_cancelled() {
+            return; // the next daemon goes on
+        }
+        tracing::warn!(
+            workspace = session.workspace,
+            session = session.id.as_str(),
+            %error,
+            "what is not to be kept of a session could not be removed"
+        );
+    }
 }
 
 fn is_old(time: SystemTime, now: SystemTime, limits: &Limits) -> bool {
@@ -216,18 +276,13 @@ fn is_old(time: SystemTime, now: SystemTime, limits: &Limits) -> bool {
         .is_ok_and(|age| age > limits.retention)
 }
 
-/// The steps of a session that are not to be kept, of those that have ended. Where there are too many
+/// Which of these steps of a session are not to be kept: those that have ended. Where they have too many
 /// records, more are removed than must be, so that there is room for a while.
-fn outdated(
-    steps: &[StepKept],
-    record_bytes: u64,
-    limits: &Limits,
-    now: SystemTime,
-) -> BTreeSet<Piece> {
+fn outdated(steps: &[StepKept], limits: &Limits, now: SystemTime) -> BTreeSet<Piece> {
     let old = steps.iter().filter(|step| is_old(step.time, now, limits));
     let mut removed: BTreeSet<_> = old.map(|step| step.piece).collect();
-    if record_bytes > limits.record_bytes {
-        let mut left = record_bytes;
+    let mut left: u64 = steps.iter().map(|step| step.record_bytes).sum();
+    if left > limits.record_bytes {
         for step in steps {
             if left <= limits.record_bytes / 4 * 3 && !removed.contains(&step.piece) {
                 break;
@@ -287,6 +342,7 @@ mod tests {
     fn limits() -> Limits {
         Limits {
             retention: Duration::from_secs(100),
+            kept: 10,
             kept_bytes: 1000,
             record_bytes: 100,
         }
@@ -314,20 +370,17 @@ mod tests {
                 .map(|(number, (age, bytes))| step(number, *age, *bytes))
                 .collect()
         };
-        for (sizes, running, expected) in [
-            (&[][..], 0, &[][..]),
-            (&[(50, 30), (40, 30)], 0, &[]),
-            (&[(101, 30), (100, 30)], 0, &[1]),
+        for (sizes, expected) in [
+            (&[][..], &[][..]),
+            (&[(50, 30), (40, 30)], &[]),
+            (&[(101, 30), (100, 30)], &[1]),
             // One that took long is younger than those that began after it.
-            (&[(50, 30), (200, 30), (40, 30)], 0, &[2]),
-            (&[(9, 30), (8, 30), (7, 30), (6, 30)], 0, &[1, 2]),
-            // What goes on counts, and stays.
-            (&[(9, 30), (8, 30)], 90, &[1, 2]),
-            (&[(9, 30), (200, 60), (7, 30)], 0, &[1, 2]),
+            (&[(50, 30), (200, 30), (40, 30)], &[2]),
+            (&[(9, 30), (8, 30), (7, 30), (6, 30)], &[1, 2]),
+            (&[(9, 30), (200, 60), (7, 30)], &[1, 2]),
         ] {
             let steps = steps(sizes);
-            let bytes = running + steps.iter().map(|step| step.record_bytes).sum::<u64>();
-            let removed = outdated(&steps, bytes, &limits(), now());
+            let removed = outdated(&steps, &limits(), now());
             let expected = expected.iter().copied().map(Piece::Step);
             assert_eq!(removed, expected.collect(), "{sizes:?}");
         }

@@ -4,23 +4,32 @@
 
 use std::{
     fs::{self, DirBuilder, File},
-    io::{self, Write as _},
+    io::{self, ErrorKind, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::session::SessionId;
+use tokio_util::sync::CancellationToken;
+
+use super::session::{SessionId, go_on};
 
 /// Name of the file that says whose a session is.
 const OWNER: &str = "workspace";
 
-/// What the name of a folder begins with that is to be deleted: no id has a dot there.
+/// What the name of a folder begins with that is being made, or is to be deleted: no id has a dot there.
+const UNFINISHED: &str = ".new-";
 const REMOVED: &str = ".removed-";
+
+/// Name of the file that tells of sessions that were removed.
+const PAST: &str = ".past";
 
 /// The folders.
 #[derive(Debug)]
 pub(super) struct SessionFolders {
     path: PathBuf,
+    /// How many have been made or taken away: each has another name while it is.
+    count: AtomicU64,
 }
 
 /// A session.
@@ -34,7 +43,15 @@ pub(super) struct Found {
 impl SessionFolders {
     /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path }
+        Self {
+            path,
+            count: AtomicU64::new(0),
+        }
+    }
+
+    /// The file that tells of sessions that were removed.
+    pub(super) fn past(&self) -> PathBuf {
+        self.path.join(PAST)
     }
 
     /// The folder of a session, if it has one.
@@ -47,78 +64,146 @@ impl SessionFolders {
         Ok(None)
     }
 
-    /// The folder of a session, which is made where it has none.
-    pub(super) fn claim(&self, workspace: &str, id: &SessionId) -> io::Result<PathBuf> {
-        if let Some(folder) = self.find(workspace, id)? {
-            return Ok(folder);
+    /// Makes the folder of a session that has none, whole or not at all: half a name could be another
+    /// one's, and on a full disk nothing is left behind. `fill` puts into it what it begins with.
+    pub(super) fn make(
+        &self,
+        workspace: &str,
+        id: &SessionId,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<PathBuf> {
+        let unfinished = self.path.join(format!("{UNFINISHED}{}", self.number()));
+        let made = self.make_at(&unfinished, workspace, id, fill);
+        if made.is_err() {
+            // Where it cannot be removed either, it is when the daemon starts again.
+            let _gone = fs::remove_dir_all(&unfinished);
         }
-        let [plain, own] = self.candidates(workspace, id);
-        let folder = if is_free(&plain)? { plain } else { own };
+        made
+    }
+
+    fn make_at(
+        &self,
+        unfinished: &Path,
+        workspace: &str,
+        id: &SessionId,
+        fill: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<PathBuf> {
+        // One of this name was left behind by another daemon.
+        match fs::remove_dir_all(unfinished) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&folder)?;
-        // Whole or not at all: half a name could be another one's.
-        let unfinished = folder.join(format!("{OWNER}.new"));
+            .create(unfinished)?;
         let mut file = File::options()
             .write(true)
-            .create(true)
-            .truncate(true)
+            .create_new(true)
             .mode(0o600)
-            .open(&unfinished)?;
+            .open(unfinished.join(OWNER))?;
         file.write_all(workspace.as_bytes())?;
-        fs::rename(&unfinished, folder.join(OWNER))?;
-        Ok(folder)
+        fill(unfinished)?;
+        let [plain, own] = self.candidates(workspace, id);
+        match fs::rename(unfinished, &plain) {
+            Ok(()) => Ok(plain),
+            // Another workspace has it, or nobody knows whose it is.
+            Err(error) if is_taken(&error) => fs::rename(unfinished, &own).map(|()| own),
+            Err(error) => Err(error),
+        }
     }
 
-    /// All sessions: whose each is, and its folder.
+    /// All sessions: whose each is, and its folder. What is none is left alone.
     pub(super) fn list(&self) -> io::Result<Vec<Found>> {
         let mut found = Vec::new();
         for entry in self.entries()? {
             let folder = entry?.path();
-            let Some(name) = folder.file_name().and_then(|name| name.to_str()) else {
-                continue;
-            };
-            if name.starts_with(REMOVED) {
-                continue;
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with('.') {
+                continue; // no session's
             }
-            let Some(workspace) = owner(&folder)? else {
-                continue; // being made
-            };
-            let of_several = name.strip_suffix(&format!("@{workspace}"));
-            if let Some(id) = SessionId::parse(of_several.unwrap_or(name)) {
-                found.push(Found {
-                    workspace,
-                    id,
-                    folder,
-                });
+            match self.look(&folder, &name) {
+                Ok(Some(session)) => found.push(session),
+                Ok(None) => {
+                    tracing::warn!(name = %name, "what is in the folder of the sessions is none: it is left alone");
+                }
+                Err(error) => {
+                    tracing::warn!(name = %name, %error, "a session cannot be looked at");
+                }
             }
         }
         Ok(found)
     }
 
-    /// Takes a session away, so that there is none from then on; what it had is yet to be deleted.
-    pub(super) fn take_away(&self, folder: &Path) -> io::Result<()> {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        let removed = self.path.join(format!("{REMOVED}{name}"));
-        delete(&removed)?;
-        fs::rename(folder, &removed)
+    /// The session that a folder of this name is.
+    fn look(&self, folder: &Path, name: &str) -> io::Result<Option<Found>> {
+        let Some(workspace) = owner(folder)? else {
+            return Ok(None);
+        };
+        let of_several = name.strip_suffix(&format!("@{workspace}"));
+        let id = SessionId::parse(of_several.unwrap_or(name));
+        Ok(id.map(|id| Found {
+            workspace,
+            id,
+            folder: folder.to_owned(),
+        }))
     }
 
-    /// Deletes what was taken away, and what a daemon that died had taken away.
-    pub(super) fn delete_removed(&self) -> io::Result<()> {
+    /// Takes a session away, so that there is none from then on; what it had is yet to be deleted. Answers
+    /// where that is.
+    pub(super) fn take_away(&self, folder: &Path) -> io::Result<PathBuf> {
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        loop {
+            let removed = format!("{REMOVED}{}-{name}", self.number());
+            let removed = self.path.join(removed);
+            match fs::rename(folder, &removed) {
+                Ok(()) => return Ok(removed),
+                // By a daemon that died: each one takes another number.
+                Err(error) if is_taken(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What was taken away and is not deleted yet: which session it was, if that can be told, and where it
+    /// lies.
+    pub(super) fn removed(&self) -> io::Result<Vec<(Option<Found>, PathBuf)>> {
+        let mut removed = Vec::new();
+        for entry in self.entries()? {
+            let folder = entry?.path();
+            let name = folder.file_name().unwrap_or_default().to_string_lossy();
+            if let Some(rest) = name.strip_prefix(REMOVED) {
+                let name = rest.split_once('-').map_or(rest, |(_, name)| name);
+                let session = self.look(&folder, name).ok().flatten();
+                removed.push((session, folder));
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Deletes what a daemon that died was making. To be called before one is made.
+    pub(super) fn delete_unfinished(&self) -> io::Result<()> {
         for entry in self.entries()? {
             let entry = entry?;
-            if entry.file_name().to_string_lossy().starts_with(REMOVED) {
-                delete(&entry.path())?;
+            if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+                fs::remove_dir_all(entry.path())?;
             }
         }
         Ok(())
     }
 
+    /// Deletes what was taken away, as long as the daemon does not end.
+    pub(super) fn delete(&self, folder: &Path, end: &CancellationToken) -> io::Result<()> {
+        delete(folder, end)
+    }
+
+    fn number(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed)
+    }
+
     fn entries(&self) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>>> {
         let entries = match fs::read_dir(&self.path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
             entries => Some(entries?),
         };
         Ok(entries.into_iter().flatten())
@@ -134,71 +219,117 @@ impl SessionFolders {
     }
 }
 
-/// Deletes a folder, if it is there.
-fn delete(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
+/// Deletes a folder and what is in it, if it is there.
+fn delete(folder: &Path, end: &CancellationToken) -> io::Result<()> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        go_on(end)?;
+        match entry.file_type()?.is_dir() {
+            true => delete(&entry.path(), end)?,
+            false => fs::remove_file(entry.path())?,
+        }
     }
+    fs::remove_dir(folder)
 }
 
 /// The workspace that a session's folder belongs to.
 fn owner(folder: &Path) -> io::Result<Option<String>> {
     match fs::read_to_string(folder.join(OWNER)) {
         Ok(name) => Ok(Some(name)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        // One that is no folder belongs to nobody, too.
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }
 
-/// Whether nothing was ever kept there, also where making it was cut off.
-fn is_free(folder: &Path) -> io::Result<bool> {
-    Ok(owner(folder)?.is_none() && !folder.join("events.jsonl").try_exists()?)
+/// Whether something has the name already that is no empty folder.
+fn is_taken(error: &io::Error) -> bool {
+    use ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
+    matches!(
+        error.kind(),
+        AlreadyExists | DirectoryNotEmpty | NotADirectory
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn listed(folders: &SessionFolders) -> std::collections::BTreeMap<String, PathBuf> {
+        let named = folders.list().unwrap().into_iter().map(|found| {
+            assert_eq!(found.id, SessionId::default());
+            (found.workspace, found.folder)
+        });
+        named.collect()
+    }
+
     #[test]
     fn each_workspace_has_its_own_whatever_comes_first() {
         let folder = tempfile::tempdir().unwrap();
-        let folders = || SessionFolders::new(folder.path().to_owned());
+        let folders = SessionFolders::new(folder.path().to_owned());
         let id = SessionId::default();
-        assert_eq!(folders().find("a", &id).unwrap(), None);
+        let make = |workspace| folders.make(workspace, &id, |_| Ok(())).unwrap();
+        let find = |workspace| folders.find(workspace, &id).unwrap();
+        assert_eq!(find("a"), None);
         let [plain, own] = ["default", "default@b"].map(|name| folder.path().join(name));
-        assert_eq!(folders().claim("a", &id).unwrap(), plain);
-        assert_eq!(folders().find("b", &id).unwrap(), None);
-        assert_eq!(folders().claim("b", &id).unwrap(), own);
-        for _ in 0..2 {
-            assert_eq!(folders().claim("b", &id).unwrap(), own);
-            assert_eq!(folders().claim("a", &id).unwrap(), plain);
-        }
+        assert_eq!(make("a"), plain);
+        assert_eq!(find("b"), None);
+        assert_eq!(make("b"), own);
+        assert_eq!(find("b"), Some(own.clone()));
+        assert_eq!(find("a"), Some(plain.clone()));
         // Also when the other one is gone meanwhile.
         fs::remove_dir_all(&plain).unwrap();
-        assert_eq!(folders().claim("b", &id).unwrap(), own);
+        assert_eq!(find("b"), Some(own.clone()));
         // Nothing is known of whose this is.
         fs::create_dir(&plain).unwrap();
         fs::write(plain.join("events.jsonl"), "").unwrap();
         let other = folder.path().join("default@a");
-        assert_eq!(folders().claim("a", &id).unwrap(), other);
-        let listed = || {
-            let listed = folders().list().unwrap();
-            let named = listed.into_iter().map(|found| {
-                assert_eq!(found.id, id);
-                (found.workspace, found.folder)
-            });
-            named.collect::<std::collections::BTreeMap<_, _>>()
-        };
+        assert_eq!(make("a"), other);
         let both = [
             ("a".to_owned(), other.clone()),
             ("b".to_owned(), own.clone()),
         ];
-        assert_eq!(listed(), both.into());
-        folders().take_away(&own).unwrap();
-        assert_eq!(listed(), [("a".to_owned(), other)].into());
+        assert_eq!(listed(&folders), both.into());
+        let removed = folders.take_away(&own).unwrap();
+        assert_eq!(listed(&folders), [("a".to_owned(), other)].into());
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-        folders().delete_removed().unwrap();
+        let (session, place) = folders.removed().unwrap().pop().unwrap();
+        let session = session.unwrap();
+        assert_eq!((&*session.workspace, session.id), ("b", id));
+        assert_eq!(place, removed);
+        folders.delete(&removed, &CancellationToken::new()).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_no_session_is_left_alone_and_what_fails_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let folders = SessionFolders::new(folder.path().to_owned());
+        let id = SessionId::default();
+        fs::write(folder.path().join("stray"), "").unwrap();
+        fs::write(folder.path().join("default"), "").unwrap();
+        fs::create_dir(folder.path().join("empty")).unwrap();
+        assert!(listed(&folders).is_empty());
+        assert_eq!(folders.find("a", &id).unwrap(), None);
+        let full = |_: &Path| Err(io::Error::from(ErrorKind::StorageFull));
+        assert!(folders.make("a", &id, full).is_err());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
+        let made = folders.make("a", &id, |_| Ok(())).unwrap();
+        assert_eq!(made, folder.path().join("default@a"));
+        assert_eq!(listed(&folders), [("a".to_owned(), made.clone())].into());
+        // One that is told to end in the middle leaves the rest to the next one.
+        let end = CancellationToken::new();
+        end.cancel();
+        assert!(folders.delete(&made, &end).is_err());
+        assert!(made.exists());
+        fs::create_dir(folder.path().join(".new-7")).unwrap();
+        folders.delete_unfinished().unwrap();
+        assert!(!folder.path().join(".new-7").exists());
     }
 }

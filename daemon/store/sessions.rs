@@ -1,16 +1,24 @@
 //! The sessions of all workspaces: those that are open, and where the others lie.
+//!
+//! Each session has a lock of its own, which is held while it is opened or taken away. What is common to
+//! all of them is never locked while the disk is read or written.
 
 use std::{
     collections::{BTreeMap, HashMap},
     io,
-    path::PathBuf,
+    ops::Bound,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
 };
 
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    session::{Fullness, Glance, Numbers, Session, SessionId},
+    fullness::Fullness,
+    past_sessions::PastSessions,
+    session::{Numbers, Session, SessionId},
     session_folders::{Found, SessionFolders},
 };
 
@@ -21,7 +29,12 @@ const OPEN_SESSIONS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Sessions {
     folders: SessionFolders,
-    open: Mutex<HashMap<Key, Arc<Session>>>,
+    slots: Mutex<HashMap<Key, Arc<Slot>>>,
+    index: Mutex<Index>,
+    /// Held while the folders are looked through for the index.
+    looking: Mutex<()>,
+    /// None before it was first asked for.
+    past: Mutex<Option<PastSessions>>,
     /// How many have been opened, for those who wait for one that is not there yet.
     opened: watch::Sender<u64>,
     fullness: Arc<Fullness>,
@@ -30,28 +43,62 @@ pub(crate) struct Sessions {
 /// Workspace and id.
 type Key = (String, SessionId);
 
+/// A session that is open, if it is.
+type Slot = Mutex<Option<Arc<Session>>>;
+
+/// What is known of where sessions lie: of each workspace, and in the order in which they are listed.
+#[derive(Debug, Default)]
+struct Index {
+    known: BTreeMap<String, BTreeMap<SessionId, Known>>,
+    /// Whether it has those, too, that other daemons have made.
+    is_whole: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    folder: PathBuf,
+    /// Whether this daemon has opened it.
+    was_opened: bool,
+}
+
 impl Sessions {
     /// Those below `path`.
     pub(super) fn new(path: PathBuf) -> Self {
         Self {
             folders: SessionFolders::new(path),
-            open: Mutex::default(),
+            slots: Mutex::default(),
+            index: Mutex::default(),
+            looking: Mutex::default(),
+            past: Mutex::default(),
             opened: watch::Sender::new(0),
             fullness: Arc::default(),
         }
     }
 
-    /// The session of this id in a workspace, if it was asked for before.
+    /// The session of this id in a workspace, if it is open, and nobody is opening it.
     pub(crate) fn open(&self, workspace: &str, id: &SessionId) -> Option<Arc<Session>> {
         let key = (workspace.to_owned(), id.clone());
-        self.lock().get(&key).map(Arc::clone)
+        let slot = Arc::clone(lock(&self.slots).get(&key)?);
+        let open = slot.try_lock().ok()?;
+        open.as_ref().map(Arc::clone)
     }
 
     /// The session of this id in a workspace, made where it is new. Blocks.
     pub(crate) fn make(&self, workspace: &str, id: &SessionId) -> io::Result<Arc<Session>> {
-        let mut open = self.lock();
-        let folder = self.folders.claim(workspace, id)?;
-        self.opened(&mut open, workspace, id, folder)
+        self.with_slot(workspace, id, |open| {
+            if let Some(session) = open {
+                return Ok(Arc::clone(session));
+            }
+            let folder = match self.folders.find(workspace, id)? {
+                Some(folder) => folder,
+                None => {
+                    let past = self.past_numbers(workspace, id)?;
+                    let make = |folder: &Path| Session::make(folder, past.as_ref());
+                    self.folders.make(workspace, id, make)?
+                }
+            };
+            self.opened(open, workspace, id, folder)
+        })
     }
 
     /// The session of this id in a workspace, if there is one. Blocks.
@@ -60,11 +107,31 @@ impl Sessions {
         workspace: &str,
         id: &SessionId,
     ) -> io::Result<Option<Arc<Session>>> {
-        let mut open = self.lock();
-        match self.folders.find(workspace, id)? {
-            Some(folder) => self.opened(&mut open, workspace, id, folder).map(Some),
-            None => Ok(None),
-        }
+        self.with_slot(workspace, id, |open| {
+            if let Some(session) = open {
+                return Ok(Some(Arc::clone(session)));
+            }
+            match self.folders.find(workspace, id)? {
+                Some(folder) => self.opened(open, workspace, id, folder).map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+
+    /// Whether a session is known to be there: each is that was opened or listed.
+    pub(crate) fn knows(&self, workspace: &str, id: &SessionId) -> bool {
+        let index = lock(&self.index);
+        let known = index.known.get(workspace);
+        known.is_some_and(|known| known.contains_key(id))
+    }
+
+    /// What numbers a session had got to that was removed: one of its id goes on behind them. Blocks.
+    pub(crate) fn past_numbers(
+        &self,
+        workspace: &str,
+        id: &SessionId,
+    ) -> io::Result<Option<Numbers>> {
+        self.with_past(|past| Ok(past.numbers(workspace, id).cloned()))
     }
 
     /// Waits for sessions that are not there yet: changes whenever one is opened.
@@ -73,99 +140,361 @@ impl Sessions {
     }
 
     /// The sessions of a workspace by their ids, those behind `after` where it is given, and at most so
-    /// many. Blocks.
+    /// many. One whose files cannot be understood is left out. Blocks.
     pub(crate) fn list(
         &self,
         workspace: &str,
         after: Option<&SessionId>,
         at_most: usize,
     ) -> io::Result<Vec<(SessionId, Numbers)>> {
-        let mut found = BTreeMap::new();
-        for session in self.folders.list()? {
-            let is_wanted = after.is_none_or(|after| session.id > *after);
-            if session.workspace == workspace && is_wanted {
-                found.insert(session.id, session.folder);
-                if found.len() > at_most {
-                    found.pop_last();
+        self.look_through()?;
+        let mut found = Vec::new();
+        let mut after = after.cloned();
+        while found.len() < at_most {
+            let next = self.next(workspace, after.as_ref(), at_most - found.len());
+            let Some((last, _)) = next.last() else { break };
+            after = Some(last.clone());
+            for (id, folder) in next {
+                match Session::numbers_in(&folder) {
+                    Ok(numbers) => found.push((id, numbers)),
+                    // Removed at this moment.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    // Whoever removes what is old warns of it, from time to time.
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        tracing::debug!(session = id.as_str(), %error, "a session could not be listed");
+                    }
+                    Err(error) => return Err(error),
                 }
             }
         }
-        let numbers = |(id, folder): (SessionId, PathBuf)| match Session::numbers_in(&folder) {
-            // Removed at this moment.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            numbers => Some(numbers.map(|numbers| (id, numbers))),
-        };
-        found.into_iter().filter_map(numbers).collect()
+        Ok(found)
+    }
+
+    fn next(
+        &self,
+        workspace: &str,
+        after: Option<&SessionId>,
+        at_most: usize,
+    ) -> Vec<(SessionId, PathBuf)> {
+        let index = lock(&self.index);
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let known = index.known.get(workspace).into_iter();
+        let next = known.flat_map(|known| known.range::<SessionId, _>((from, Bound::Unbounded)));
+        let next = next.take(at_most);
+        next.map(|(id, known)| (id.clone(), known.folder.clone()))
+            .collect()
     }
 
     // === What is to be kept ===
 
-    /// Says when somebody is to look after the records of a session.
-    pub(super) fn fullness(&self) -> &Fullness {
+    /// Says when somebody is to look after what is kept of them.
+    pub(super) fn fullness(&self) -> &Arc<Fullness> {
         &self.fullness
     }
 
     /// All sessions. Blocks.
     pub(super) fn all(&self) -> io::Result<Vec<Found>> {
-        self.folders.list()
+        self.look_through()?;
+        let index = lock(&self.index);
+        let of_workspace = |(workspace, known): (&String, &BTreeMap<SessionId, Known>)| {
+            let found = known.iter().map(|(id, known)| Found {
+                workspace: workspace.clone(),
+                id: id.clone(),
+                folder: known.folder.clone(),
+            });
+            found.collect::<Vec<_>>()
+        };
+        Ok(index.known.iter().flat_map(of_workspace).collect())
     }
 
-    /// Those that are open.
+    /// Those that are open. Blocks.
     pub(super) fn all_open(&self) -> Vec<Arc<Session>> {
-        self.lock().values().map(Arc::clone).collect()
+        let slots: Vec<_> = lock(&self.slots).values().map(Arc::clone).collect();
+        let open = slots.iter().filter_map(|slot| lock(slot).clone());
+        open.collect()
     }
 
-    /// Removes a session with its folder, unless somebody uses it, or it is not `unused` any more.
-    /// Answers whether it did. Blocks.
+    /// Removes a session with its folder, unless somebody uses it, or has used it since it was found
+    /// `unused` by when that was last. Answers whether it did. Blocks.
     pub(super) fn remove(
         &self,
         session: &Found,
-        unused: impl FnOnce(&Glance) -> bool,
+        unused: impl FnOnce(SystemTime) -> bool,
+        end: &CancellationToken,
     ) -> io::Result<bool> {
-        {
-            // Nobody opens it meanwhile.
-            let mut open = self.lock();
-            let key = (session.workspace.clone(), session.id.clone());
+        let Found {
+            workspace,
+            id,
+            folder,
+        } = session;
+        let removed = self.with_slot(workspace, id, |open| {
             let is_used = open
-                .get(&key)
+                .as_ref()
                 .is_some_and(|session| Arc::strong_count(session) > 1);
-            if is_used || !unused(&Session::glance_at(&session.folder)?) {
-                return Ok(false);
+            if is_used || !unused(Session::last_used(folder)?) {
+                return Ok(None);
             }
-            self.folders.take_away(&session.folder)?;
-            open.remove(&key);
-        }
-        self.folders.delete_removed()?;
+            let numbers = Session::numbers_in(folder)?;
+            self.with_past(|past| {
+                past.add(workspace, id, numbers);
+                Ok(())
+            })?;
+            let removed = self.folders.take_away(folder)?;
+            *open = None;
+            if let Some(known) = lock(&self.index).known.get_mut(workspace) {
+                known.remove(id);
+            }
+            Ok::<_, io::Error>(Some(removed))
+        })?;
+        let Some(removed) = removed else {
+            return Ok(false);
+        };
+        self.finish_removal(session, &removed, end)?;
         Ok(true)
     }
 
     /// Deletes what a daemon that died was deleting. Blocks.
-    pub(super) fn finish_removals(&self) -> io::Result<()> {
-        self.folders.delete_removed()
+    pub(super) fn finish_removals(&self, end: &CancellationToken) -> io::Result<()> {
+        // Those who are removed are known from here on.
+        self.with_past(|_| Ok(()))?;
+        for (session, folder) in self.folders.removed()? {
+            match session {
+                Some(session) => self.finish_removal(&session, &folder, end)?,
+                None => self.folders.delete(&folder, end)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets what numbers sessions had got to that were removed longer ago. Blocks.
+    pub(super) fn forget_past(&self, age: Duration) -> io::Result<()> {
+        self.with_past(|past| past.forget(age))
+    }
+
+    /// Deletes a session that was taken away. What is large goes first: on a full disk there is room then
+    /// to write down what is to be known of it.
+    fn finish_removal(
+        &self,
+        session: &Found,
+        folder: &Path,
+        end: &CancellationToken,
+    ) -> io::Result<()> {
+        Session::delete_artifacts(folder, end)?;
+        self.with_past(|past| past.keep(&session.workspace, &session.id))?;
+        self.folders.delete(folder, end)
+    }
+
+    /// Has the index be whole. Blocks.
+    fn look_through(&self) -> io::Result<()> {
+        let _alone = lock(&self.looking);
+        if lock(&self.index).is_whole {
+            return Ok(());
+        }
+        // Nobody removes one meanwhile: who does has the index whole.
+        let found = self.folders.list()?;
+        let mut index = lock(&self.index);
+        for found in found {
+            let known = index.known.entry(found.workspace).or_default();
+            known.entry(found.id).or_insert(Known {
+                folder: found.folder,
+                was_opened: false,
+            });
+        }
+        index.is_whole = true;
+        Ok(())
+    }
+
+    fn with_past<T>(&self, work: impl FnOnce(&mut PastSessions) -> io::Result<T>) -> io::Result<T> {
+        let mut past = lock(&self.past);
+        let past = match &mut *past {
+            Some(past) => past,
+            none => {
+                // Nobody makes one before that was asked for.
+                self.folders.delete_unfinished()?;
+                let mut past = PastSessions::read(self.folders.past())?;
+                // Taken away by a daemon that died before it had written down what they had got to.
+                for (session, folder) in self.folders.removed()? {
+                    if let Some(session) = session
+                        && let Ok(numbers) = Session::numbers_in(&folder)
+                        && past
+                            .numbers(&session.workspace, &session.id)
+                            .is_none_or(|past| past.sequence < numbers.sequence)
+                    {
+                        past.add(&session.workspace, &session.id, numbers);
+                    }
+                }
+                none.insert(past)
+            }
+        };
+        work(past)
+    }
+
+    /// Does something with a session's lock held.
+    fn with_slot<T>(
+        &self,
+        workspace: &str,
+        id: &SessionId,
+        work: impl FnOnce(&mut Option<Arc<Session>>) -> T,
+    ) -> T {
+        let key = (workspace.to_owned(), id.clone());
+        let slot = {
+            let mut slots = lock(&self.slots);
+            if slots.len() >= OPEN_SESSIONS && !slots.contains_key(&key) {
+                // Whoever holds one keeps it; the others are found again by their files.
+                slots.retain(|_, slot| Arc::strong_count(slot) > 1 || is_used(slot));
+            }
+            Arc::clone(slots.entry(key.clone()).or_default())
+        };
+        let mut open = lock(&slot);
+        let done = work(&mut open);
+        let is_open = open.is_some();
+        drop(open);
+        if !is_open {
+            let mut slots = lock(&self.slots);
+            // This one's and the map's: nobody else is about to use it.
+            if Arc::strong_count(&slot) == 2 && lock(&slot).is_none() {
+                slots.remove(&key);
+            }
+        }
+        done
     }
 
     fn opened(
         &self,
-        open: &mut HashMap<Key, Arc<Session>>,
+        open: &mut Option<Arc<Session>>,
         workspace: &str,
         id: &SessionId,
         folder: PathBuf,
     ) -> io::Result<Arc<Session>> {
-        let key = (workspace.to_owned(), id.clone());
-        if let Some(session) = open.get(&key) {
-            return Ok(Arc::clone(session));
+        let was_opened = {
+            let index = lock(&self.index);
+            let known = index.known.get(workspace).and_then(|known| known.get(id));
+            known.is_some_and(|known| known.was_opened)
+        };
+        let session = Session::open(folder.clone(), Arc::clone(&self.fullness))?;
+        if !was_opened {
+            // What it says to go on was another daemon's.
+            session.end_lost_steps();
         }
-        if open.len() >= OPEN_SESSIONS {
-            // Whoever holds one keeps it; the others are found again by their files.
-            open.retain(|_, session| Arc::strong_count(session) > 1);
-        }
-        let session = Arc::new(Session::open(folder, Arc::clone(&self.fullness))?);
-        open.insert(key, Arc::clone(&session));
+        let session = Arc::new(session);
+        *open = Some(Arc::clone(&session));
+        let count = {
+            let mut index = lock(&self.index);
+            let known = index.known.entry(workspace.to_owned()).or_default();
+            let is_new = known.get(id).is_none();
+            let was_opened = true;
+            known.insert(id.clone(), Known { folder, was_opened });
+            if is_new { known.len() as u64 } else { 0 }
+        };
+        self.fullness.sessions(count);
         self.opened.send_modify(|opened| *opened += 1);
         Ok(session)
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Arc<Session>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+/// Whether somebody holds the session of a slot.
+fn is_used(slot: &Slot) -> bool {
+    let open = lock(slot);
+    open.as_ref()
+        .is_some_and(|session| Arc::strong_count(session) > 1)
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn id(text: &str) -> SessionId {
+        SessionId::parse(text).unwrap()
+    }
+
+    fn listed(sessions: &Sessions, after: Option<&str>, at_most: usize) -> Vec<String> {
+        let after = after.map(id);
+        let listed = sessions.list("w", after.as_ref(), at_most).unwrap();
+        let ids = listed.iter().map(|(id, _)| id.as_str().to_owned());
+        ids.collect()
+    }
+
+    fn found(sessions: &Sessions, wanted: &str) -> Found {
+        let mut all = sessions.all().unwrap().into_iter();
+        all.find(|found| found.id == id(wanted)).unwrap()
+    }
+
+    #[test]
+    fn pages_leave_out_what_cannot_be_understood_and_end_where_there_is_no_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Sessions::new(folder.path().to_owned());
+        for name in ["a", "b", "d"] {
+            sessions.make("w", &id(name)).unwrap();
+        }
+        sessions.make("other", &id("c")).unwrap();
+        let sessions = Sessions::new(folder.path().to_owned());
+        assert!(sessions.existing("w", &id("c")).unwrap().is_none());
+        sessions.make("w", &id("e")).unwrap();
+        fs::write(folder.path().join("b/numbers"), "nonsense").unwrap();
+        fs::write(folder.path().join("stray"), "").unwrap();
+        assert_eq!(listed(&sessions, None, 2), ["a", "d"]);
+        assert_eq!(listed(&sessions, Some("a"), 9), ["d", "e"]);
+        assert_eq!(listed(&sessions, Some("e"), 9), [""; 0]);
+        assert_eq!(sessions.all().unwrap().len(), 5);
+        assert!(lock(&sessions.slots).len() <= 2);
+    }
+
+    #[test]
+    fn one_of_the_id_of_a_removed_one_goes_on_counting() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = || Sessions::new(folder.path().to_owned());
+        let mut sessions = read();
+        let end = CancellationToken::new();
+        let begin = |sessions: &Sessions| {
+            let session = sessions.make("w", &id("a")).unwrap();
+            session.begin_step(serde_json::Map::new()).unwrap().number()
+        };
+        for expected in 1..=5 {
+            assert_eq!(begin(&sessions), expected);
+            let found = found(&sessions, "a");
+            assert!(!sessions.remove(&found, |_| false, &end).unwrap());
+            let held = sessions.make("w", &id("a")).unwrap();
+            assert!(!sessions.remove(&found, |_| true, &end).unwrap());
+            drop(held);
+            if expected == 3 {
+                // Killed in the middle: it is taken away, and nothing is written down.
+                sessions.folders.take_away(&found.folder).unwrap();
+                sessions = read();
+            } else {
+                assert!(sessions.remove(&found, |_| true, &end).unwrap());
+            }
+            assert!(listed(&sessions, None, 9).is_empty());
+            assert!(sessions.existing("w", &id("a")).unwrap().is_none());
+            if expected % 2 == 0 {
+                sessions = read();
+            }
+        }
+        sessions.finish_removals(&end).unwrap();
+        let names = fs::read_dir(folder.path()).unwrap();
+        assert_eq!(names.count(), 1, "but for the file that tells of them");
+    }
+
+    #[test]
+    fn no_session_waits_for_what_is_done_to_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let sessions = Arc::new(Sessions::new(folder.path().to_owned()));
+        sessions.with_slot("w", &id("slow"), |_| {
+            let other = Arc::clone(&sessions);
+            let made = std::thread::spawn(move || {
+                other.make("w", &id("quick")).unwrap();
+                assert!(other.open("w", &id("slow")).is_none());
+                for number in 0..=OPEN_SESSIONS {
+                    other.make("w", &id(&format!("{number}"))).unwrap();
+                }
+            });
+            made.join().unwrap();
+        });
+        assert!(lock(&sessions.slots).len() <= OPEN_SESSIONS);
     }
 }

@@ -9,6 +9,7 @@ use super::{Done, Scene, Tool, Work};
 use crate::{
     api::v1::{LastCommandRequest, LastCommandResponse, Outcome},
     daemon::{
+        descriptors,
         error::{Error, Reason, Violation},
         store::session::{Artifact, Command, Session, Step},
         task,
@@ -47,10 +48,14 @@ impl Tool for LastCommand {
         let (session, place) = (work.session, work.place);
         let look = task::blocking(move || {
             let _place = place;
-            look(&session)
+            descriptors::retrying(|| look(&session))
         });
         let response = look.await.map_err(Error::internal)?;
-        response.map_err(Error::internal)?.map_or_else(
+        let response = response.map_err(|error| match descriptors::are_missing(&error) {
+            true => descriptors::exhausted(error, "what the last command has left behind"),
+            false => Error::internal(error),
+        });
+        response?.map_or_else(
             || {
                 let text = "this session has run no command, or none that is kept: run one, or name its session (jig-session)";
                 Err(Error::new(Reason::NoCommandHistory, text))
@@ -94,18 +99,23 @@ fn told(command: &Command) -> LastCommandResponse {
         }
         None => Vec::new(),
     };
-    // What is large is in the record by its size, or cut.
-    let shown = ["command", "argv", "preview"].into_iter().find_map(|name| {
+    // What is large is in the record by its size.
+    let shown = ["command", "argv"].into_iter().find_map(|name| {
         let text = param(name).and_then(Value::as_str);
         text.map(str::to_owned)
     });
     let none = Map::new();
-    let ended = command.ended.as_ref().unwrap_or(&none);
+    // Of one that was lost, the record says when that was seen, and nothing of how it ended.
+    let was_lost = match &command.ended {
+        Some(ended) => ended.get("error_type").and_then(Value::as_str) == Some("daemon_lost"),
+        None => !command.is_running,
+    };
+    let ended = command.ended.as_ref().filter(|_| !was_lost);
+    let ended = ended.unwrap_or(&none);
     let text = |name: &str| {
         let text = ended.get(name).and_then(Value::as_str);
         text.unwrap_or_default().to_owned()
     };
-    let was_lost = command.ended.is_none() && !command.is_running;
     let outcome = match ended.get("outcome").and_then(Value::as_str) {
         Some(name) => Outcome::from_str_name(&format!("OUTCOME_{name}")).unwrap_or_default(),
         None if was_lost => Outcome::DaemonLost,

@@ -98,22 +98,5 @@ async fn what_may_be_secret_is_kept_and_shown_nowhere() {
     }
     let mut found = Vec::new();
     search(&daemon.state(), &mut found);
-    // A file's content is in the record of the call that writes it, which was allowed, as before.
-    let written = format!(
-        "{} in {}",
-        SECRETS[3],
-        daemon
-            .state()
-            .join("sessions/default/events.jsonl")
-            .display()
-    );
-    found.retain(|place| *place != written);
     assert_eq!(found, [""; 0]);
-    let records = fs::read_to_string(daemon.state().join("sessions/default/events.jsonl")).unwrap();
-    let telling = records.lines().filter(|line| line.contains(SECRETS[3]));
-    assert!(
-        telling
-            .into_iter()
-            .all(|line| line.contains("\"event\":\"tool_call_started\""))
-    );
 }

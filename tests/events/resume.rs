@@ -5,7 +5,7 @@ use rustix::process::Signal;
 use tonic::Code;
 
 use super::{Watching, in_session, make, record, records, request, sequences, so_far};
-use crate::support::{Daemon, Refusal, shell};
+use crate::support::{Daemon, Mark, Refusal, shell};
 
 #[tokio::test]
 async fn whoever_goes_on_from_a_record_gets_what_the_file_has_behind_it() {
@@ -124,4 +124,33 @@ async fn the_deadline_of_a_stream_ends_it() {
     let mut watching = Watching::of(&daemon, request).await;
     let status = watching.try_next().await.unwrap_err();
     assert_eq!(status.code(), Code::DeadlineExceeded, "{status:?}");
+}
+
+#[tokio::test]
+async fn a_call_that_its_daemon_died_under_is_told_to_be_over() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let call = daemon.begin(mark.on(shell("sleep 1000")));
+    mark.appears(1).await;
+    let daemon = daemon.restart().await;
+    assert!(call.await.unwrap().is_err());
+    for _ in 0..2 {
+        let told = Watching::of(&daemon, so_far(0)).await.rest().await;
+        assert_eq!(sequences(&told), [1, 2]);
+        let [started, ended] = [&told[0], &told[1]];
+        assert_eq!((&*ended.r#type, ended.step), ("tool_call_finished", 1));
+        assert_eq!(ended.call_id, started.call_id);
+        assert_eq!(record(ended)["error_type"], "daemon_lost");
+    }
+}
+
+#[tokio::test]
+async fn a_session_must_be_named_once() {
+    let daemon = Daemon::start().await;
+    let mut twice = in_session("one", so_far(0));
+    let other = "other".parse().unwrap();
+    twice.metadata_mut().append("jig-session", other);
+    let refusal = Watching::try_of(&daemon, twice).await.err().unwrap();
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    assert_eq!(refusal.fields(), ["jig-session"]);
 }

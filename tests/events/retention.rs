@@ -1,8 +1,10 @@
 //! What is removed of sessions, while they are watched and over kills.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs};
 
-use jig::api::v1::watch_events_response::Item;
+use jig::api::v1::{
+    ListSessionsRequest, event_service_client::EventServiceClient, watch_events_response::Item,
+};
 
 use super::{Watching, in_session, make, records, request, so_far};
 use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell};
@@ -155,33 +157,97 @@ async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
     drop(watching);
     let response = daemon.run(in_session("watched", shell("true"))).await;
     assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
+    // No path and no number of the one that was removed names something of this one.
+    let mut later = Watching::of(&daemon, in_session("unused", request(2))).await;
     let response = daemon.run(in_session("unused", shell("true"))).await;
-    assert_eq!(response.stdout_path, "logs/tool_step_0001_stdout.txt");
+    assert_eq!(response.stdout_path, "logs/tool_step_0002_stdout.txt");
+    assert_eq!(later.event().await.sequence, 3);
+    let daemon = daemon.restart().await;
+    let response = daemon.run(in_session("unused", shell("true"))).await;
+    assert_eq!(response.stdout_path, "logs/tool_step_0003_stdout.txt");
 }
 
 #[tokio::test]
-async fn of_too_many_bytes_the_oldest_go_whosever_they_are() {
-    let table = "[sessions]\nkept_bytes = 300000";
+async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_written() {
+    let table = "[sessions]\nkept_bytes = 1000000";
     let daemon = Setup::new().workspace_table(table).start().await;
-    for number in 0..5 {
-        let session = format!("s{}", number % 2);
-        let command = shell("head -c 100000 /dev/zero");
-        daemon.run(in_session(&session, command)).await;
-    }
     let kept = |daemon: &Daemon| {
-        let kept = ["s0", "s1"].map(|name| {
+        let of = |name: &str| {
             let logs = daemon.state().join("sessions").join(name).join("logs");
             fs::read_dir(logs).unwrap().count()
-        });
-        let records = ["s0", "s1"].map(|name| records(daemon, name).len());
-        (kept, records)
+        };
+        [of("s0"), of("s1")]
     };
-    assert_eq!(kept(&daemon), ([3, 2], [6, 4]));
-    let daemon = daemon.restart().await;
-    eventually("the oldest three are removed", async || {
-        kept(&daemon) == ([1, 1], [2, 2])
+    for number in 0..4 {
+        let session = format!("s{}", number % 2);
+        let command = shell("head -c 200000 /dev/zero");
+        daemon.run(in_session(&session, command)).await;
+    }
+    assert_eq!(kept(&daemon), [2, 2]);
+    // Nobody waits for the time to look again: what is written is counted.
+    eventually("it was looked how much there is", async || {
+        let command = shell("head -c 200000 /dev/zero");
+        daemon.run(in_session("s0", command)).await;
+        kept(&daemon)[1] < 2
     })
     .await;
+    eventually("no more is kept than is said", async || {
+        kept(&daemon).iter().sum::<usize>() <= 4
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_too_many_sessions_the_longest_unused_go() {
+    let table = "[sessions]\nkept = 20";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    let sessions = |daemon: &Daemon| {
+        let names = fs::read_dir(daemon.state().join("sessions")).unwrap();
+        let names = names.map(|it| it.unwrap().file_name().into_string().unwrap());
+        let names = names.filter(|name| !name.starts_with('.'));
+        names.collect::<BTreeSet<_>>()
+    };
+    let mut number = 100;
+    eventually("some are removed", async || {
+        for _ in 0..10 {
+            number += 1;
+            let session = format!("s{number}");
+            daemon.run(in_session(&session, shell("true"))).await;
+        }
+        !sessions(&daemon).contains("s101")
+    })
+    .await;
+    eventually("no more are kept than is said", async || {
+        sessions(&daemon).len() <= 20
+    })
+    .await;
+    assert!(sessions(&daemon).contains(&format!("s{number}")));
+}
+
+#[tokio::test]
+async fn what_is_no_session_stops_nothing() {
+    let table = "[sessions]\nretention = \"3s\"";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    daemon.run(in_session("unused", shell("true"))).await;
+    daemon.run(in_session("damaged", shell("true"))).await;
+    let sessions = daemon.state().join("sessions");
+    fs::write(sessions.join("a-stray-file"), "").unwrap();
+    fs::write(sessions.join("damaged/numbers"), "nonsense").unwrap();
+    let folder = sessions.join("unused");
+    eventually("it is old", async || {
+        let records = fs::metadata(folder.join("events.jsonl")).unwrap();
+        records.modified().unwrap().elapsed().unwrap().as_secs() >= 4
+    })
+    .await;
+    let daemon = daemon.restart().await;
+    daemon.run(in_session("new", shell("true"))).await;
+    eventually("what nobody uses is removed", async || !folder.exists()).await;
+    let mut client = EventServiceClient::new(daemon.channel());
+    let listed = client.list_sessions(ListSessionsRequest::default()).await;
+    let listed = listed.unwrap().into_inner().sessions;
+    let listed: Vec<_> = listed.into_iter().map(|it| it.session).collect();
+    assert_eq!(listed, ["new"]);
+    assert!(sessions.join("a-stray-file").exists());
 }
 
 /// Whether what is kept of the default session is of one piece.
@@ -200,15 +266,8 @@ fn check(daemon: &Daemon) {
         let name = entry.unwrap().file_name().into_string().unwrap();
         let step: u64 = name.split('_').nth(2).unwrap().parse().unwrap();
         let is_told = told.iter().any(|record| record["step"] == step);
-        assert!(is_told || unfinished(daemon), "{name} is left alone");
+        assert!(is_told, "{name} is left alone");
     }
-}
-
-/// Whether a removal is known not to be finished.
-fn unfinished(daemon: &Daemon) -> bool {
-    let numbers: &Path = &daemon.state().join("sessions/default/numbers");
-    let text = fs::read_to_string(numbers).unwrap_or_default();
-    text.contains("\"is_unfinished\":true")
 }
 
 #[tokio::test]
@@ -230,8 +289,9 @@ async fn kills_in_the_middle_leave_everything_of_one_piece() {
         assert!(left_out.len() < 1000);
         seen = steps * 2;
         // In the middle of a removal, or about when one ends.
+        let new = daemon.state().join("sessions/default/events.jsonl.new");
         eventually("some is removed", async || {
-            (life % 2 == 0 && unfinished(&daemon)) || bytes(&daemon) <= 65536
+            (life % 2 == 0 && new.exists()) || bytes(&daemon) <= 65536
         })
         .await;
         daemon = daemon.restart().await;
@@ -241,5 +301,4 @@ async fn kills_in_the_middle_leave_everything_of_one_piece() {
     let response = daemon.run(shell("true")).await;
     let step = format!("{:04}", steps + 1);
     assert!(response.stdout_path.contains(&step), "{response:?}");
-    eventually("each removal is finished", async || !unfinished(&daemon)).await;
 }

@@ -4,7 +4,7 @@ use jig::api::v1::{WatchEventsRequest, watch_events_response::Item};
 use tokio::task::JoinSet;
 
 use super::{Watching, in_session, make, record, records, request};
-use crate::support::{Daemon, Setup, full_size};
+use crate::support::{Daemon, Setup, eventually, full_size};
 
 #[tokio::test]
 async fn each_of_many_watchers_sees_all_that_many_clients_do() {
@@ -75,9 +75,23 @@ async fn there_are_no_more_watchers_than_may_be() {
     }
     let refusal = Watching::try_of(&daemon, request(0)).await.err().unwrap();
     assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-    let _another = Watching::of(&daemon, in_session("another", request(0))).await;
+    // Of a caller, also those of sessions that are not there.
+    let mut others = Vec::new();
+    for number in 0..64 {
+        let session = format!("none-{number}");
+        others.push(Watching::of(&daemon, in_session(&session, request(0))).await);
+    }
+    let another = in_session("another", request(0));
+    let refusal = Watching::try_of(&daemon, another).await.err().unwrap();
+    assert_eq!(refusal.metadata["limit"], "128", "{refusal:?}");
+    drop(others);
+    eventually("there is a place for another", async || {
+        let another = in_session("another", request(0));
+        Watching::try_of(&daemon, another).await.is_ok()
+    })
+    .await;
     drop(watching);
-    crate::support::eventually("there is a place again", async || {
+    eventually("there is a place again", async || {
         Watching::try_of(&daemon, request(0)).await.is_ok()
     })
     .await;
@@ -97,4 +111,42 @@ async fn events_of_types_that_nobody_makes_leave_the_others_out() {
         Some(Item::KeepAlive(_)) => {}
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn the_last_ones_alone_can_be_watched() {
+    let daemon = Daemon::start().await;
+    let tail = |tail| WatchEventsRequest {
+        tail: Some(tail),
+        ..request(0)
+    };
+    let place = async |watching: &mut Watching| match watching.next().await {
+        Some(Item::KeepAlive(keep_alive)) => keep_alive.last_sequence,
+        other => panic!("{other:?}"),
+    };
+    let mut none = Watching::of(&daemon, tail(0)).await;
+    assert_eq!(place(&mut none).await, 0);
+    make(&daemon, "one").await;
+    assert_eq!(none.event().await.sequence, 1);
+    let mut new = Watching::of(&daemon, tail(0)).await;
+    let mut some = Watching::of(&daemon, tail(1)).await;
+    let mut all = Watching::of(&daemon, tail(9)).await;
+    let places = [
+        place(&mut new).await,
+        place(&mut some).await,
+        place(&mut all).await,
+    ];
+    assert_eq!(places, [2, 1, 0]);
+    make(&daemon, "two").await;
+    for (watching, first) in [(&mut new, 3), (&mut some, 2), (&mut all, 1)] {
+        assert_eq!(watching.event().await.sequence, first);
+    }
+    let both = WatchEventsRequest {
+        after_sequence: 1,
+        types: vec!["patch_applied".to_owned(), "tool_call_ended".to_owned()],
+        ..tail(1)
+    };
+    let refusal = Watching::try_of(&daemon, both).await.err().unwrap();
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    assert_eq!(refusal.fields(), ["types[1]", "tail"]);
 }

@@ -44,6 +44,10 @@ pub(super) enum Source {
 pub(super) struct Watch {
     pub(super) pipeline: Arc<Pipeline>,
     pub(super) source: Source,
+    /// Number of the record behind which it begins.
+    pub(super) after: u64,
+    /// Whether that is said first.
+    pub(super) tells_place: bool,
     pub(super) workspace: String,
     pub(super) session: SessionId,
     /// Of what is sent; all, where there are none.
@@ -110,6 +114,9 @@ impl Watch {
     }
 
     async fn follow(mut self, mut client: Client, end: &CancellationToken) -> End {
+        if self.tells_place && client.send(keep_alive(self.after)).await.is_err() {
+            return End::Quiet;
+        }
         loop {
             let (source, waits) = match self.source {
                 Source::Session(follower) => {
@@ -148,23 +155,37 @@ impl Watch {
                     () = sleep_until(until) => follower.last_sequence(),
                 },
                 Source::None(more) => {
-                    let sessions = self.pipeline.store.sessions();
-                    if let Some(session) = sessions.open(&self.workspace, &self.session)
-                        && let Ok(follower) = Follower::new(session, 0)
-                    {
-                        self.source = Source::Session(follower);
-                        continue;
+                    // What is opened from here on is looked for again.
+                    drop(more.borrow_and_update());
+                    let sessions = Arc::clone(self.pipeline.store.sessions());
+                    if sessions.knows(&self.workspace, &self.session) {
+                        let (workspace, id) = (self.workspace.clone(), self.session.clone());
+                        let existing = move || sessions.existing(&workspace, &id);
+                        match task::blocking(existing).await {
+                            Ok(Ok(Some(session))) => match Follower::new(session, self.after) {
+                                Ok(follower) => {
+                                    self.source = Source::Session(follower);
+                                    continue;
+                                }
+                                Err(beyond) => {
+                                    return End::Failed(super::beyond(self.after)(beyond));
+                                }
+                            },
+                            // Removed at this moment.
+                            Ok(Ok(None)) => {}
+                            Ok(Err(error)) => return End::Failed(Error::internal(error)),
+                            Err(error) => return End::Failed(Error::internal(error)),
+                        }
                     }
                     tokio::select! {
                         biased;
                         _opened = more.changed() => continue,
                         () = end.cancelled() => return End::Failed(draining()),
-                        () = sleep_until(until) => 0,
+                        () = sleep_until(until) => self.after,
                     }
                 }
             };
-            let keep_alive = Item::KeepAlive(EventKeepAlive { last_sequence });
-            if client.send(keep_alive).await.is_err() {
+            if client.send(keep_alive(last_sequence)).await.is_err() {
                 return End::Quiet;
             }
         }
@@ -180,6 +201,10 @@ impl Client {
         self.last = Instant::now();
         sent
     }
+}
+
+fn keep_alive(last_sequence: u64) -> Item {
+    Item::KeepAlive(EventKeepAlive { last_sequence })
 }
 
 /// What came next, if somebody asked for it.

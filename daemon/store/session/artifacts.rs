@@ -3,11 +3,20 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::Path,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::step::{FOLDERS, Step};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    events::go_on,
+    step::{FOLDERS, Step},
+};
+
+/// Bytes of a block, in which the kernel counts.
+const BLOCK: u64 = 512;
 
 /// An artifact.
 #[derive(Debug)]
@@ -18,6 +27,8 @@ pub(crate) struct Kept {
     pub(crate) step: Step,
     /// Its bytes.
     pub(crate) size: u64,
+    /// Bytes that it takes on the disk.
+    pub(crate) taken: u64,
     /// When it was last written to.
     pub(crate) modified: SystemTime,
 }
@@ -48,7 +59,7 @@ pub(super) fn list(
 }
 
 /// All of them, in no order.
-pub(super) fn all(folder: &Path) -> io::Result<Vec<Kept>> {
+pub(super) fn all(folder: &Path, end: &CancellationToken) -> io::Result<Vec<Kept>> {
     let mut found = Vec::new();
     for name in FOLDERS {
         each(&folder.join(name), name, |path, step| {
@@ -56,21 +67,43 @@ pub(super) fn all(folder: &Path) -> io::Result<Vec<Kept>> {
         })?;
     }
     let kept = found.into_iter();
-    kept.filter_map(|(path, step)| look(folder, path, step).transpose())
-        .collect()
+    kept.filter_map(|(path, step)| {
+        let looked = go_on(end).and_then(|()| look(folder, path, step));
+        looked.transpose()
+    })
+    .collect()
 }
 
-/// Bytes of all of them.
-pub(super) fn bytes(folder: &Path) -> io::Result<u64> {
-    Ok(all(folder)?.iter().map(|kept| kept.size).sum())
+/// Bytes that all of them take.
+pub(super) fn bytes(folder: &Path, end: &CancellationToken) -> io::Result<u64> {
+    Ok(all(folder, end)?.iter().map(|kept| kept.taken).sum())
 }
 
-/// Removes one.
-pub(super) fn remove(folder: &Path, artifact: &Kept) -> io::Result<()> {
-    match fs::remove_file(folder.join(&artifact.path)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        Ok(()) | Err(_) => Ok(()),
+/// Removes those of a step, as far as there are some.
+pub(super) fn remove_of(folder: &Path, step: u64) -> io::Result<()> {
+    let [stdout, stderr] = Step::paths(step);
+    for path in [stdout, stderr, Step(step).patch_path()] {
+        match fs::remove_file(folder.join(path)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
     }
+    Ok(())
+}
+
+/// Removes all of them, and whatever else lies where they do.
+pub(super) fn remove_all(folder: &Path, end: &CancellationToken) -> io::Result<()> {
+    for name in FOLDERS {
+        let entries = match fs::read_dir(folder.join(name)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            entries => entries?,
+        };
+        for entry in entries {
+            go_on(end)?;
+            fs::remove_file(entry?.path())?;
+        }
+    }
+    Ok(())
 }
 
 fn each(folder: &Path, name: &str, mut found: impl FnMut(String, Step)) -> io::Result<()> {
@@ -97,6 +130,7 @@ fn look(folder: &Path, path: String, step: Step) -> io::Result<Option<Kept>> {
             path,
             step,
             size: data.len(),
+            taken: data.blocks() * BLOCK,
             modified: data.modified().unwrap_or(UNIX_EPOCH),
         })),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),

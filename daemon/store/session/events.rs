@@ -4,6 +4,8 @@
 //! written to another file, which then takes its place: whoever reads the old one reads it to its end.
 //! The numbers that the session has got to are written down before that, as they go on also where no
 //! record says them any more.
+//!
+//! A step begins only where the disk has room for its end, too: that is set aside behind the records.
 
 use std::{
     collections::BTreeSet,
@@ -13,15 +15,17 @@ use std::{
     ops::ControlFlow,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use rustix::{
+    fs::{FallocateFlags, fallocate},
+    io::Errno,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     last_run::{LastRun, Run},
@@ -29,6 +33,7 @@ use super::{
     snapshot::Snapshot,
     step::{Piece, Step},
 };
+use crate::daemon::store::fullness::Fullness;
 
 /// Name of the file.
 pub(super) const RECORDS: &str = "events.jsonl";
@@ -36,6 +41,14 @@ pub(super) const RECORDS: &str = "events.jsonl";
 const RECORDS_LEFT: &str = "events.jsonl.new";
 /// Name of the file that says what numbers the session has got to.
 const NUMBERS: &str = "numbers";
+
+/// Room that is set aside for the end of each step. A record that is longer is shortened where the disk is
+/// full.
+const END_BYTES: u64 = 4096;
+/// Longest value in a record that is shortened: with all that it has, it fits.
+const SHORT_VALUE: usize = 256;
+/// Room that is set aside beyond what is needed, so that not each step has to.
+const ROOM_AHEAD: u64 = 16 * 1024;
 
 /// The records of a session.
 #[derive(Debug)]
@@ -54,6 +67,10 @@ struct State {
     file: Arc<File>,
     /// Bytes of whole records.
     length: u64,
+    /// Up to where there is room in the file.
+    reserved: u64,
+    /// Bytes of whole records when old ones were last looked for.
+    looked_after: u64,
     /// How often another file has taken the place of the first one.
     generation: u64,
     last_sequence: u64,
@@ -72,33 +89,6 @@ pub(crate) struct Numbers {
     pub(crate) step: u64,
     /// When the last record was written, as that says it.
     pub(crate) time: String,
-    /// Whether artifacts may be left of which no record tells any more.
-    #[serde(default)]
-    pub(super) is_unfinished: bool,
-}
-
-/// How large the records of a session may become before somebody is to look after them.
-#[derive(Debug)]
-pub(crate) struct Fullness {
-    most_bytes: AtomicU64,
-    /// Told when a session has more.
-    pub(crate) exceeded: Notify,
-}
-
-impl Default for Fullness {
-    fn default() -> Self {
-        Self {
-            most_bytes: AtomicU64::new(u64::MAX),
-            exceeded: Notify::new(),
-        }
-    }
-}
-
-impl Fullness {
-    /// Has somebody be told of sessions with more records.
-    pub(crate) fn set(&self, most_bytes: u64) {
-        self.most_bytes.store(most_bytes, Ordering::Relaxed);
-    }
 }
 
 impl Events {
@@ -120,6 +110,8 @@ impl Events {
             state: Mutex::new(State {
                 file: Arc::new(file),
                 length,
+                reserved: length,
+                looked_after: 0,
                 generation: 0,
                 last_sequence: numbers.sequence,
                 last_step: numbers.step,
@@ -145,9 +137,16 @@ impl Events {
         let is_run = is(&fields, "tool", "run");
         let mut state = self.lock();
         let step = state.last_step + 1;
-        let sequence = self.append(&mut state, step, fields)?;
-        state.last_step = step;
+        // With it, there is to be room for its end.
         state.running.insert(step);
+        let sequence = match self.append(&mut state, step, fields, false) {
+            Ok(sequence) => sequence,
+            Err(error) => {
+                state.running.remove(&step);
+                return Err(error);
+            }
+        };
+        state.last_step = step;
         if is_run {
             state.last_run = LastRun::Known(Run::new(step, sequence));
         }
@@ -161,7 +160,7 @@ impl Events {
         if ends {
             state.running.remove(&step.0);
         }
-        let sequence = self.append(&mut state, step.0, fields)?;
+        let sequence = self.append(&mut state, step.0, fields, ends)?;
         if ends {
             state.last_run.ended(step.0, sequence);
         }
@@ -205,20 +204,28 @@ impl Events {
         }
     }
 
-    /// Removes records. Appending goes on meanwhile. Answers with the numbers that were written down.
-    pub(super) fn cut(&self, is_removed: impl Fn(Piece) -> bool) -> io::Result<Numbers> {
+    /// What is not to be kept has been removed, as far as it could be.
+    pub(super) fn looked_after(&self) {
+        let mut state = self.lock();
+        state.looked_after = state.length;
+    }
+
+    /// Removes records. Appending goes on meanwhile.
+    pub(super) fn cut(
+        &self,
+        is_removed: impl Fn(Piece) -> bool,
+        end: &CancellationToken,
+    ) -> io::Result<()> {
         let _alone = self.cutting.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.snapshot();
-        let mut numbers = Self::numbers(&self.folder)?;
-        numbers.is_unfinished = true;
-        write_numbers(&self.folder, &numbers)?;
+        write_numbers(&self.folder, &Self::numbers(&self.folder)?)?;
         let new = self.folder.join(RECORDS_LEFT);
-        let replaced = self.replace(&before, &new, is_removed);
+        let replaced = self.replace(&before, &new, is_removed, end);
         if replaced.is_err() {
             // Where it cannot be removed either, the next one begins anew.
             let _gone = fs::remove_file(&new);
         }
-        replaced.map(|()| numbers)
+        replaced
     }
 
     fn replace(
@@ -226,6 +233,7 @@ impl Events {
         before: &Snapshot,
         new: &Path,
         is_removed: impl Fn(Piece) -> bool,
+        end: &CancellationToken,
     ) -> io::Result<()> {
         let file = File::options()
             .read(true)
@@ -238,6 +246,7 @@ impl Events {
         let mut writer = BufWriter::new(&file);
         let mut records = Records::new(&before.file, 0, before.length);
         while let Some(line) = records.next()? {
+            go_on(end)?;
             let piece = Head::of(line).map(|head| Piece::of(head.step, head.sequence));
             if piece.is_some_and(|piece| !is_removed(piece)) {
                 writer.write_all(line)?;
@@ -253,8 +262,13 @@ impl Events {
         let mut bytes = vec![0; tail];
         state.file.read_exact_at(&mut bytes, before.length)?;
         file.write_all_at(&bytes, length)?;
+        length += tail as u64;
+        // Those that go on have room in this one, too.
+        let room = length + room_for_ends(&state);
+        let reserved = reserve(&file, length, room)?;
         fs::rename(new, self.folder.join(RECORDS))?;
-        state.length = length + tail as u64;
+        state.length = length;
+        state.reserved = reserved;
         state.file = Arc::new(file);
         state.generation += 1;
         if let LastRun::Known(run) = &state.last_run
@@ -265,42 +279,104 @@ impl Events {
         Ok(())
     }
 
-    /// Writes down that no artifacts are left that no record tells of.
-    pub(super) fn finish_cut(&self, numbers: Numbers) -> io::Result<()> {
-        let _alone = self.cutting.lock().unwrap_or_else(PoisonError::into_inner);
-        let numbers = Numbers {
-            is_unfinished: false,
-            ..numbers
-        };
-        write_numbers(&self.folder, &numbers)
-    }
-
-    /// Appends a record; answers its number.
-    fn append(&self, state: &mut State, step: u64, fields: Map<String, Value>) -> io::Result<u64> {
-        let mut record = Map::new();
+    /// Appends a record; answers its number. One that `ends` a step may take the room that was set aside.
+    fn append(
+        &self,
+        state: &mut State,
+        step: u64,
+        mut fields: Map<String, Value>,
+        ends: bool,
+    ) -> io::Result<u64> {
         let sequence = state.last_sequence + 1;
-        record.insert("sequence".to_owned(), sequence.into());
-        record.insert("step".to_owned(), step.into());
-        record.extend(fields);
-        let mut line = serde_json::to_vec(&record)?;
-        line.push(b'\n');
-        // At its place and not at the end: what is left of a record that did not fit is overwritten.
-        if let Err(error) = state.file.write_all_at(&line, state.length) {
-            state.file.set_len(state.length)?;
-            return Err(error);
+        fields.insert("sequence".to_owned(), sequence.into());
+        fields.insert("step".to_owned(), step.into());
+        let line = line_of(&fields)?;
+        if !ends {
+            let room = state.length + line.len() as u64 + room_for_ends(state);
+            if room > state.reserved {
+                state.reserved = reserve(&state.file, state.length, room)?;
+            }
         }
-        state.length += line.len() as u64;
+        let mut written = write_line(state, &line);
+        if written.is_err() && ends && line.len() as u64 > END_BYTES {
+            fields.retain(|_, value| is_short(value));
+            written = write_line(state, &line_of(&fields)?);
+        }
+        let bytes = written?;
+        state.length += bytes;
         state.last_sequence = sequence;
         self.last.send_replace(sequence);
-        if state.length > self.fullness.most_bytes.load(Ordering::Relaxed) {
-            self.fullness.exceeded.notify_one();
-        }
+        self.fullness.wrote(bytes);
+        self.fullness.records(state.length, state.looked_after);
         Ok(sequence)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Drop for Events {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.reserved != state.length {
+            // Room that nobody needs now. Where this fails, it is given back when they are opened again.
+            let _given_back = state.file.set_len(state.length);
+        }
+    }
+}
+
+/// Ends what takes long when the daemon does.
+pub(crate) fn go_on(end: &CancellationToken) -> io::Result<()> {
+    match end.is_cancelled() {
+        true => Err(io::Error::new(
+            io::ErrorKind::Interrupted,
+            "the daemon ends",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// A record as it is written.
+fn line_of(record: &Map<String, Value>) -> io::Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(record)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Writes a line behind the others; answers its bytes. What is left of one that did not fit is written over
+/// by the next one, or cut off: until then it has no end, and is no record.
+fn write_line(state: &State, line: &[u8]) -> io::Result<u64> {
+    state.file.write_all_at(line, state.length)?;
+    Ok(line.len() as u64)
+}
+
+/// Whether a value of a record is kept where it is shortened.
+fn is_short(value: &Value) -> bool {
+    match value {
+        Value::String(text) => text.len() <= SHORT_VALUE,
+        Value::Array(_) | Value::Object(_) => false,
+        Value::Null | Value::Bool(_) | Value::Number(_) => true,
+    }
+}
+
+/// Bytes for the ends of all steps that go on.
+fn room_for_ends(state: &State) -> u64 {
+    state.running.len() as u64 * END_BYTES
+}
+
+/// Sets room aside from `length` to `room`, and beyond it where there is some. Answers up to where there is.
+fn reserve(file: &File, length: u64, room: u64) -> io::Result<u64> {
+    for until in [room + ROOM_AHEAD, room] {
+        match fallocate(file, FallocateFlags::KEEP_SIZE, length, until - length) {
+            Ok(()) => return Ok(until),
+            Err(Errno::NOSPC | Errno::DQUOT) if until > room => {}
+            Err(error @ (Errno::NOSPC | Errno::DQUOT)) => return Err(error.into()),
+            // A file system that cannot: then it is seen when it is written.
+            Err(_) => return Ok(u64::MAX),
+        }
+    }
+    Ok(room)
 }
 
 fn is(fields: &Map<String, Value>, name: &str, value: &str) -> bool {
@@ -339,8 +415,8 @@ fn read_numbers(folder: &Path) -> io::Result<Numbers> {
     }
 }
 
-/// Writes the numbers, whole or not at all.
-fn write_numbers(folder: &Path, numbers: &Numbers) -> io::Result<()> {
+/// Writes the numbers that the session in `folder` has got to, whole or not at all.
+pub(super) fn write_numbers(folder: &Path, numbers: &Numbers) -> io::Result<()> {
     let new = folder.join(format!("{NUMBERS}.new"));
     let mut file = File::options()
         .write(true)

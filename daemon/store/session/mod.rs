@@ -5,6 +5,7 @@ mod events;
 mod glance;
 mod id;
 mod last_run;
+mod lost;
 mod records;
 mod snapshot;
 mod step;
@@ -19,30 +20,33 @@ use std::{
     time::SystemTime,
 };
 
+use memchr::memmem;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     artifacts::Kept,
-    events::{Fullness, Numbers},
+    events::{Numbers, go_on},
     glance::Glance,
     id::SessionId,
     snapshot::{Numbered, Snapshot},
     step::{Piece, Step, StreamName},
 };
 use self::{
-    events::Events,
+    events::{Events, write_numbers},
     glance::system_time,
     last_run::LastRun,
     records::{Head, Records, find},
 };
-use super::artifact::Sink;
+use super::{artifact::Sink, fullness::Fullness};
 
 /// A session's folder, and where its records have got to.
 #[derive(Debug)]
 pub(crate) struct Session {
     folder: PathBuf,
     events: Events,
+    fullness: Arc<Fullness>,
 }
 
 /// What the artifact of a path is.
@@ -83,17 +87,33 @@ pub(crate) struct StepKept {
 }
 
 impl Session {
+    /// Puts into `folder` what a session begins with, behind the numbers of a `past` one.
+    pub(super) fn make(folder: &Path, past: Option<&Numbers>) -> io::Result<()> {
+        make_folder(&folder.join(step::LOGS))?;
+        past.map_or(Ok(()), |past| write_numbers(folder, past))
+    }
+
     /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
     /// removed.
     pub(super) fn open(folder: PathBuf, fullness: Arc<Fullness>) -> io::Result<Self> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder.join("logs"))?;
+        make_folder(&folder.join(step::LOGS))?;
         Ok(Self {
-            events: Events::open(&folder, fullness)?,
+            events: Events::open(&folder, Arc::clone(&fullness))?,
             folder,
+            fullness,
         })
+    }
+
+    /// Ends the steps that a daemon had begun and not ended when it died. Where that cannot be written
+    /// down now, it is when the next one opens the session. Blocks.
+    pub(super) fn end_lost_steps(&self) {
+        let ends = lost::ends(&self.records()).and_then(|ends| {
+            let mut ends = ends.into_iter();
+            ends.try_for_each(|(step, fields)| self.record(Step(step), fields))
+        });
+        if let Err(error) = ends {
+            tracing::warn!(%error, "the ends of calls that were lost could not be recorded");
+        }
     }
 
     /// What numbers the session in `folder` has got to, without opening it. Blocks.
@@ -102,8 +122,18 @@ impl Session {
     }
 
     /// A glance at the session in `folder`, without opening it. Blocks.
-    pub(super) fn glance_at(folder: &Path) -> io::Result<Glance> {
-        Glance::at(folder)
+    pub(super) fn glance_at(folder: &Path, end: &CancellationToken) -> io::Result<Glance> {
+        Glance::at(folder, end)
+    }
+
+    /// When the session in `folder` was last used, without opening it. Blocks.
+    pub(super) fn last_used(folder: &Path) -> io::Result<SystemTime> {
+        glance::last_used(folder)
+    }
+
+    /// Deletes the artifacts of the session that is no more in `folder`. Blocks.
+    pub(super) fn delete_artifacts(folder: &Path, end: &CancellationToken) -> io::Result<()> {
+        artifacts::remove_all(folder, end)
     }
 
     // === Records ===
@@ -174,7 +204,8 @@ impl Session {
     /// read.
     pub(crate) fn sink(&self, step: Step, stream: StreamName, cap: u64) -> (Sink, String) {
         let path = step.artifact_path(stream);
-        (Sink::new(self.folder.join(&path), cap), path)
+        let sink = Sink::new(self.folder.join(&path), cap);
+        (sink.counted(Arc::clone(&self.fullness)), path)
     }
 
     /// Keeps the patch of `step`, and answers the path under which it can be read. Blocks.
@@ -182,10 +213,7 @@ impl Session {
         let path = step.patch_path();
         let file = self.folder.join(&path);
         if let Some(folder) = file.parent() {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)?;
+            make_folder(folder)?;
         }
         let mut options = OpenOptions::new();
         let opened = options
@@ -197,6 +225,7 @@ impl Session {
             self.drop_patch(step); // half a patch is none
             return Err(error);
         }
+        self.fullness.wrote(patch.len() as u64);
         Ok(path)
     }
 
@@ -213,11 +242,12 @@ impl Session {
         };
         match File::open(self.folder.join(path)) {
             Ok(file) => Ok(Artifact::File(file)),
-            // An empty stream has no file: then the records say whether there was such a command.
+            // An empty stream has no file: then the records say whether there was such a command, and
+            // that nothing was written that is not kept any more.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound
                     && path != step.patch_path()
-                    && self.ran_command(step)? =>
+                    && self.wrote_nothing(step, path)? =>
             {
                 Ok(Artifact::Empty)
             }
@@ -237,25 +267,45 @@ impl Session {
         artifacts::list(&self.folder, after, step, at_most)
     }
 
+    /// Whether the records tell of a command that has written nothing to this stream, or goes on.
+    ///
     /// Steps begin in the order of their numbers, so halving finds one in a file of any length.
-    fn ran_command(&self, step: Step) -> io::Result<bool> {
+    fn wrote_nothing(&self, step: Step, path: &str) -> io::Result<bool> {
         let records = self.events.snapshot();
         let at = find(&records.file, records.length, |head| {
             head.begins_step().then_some(head.step < step.0)
         })?;
+        let of_step = format!("\"step\":{},", step.0);
+        let of_step = memmem::Finder::new(&of_step);
         let mut from = Records::new(&records.file, at, records.length);
+        let mut was_begun = false;
         while let Some(line) = from.next()? {
-            if let Some(head) = Head::of(line).filter(Head::begins_step) {
-                return Ok(head.step == step.0 && head.is_of_run());
+            if was_begun && of_step.find(line).is_none() {
+                continue;
+            }
+            let Some(head) = Head::of(line) else { continue };
+            if head.begins_step() && !was_begun {
+                was_begun = head.step == step.0 && head.is_of_run();
+                if !was_begun {
+                    return Ok(false);
+                }
+            } else if head.ends_step() && head.step == step.0 {
+                let record: Map<String, Value> = serde_json::from_slice(line)?;
+                let [stdout, _] = Step::paths(step.0);
+                let bytes = match path == stdout {
+                    true => record.get("stdout_bytes"),
+                    false => record.get("stderr_bytes"),
+                };
+                return Ok(bytes.and_then(Value::as_u64).unwrap_or(0) == 0);
             }
         }
-        Ok(false)
+        Ok(was_begun)
     }
 
     // === What is to be kept ===
 
     /// What is kept of each step, the oldest one first, but for those that have not ended. Blocks.
-    pub(super) fn steps(&self) -> io::Result<Vec<StepKept>> {
+    pub(super) fn steps(&self, end: &CancellationToken) -> io::Result<Vec<StepKept>> {
         let running = self.events.running();
         let records = self.events.snapshot();
         // In the order of their first records.
@@ -263,6 +313,7 @@ impl Session {
         let mut places = HashMap::new();
         let mut from = Records::new(&records.file, 0, records.length);
         while let Some(line) = from.next()? {
+            go_on(end)?;
             let bytes = line.len() as u64;
             let Some(head) = Head::of(line) else { continue };
             let piece = Piece::of(head.step, head.sequence);
@@ -280,10 +331,10 @@ impl Session {
                 kept.time = system_time(&head.time).unwrap_or(kept.time);
             }
         }
-        for artifact in artifacts::all(&self.folder)? {
+        for artifact in artifacts::all(&self.folder, end)? {
             let place = places.get(&Piece::Step(artifact.step.0));
             if let Some(kept) = place.and_then(|place| steps.get_mut(*place)) {
-                kept.artifact_bytes += artifact.size;
+                kept.artifact_bytes += artifact.taken;
             }
         }
         steps.retain(|kept| match kept.piece {
@@ -293,39 +344,33 @@ impl Session {
         Ok(steps)
     }
 
+    /// What is not to be kept of the records has been removed, as far as it could be.
+    pub(super) fn looked_after(&self) {
+        self.events.looked_after();
+    }
+
     /// Removes all that is kept of steps, which must have ended. Blocks.
     ///
-    /// Records go first: what no record tells of was removed, and must not pass for an empty output.
-    pub(super) fn remove(&self, steps: &BTreeSet<Piece>) -> io::Result<()> {
-        let numbers = self.events.cut(|piece| steps.contains(&piece))?;
-        self.sweep(numbers)
-    }
-
-    /// Removes the artifacts of which no record tells, if the daemon died before it had done so. Blocks.
-    pub(super) fn finish_removal(&self) -> io::Result<()> {
-        let numbers = Events::numbers(&self.folder)?;
-        match numbers.is_unfinished {
-            true => self.sweep(numbers),
-            false => Ok(()),
-        }
-    }
-
-    /// Removes the artifacts of which no record tells, up to those of the last step of `numbers`.
-    fn sweep(&self, numbers: Numbers) -> io::Result<()> {
-        let records = self.events.snapshot();
-        let mut told = BTreeSet::new();
-        let mut from = Records::new(&records.file, 0, records.length);
-        while let Some(line) = from.next()? {
-            told.extend(Head::of(line).map(|head| head.step));
-        }
-        for artifact in artifacts::all(&self.folder)? {
-            let step = artifact.step.0;
-            if step <= numbers.step && !told.contains(&step) {
-                artifacts::remove(&self.folder, &artifact)?;
+    /// Artifacts go first: that needs no room on a disk that is full, and makes some for the records that
+    /// stay. What the records say of a step tells a removed output from an empty one meanwhile; a removal
+    /// that is cut off is done again by the next one, as these steps are to be removed still.
+    pub(super) fn remove(
+        &self,
+        steps: &BTreeSet<Piece>,
+        end: &CancellationToken,
+    ) -> io::Result<()> {
+        for piece in steps {
+            go_on(end)?;
+            if let Piece::Step(step) = piece {
+                artifacts::remove_of(&self.folder, *step)?;
             }
         }
-        self.events.finish_cut(numbers)
+        self.events.cut(|piece| steps.contains(&piece), end)
     }
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Steps of a session, and the paths of what they leave behind.
 
 /// Folder of the output of commands.
-const LOGS: &str = "logs";
+pub(super) const LOGS: &str = "logs";
 /// Folder of patches.
 const DIFFS: &str = "diffs";
 /// The folders that artifacts lie in, in the order of their paths.

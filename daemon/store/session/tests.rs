@@ -4,8 +4,9 @@ use std::{collections::BTreeSet, fs, io::Write as _, sync::Arc};
 
 use serde_json::{Map, Value};
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 
-use super::{Artifact, Piece, Session, Step, StreamName};
+use super::{Artifact, Piece, Session, Step, StepKept, StreamName};
 
 fn open(folder: &TempDir) -> Session {
     Session::open(folder.path().to_owned(), Arc::default()).unwrap()
@@ -85,6 +86,12 @@ fn artifacts_are_found_by_their_exact_paths_only() {
     }
 }
 
+/// Whether the standard output of a step is known to be empty.
+fn wrote_nothing(session: &Session, step: u64) -> bool {
+    let [stdout, _] = Step::paths(step);
+    session.wrote_nothing(Step(step), &stdout).unwrap()
+}
+
 #[test]
 fn a_command_is_found_among_many_records() {
     let folder = tempfile::tempdir().unwrap();
@@ -117,15 +124,11 @@ fn a_command_is_found_among_many_records() {
     }
     for number in 0..=last + 5 {
         let expected = number <= last && is_run(number) && number > 0;
-        assert_eq!(
-            session.ran_command(Step(number)).unwrap(),
-            expected,
-            "{number}"
-        );
+        assert_eq!(wrote_nothing(&session, number), expected, "{number}");
     }
     let empty = tempfile::tempdir().unwrap();
     let session = open(&empty);
-    assert!(!session.ran_command(Step(1)).unwrap());
+    assert!(!wrote_nothing(&session, 1));
 }
 
 /// The record of a step's end.
@@ -146,6 +149,14 @@ fn run(session: &Session) -> Step {
     step
 }
 
+fn kept(session: &Session) -> Vec<StepKept> {
+    session.steps(&CancellationToken::new()).unwrap()
+}
+
+fn remove(session: &Session, pieces: &BTreeSet<Piece>) {
+    session.remove(pieces, &CancellationToken::new()).unwrap();
+}
+
 fn steps_of(numbers: &[u64]) -> BTreeSet<Piece> {
     numbers.iter().copied().map(Piece::Step).collect()
 }
@@ -161,9 +172,9 @@ fn numbers_go_on_when_their_records_are_gone() {
     let session = open(&folder);
     let goes_on = session.begin_step(fields("run")).unwrap();
     let steps: Vec<_> = (0..3).map(|_| run(&session)).collect();
-    assert_eq!(session.steps().unwrap().len(), 3, "one goes on");
+    assert_eq!(kept(&session).len(), 3, "one goes on");
     let before = session.records();
-    session.remove(&steps_of(&[2, 3])).unwrap();
+    remove(&session, &steps_of(&[2, 3]));
     assert_eq!(sequences(&session), [1, 6, 7]);
     assert_eq!(before.read(0, u64::MAX).unwrap().0.len(), 7);
     for step in steps {
@@ -172,7 +183,7 @@ fn numbers_go_on_when_their_records_are_gone() {
         assert_eq!(is_kept, step.number() == 4, "{path}");
     }
     session.record(goes_on, end()).unwrap();
-    session.remove(&steps_of(&[1, 4])).unwrap();
+    remove(&session, &steps_of(&[1, 4]));
     assert!(sequences(&session).is_empty());
     assert!(session.last_command().unwrap().is_none());
     drop(session);
@@ -183,25 +194,87 @@ fn numbers_go_on_when_their_records_are_gone() {
     assert_eq!(sequences(&open(&folder)), [9, 10, 11, 12]);
 }
 
+/// The record of the end of a command that wrote so much.
+fn end_with(stdout_bytes: u64) -> Map<String, Value> {
+    let mut fields = end();
+    fields.insert("stdout_bytes".to_owned(), stdout_bytes.into());
+    fields.insert("stderr_bytes".to_owned(), 0.into());
+    fields
+}
+
 #[test]
-fn a_removal_that_was_cut_off_is_finished() {
+fn an_output_that_was_removed_is_not_told_to_be_empty() {
     let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
-    let steps = [run(&session), run(&session), run(&session)];
-    // The records are gone, and the daemon is killed before the artifacts are.
-    session.events.cut(|piece| piece < Piece::Step(3)).unwrap();
-    drop(session);
-    fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
-    assert!(Session::glance_at(folder.path()).unwrap().is_unfinished);
+    let step = session.begin_step(fields("run")).unwrap();
+    let (mut sink, path) = session.sink(step, StreamName::Stdout, 100);
+    sink.write(b"text\n");
+    session.record(step, end_with(5)).unwrap();
+    let [_, stderr] = Step::paths(step.0);
+    // The artifacts are gone, and the daemon is killed, or the disk is full, before the records are.
+    super::artifacts::remove_of(folder.path(), step.0).unwrap();
+    for _ in 0..2 {
+        let session = open(&folder);
+        let artifact = |path: &str| session.artifact(path).unwrap();
+        assert!(matches!(artifact(&path), Artifact::Missing));
+        assert!(matches!(artifact(&stderr), Artifact::Empty));
+        fs::write(folder.path().join("events.jsonl.new"), "{\"half").unwrap();
+    }
+    remove(&session, &steps_of(&[1]));
+    assert!(sequences(&session).is_empty());
+    assert!(matches!(
+        session.artifact(&stderr).unwrap(),
+        Artifact::Missing
+    ));
+}
+
+#[test]
+fn a_removal_ends_with_the_daemon() {
+    let folder = tempfile::tempdir().unwrap();
     let session = open(&folder);
-    session.finish_removal().unwrap();
-    assert!(!Session::glance_at(folder.path()).unwrap().is_unfinished);
-    let left = session.artifacts(None, None, 10).unwrap();
-    let left: Vec<_> = left.iter().map(|kept| kept.step).collect();
-    assert_eq!(left, steps[2..]);
-    session.finish_removal().unwrap();
-    session.remove(&steps_of(&[3])).unwrap();
-    assert!(session.artifacts(None, None, 10).unwrap().is_empty());
+    run(&session);
+    let end = CancellationToken::new();
+    end.cancel();
+    assert!(session.remove(&steps_of(&[1]), &end).is_err());
+    assert!(session.steps(&end).is_err());
+    assert!(Session::glance_at(folder.path(), &end).is_err());
+    assert_eq!(sequences(&session), [1, 2]);
+    assert_eq!(session.artifacts(None, None, 10).unwrap().len(), 1);
+}
+
+#[test]
+fn steps_that_a_daemon_had_not_ended_are_ended_by_the_next() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = open(&folder);
+    run(&session);
+    let mut started = fields("run");
+    for name in ["call_id", "params"] {
+        started.insert(name.to_owned(), name.into());
+    }
+    let command = session.begin_step(started).unwrap();
+    run(&session);
+    session.begin_step(fields("read_file")).unwrap();
+    session.note(end()).unwrap();
+    drop(session);
+    for _ in 0..2 {
+        let session = open(&folder);
+        session.end_lost_steps();
+        let (records, _) = session.records().read(0, u64::MAX).unwrap();
+        let ends = &records[7..];
+        assert_eq!(ends.len(), 2, "each once");
+        let told = ends.iter().map(|it| {
+            let text = |name: &str| it.record.get(name).and_then(Value::as_str);
+            let step = it.record["step"].as_u64().unwrap();
+            (step, text("error_type"), text("call_id"), text("outcome"))
+        });
+        let lost = Some("daemon_lost");
+        let expected = [
+            (command.0, lost, Some("call_id"), Some("DAEMON_LOST")),
+            (4, lost, None, None),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected);
+        assert!(!ends[0].record.contains_key("params"));
+    }
 }
 
 #[test]
@@ -224,7 +297,7 @@ fn the_last_command_is_known_again_after_a_restart() {
     check(&session, second, false, true);
     let session = open(&folder);
     check(&session, second, false, true);
-    session.remove(&steps_of(&[second.number()])).unwrap();
+    remove(&session, &steps_of(&[second.number()]));
     check(&session, first, false, true);
 }
 
@@ -262,12 +335,10 @@ fn records_of_no_step_are_kept_one_by_one() {
     session.note(end()).unwrap();
     run(&session);
     session.note(end()).unwrap();
-    let pieces = session.steps().unwrap();
+    let pieces = kept(&session);
     let pieces: Vec<_> = pieces.iter().map(|kept| kept.piece).collect();
     assert_eq!(pieces, [Piece::Record(1), Piece::Step(1), Piece::Record(4)]);
-    session
-        .remove(&pieces[..2].iter().copied().collect())
-        .unwrap();
+    remove(&session, &pieces[..2].iter().copied().collect());
     assert_eq!(sequences(&session), [4]);
     assert_eq!(run(&session), Step(2));
 }

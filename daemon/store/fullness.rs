@@ -1,0 +1,136 @@
+//! How full the sessions are, as far as it is known while calls go on: tells when somebody is to look
+//! after what is kept of them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::sync::Notify;
+
+/// What there is of them, and how much there may be. Nothing is too much until that was said.
+#[derive(Debug)]
+pub(crate) struct Fullness {
+    /// Bytes of the records of one session.
+    most_record_bytes: AtomicU64,
+    /// Bytes of all sessions that somebody is told of.
+    alarm_bytes: AtomicU64,
+    /// Bytes when it was last looked, and what was written since.
+    bytes: AtomicU64,
+    /// Sessions of one workspace.
+    most_sessions: AtomicU64,
+    /// Told when a session has more records.
+    pub(super) is_long: Notify,
+    /// Told when all sessions have more bytes, or a workspace has more of them.
+    pub(super) is_full: Notify,
+}
+
+impl Default for Fullness {
+    fn default() -> Self {
+        Self {
+            most_record_bytes: AtomicU64::new(u64::MAX),
+            alarm_bytes: AtomicU64::new(u64::MAX),
+            bytes: AtomicU64::new(0),
+            most_sessions: AtomicU64::new(u64::MAX),
+            is_long: Notify::new(),
+            is_full: Notify::new(),
+        }
+    }
+}
+
+impl Fullness {
+    /// Has somebody be told of sessions with more records, and of workspaces with more sessions.
+    pub(super) fn set(&self, most_record_bytes: u64, most_sessions: u64) {
+        self.most_record_bytes
+            .store(most_record_bytes, Ordering::Relaxed);
+        self.most_sessions.store(most_sessions, Ordering::Relaxed);
+    }
+
+    /// Has somebody be told when there is more than `most`, of which there are so many bytes now. Where
+    /// there is more already, which could not be removed, when some more has come.
+    pub(super) fn measured(&self, bytes: u64, most: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+        let alarm = if bytes > most {
+            bytes + most / 16
+        } else {
+            most
+        };
+        self.alarm_bytes.store(alarm, Ordering::Relaxed);
+    }
+
+    /// So many bytes more were written.
+    pub(super) fn wrote(&self, bytes: u64) {
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let alarm = self.alarm_bytes.load(Ordering::Relaxed);
+        if before <= alarm && before + bytes > alarm {
+            self.is_full.notify_one();
+        }
+    }
+
+    /// The records of a session have got to so many bytes, and had `looked_after` when somebody last
+    /// looked after them.
+    pub(super) fn records(&self, bytes: u64, looked_after: u64) {
+        let most = self.most_record_bytes.load(Ordering::Relaxed);
+        // Of what could not be removed then, as it goes on, nobody is told again with each record.
+        if bytes > most && bytes - looked_after.min(bytes) > most / 16 {
+            self.is_long.notify_one();
+        }
+    }
+
+    /// A workspace has got so many sessions.
+    pub(super) fn sessions(&self, count: u64) {
+        if count > self.most_sessions.load(Ordering::Relaxed) {
+            self.is_full.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+
+    use super::*;
+
+    /// Whether somebody was told since this was last asked.
+    fn told(notify: &Notify) -> bool {
+        let notified = pin!(notify.notified());
+        let mut context = Context::from_waker(Waker::noop());
+        notified.poll(&mut context).is_ready()
+    }
+
+    #[test]
+    fn somebody_is_told_once_of_what_is_too_much() {
+        let fullness = Fullness::default();
+        fullness.wrote(1 << 40);
+        fullness.records(1 << 40, 0);
+        fullness.sessions(1 << 40);
+        assert!(!told(&fullness.is_full) && !told(&fullness.is_long));
+        fullness.set(160, 2);
+        fullness.measured(900, 1600);
+        fullness.wrote(700);
+        assert!(!told(&fullness.is_full));
+        fullness.wrote(1);
+        assert!(told(&fullness.is_full));
+        fullness.wrote(1);
+        assert!(!told(&fullness.is_full));
+        // What cannot be removed.
+        fullness.measured(2000, 1600);
+        fullness.wrote(100);
+        assert!(!told(&fullness.is_full));
+        fullness.wrote(1);
+        assert!(told(&fullness.is_full));
+        fullness.sessions(2);
+        assert!(!told(&fullness.is_full));
+        fullness.sessions(3);
+        assert!(told(&fullness.is_full));
+        for (bytes, looked_after, is_told) in [
+            (160, 0, false),
+            (161, 0, true),
+            (200, 190, false),
+            (201, 190, true),
+        ] {
+            fullness.records(bytes, looked_after);
+            assert_eq!(told(&fullness.is_long), is_told, "{bytes}");
+        }
+    }
+}
