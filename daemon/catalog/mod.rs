@@ -2,6 +2,7 @@
 //! about a tool is written down twice.
 
 mod json;
+mod recorded;
 mod rules;
 mod told;
 

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Largest JSON of a request's parameters that is kept in a record.
-const LARGEST_PARAMS: usize = 16 * 1024;
+pub(super) const LARGEST_PARAMS: usize = 16 * 1024;
 
 /// A request whose fields keep their rules, as far as each of them can be looked at by itself.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ pub(super) struct Looked<T> {
 #[derive(Debug)]
 pub(super) struct Rules {
     message: MessageDescriptor,
-    fields: Vec<Field>,
+    pub(super) fields: Vec<Field>,
 }
 
 /// A field that has rules, or whose own fields may have some.
 #[derive(Debug)]
 pub(super) struct Field {
-    descriptor: FieldDescriptor,
+    pub(super) descriptor: FieldDescriptor,
     pub(super) rules: FieldRules,
     /// Rules of its fields, where it is a message of ours.
     pub(super) inner: Option<Rules>,
@@ -105,7 +105,7 @@ impl Rules {
         let mut violations = Vec::new();
         self.check_fields(&message, "", &mut violations);
         let shown = self.shown(&message)?;
-        let params = shortened(self.recorded(&message, shown.clone()));
+        let params = self.for_record(&message, shown.clone());
         let given = keep.then(|| message.clone());
         let request = if self.fill(&mut message) {
             message.transcode_to().map_err(Error::internal)?
@@ -207,35 +207,6 @@ impl Rules {
         }
         Ok(json)
     }
-
-    /// JSON of a message with the size in place of what are lines of files.
-    fn recorded(&self, message: &DynamicMessage, mut json: serde_json::Value) -> serde_json::Value {
-        for field in &self.fields {
-            let (name, value) = (
-                field.descriptor.name(),
-                message.get_field(&field.descriptor),
-            );
-            let Some(shown) = json.get_mut(name) else {
-                continue;
-            };
-            if field.rules.payload || field.rules.file_text {
-                *shown = size_text(&value);
-            } else if let Some(inner) = &field.inner {
-                match (value.as_ref(), shown) {
-                    (Value::List(items), serde_json::Value::Array(all)) => {
-                        for (item, shown) in items.iter().zip(all) {
-                            if let Some(item) = item.as_message() {
-                                *shown = inner.recorded(item, shown.take());
-                            }
-                        }
-                    }
-                    (Value::Message(item), shown) => *shown = inner.recorded(item, shown.take()),
-                    _ => {}
-                }
-            }
-        }
-        json
-    }
 }
 
 /// What people are shown at once: null where it is too much.
@@ -244,55 +215,6 @@ fn if_short(shown: serde_json::Value) -> serde_json::Value {
         true => shown,
         false => serde_json::Value::Null,
     }
-}
-
-/// Parameters of the same shape that a record has room for: of long texts the beginning.
-fn shortened(params: serde_json::Value) -> serde_json::Value {
-    let mut params = params;
-    for longest in [4096, 512, 64] {
-        if params.to_string().len() <= LARGEST_PARAMS {
-            return params;
-        }
-        cut_texts(&mut params, longest);
-    }
-    let fields = params.as_object_mut().into_iter().flatten();
-    for (_, value) in fields {
-        let bytes = value.to_string().len();
-        // Many that are small.
-        if bytes > 512 {
-            *value = format!("<{bytes} bytes>").into();
-        }
-    }
-    params
-}
-
-/// Leaves of each text that is longer its beginning.
-fn cut_texts(value: &mut serde_json::Value, longest: usize) {
-    match value {
-        serde_json::Value::String(text) if text.len() > longest => *text = beginning(text, longest),
-        serde_json::Value::Array(items) => {
-            items.iter_mut().for_each(|item| cut_texts(item, longest));
-        }
-        serde_json::Value::Object(fields) => {
-            fields
-                .values_mut()
-                .for_each(|item| cut_texts(item, longest));
-        }
-        _ => {}
-    }
-}
-
-/// The beginning of a text that is longer, and how much more there is.
-pub(super) fn beginning(text: &str, longest: usize) -> String {
-    let mut end = longest;
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    let rest = text.len() - end;
-    format!(
-        "{} … ({rest} bytes more)",
-        text.get(..end).unwrap_or_default()
-    )
 }
 
 fn check_field(
@@ -469,24 +391,4 @@ fn reflect<T: Message>(
 ) -> Result<DynamicMessage, Error> {
     DynamicMessage::decode(descriptor.clone(), request.encode_to_vec().as_slice())
         .map_err(Error::internal)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn what_is_too_long_keeps_its_shape() {
-        let long = "\u{e9}\n".repeat(6000);
-        let cut = shortened(json!({"command": long, "env": ["a", long], "n": 5}));
-        assert!(cut.to_string().len() <= LARGEST_PARAMS, "{cut}");
-        let command = cut["command"].as_str().unwrap();
-        assert!(command.starts_with("\u{e9}\n") && command.ends_with(" bytes more)"));
-        assert_eq!((&cut["n"], &cut["env"][0]), (&json!(5), &json!("a")));
-        let many = vec!["word"; 9000];
-        let cut = shortened(json!({"argv": many, "cwd": "."}));
-        assert_eq!(cut, json!({"argv": "<63001 bytes>", "cwd": "."}));
-    }
 }

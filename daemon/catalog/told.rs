@@ -10,7 +10,10 @@ use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, Value};
 use serde_json::Value as Json;
 
-use super::rules::{Rules, beginning, size_text};
+use super::{
+    recorded::beginning,
+    rules::{Rules, size_text},
+};
 
 /// Longest pattern that is made of a call: a rule has no longer one.
 const LONGEST_PATTERN: usize = 16 << 10;

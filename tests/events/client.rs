@@ -1,11 +1,13 @@
 //! `jig events`, `jig sessions`, `jig last` and `jig artifacts`.
 
+use std::io::{BufRead as _, BufReader};
+
 use serde_json::Value;
 
 use super::{in_session, records};
 use crate::{
-    processes::command_line::output,
-    support::{Daemon, shell},
+    processes::command_line::{jig, output},
+    support::{Daemon, promptly, shell},
 };
 
 #[tokio::test]
@@ -64,4 +66,35 @@ async fn people_and_programs_are_told_what_has_happened() {
     let (code, _, stderr) = output(&daemon, &["--session", "none", "last"], "").await;
     assert_eq!(code, 1);
     assert!(stderr.contains("has run no command"), "{stderr}");
+}
+
+#[tokio::test]
+async fn who_follows_goes_on_when_the_daemon_is_back() {
+    let daemon = Daemon::start().await;
+    super::make(&daemon, "before").await;
+    let words = ["events", "--follow", "--json", "--tail", "1"];
+    let mut jig = jig(&daemon.socket(), &words).spawn().unwrap();
+    let (sender, mut lines) = tokio::sync::mpsc::unbounded_channel();
+    let stdout = jig.stdout.take().unwrap();
+    let reading = tokio::task::spawn_blocking(move || {
+        for line in BufReader::new(stdout).lines() {
+            let record: Value = serde_json::from_str(&line.unwrap()).unwrap();
+            sender.send(record["sequence"].clone()).unwrap();
+        }
+    });
+    assert_eq!(
+        promptly("the last one is told", lines.recv())
+            .await
+            .unwrap(),
+        2
+    );
+    let daemon = daemon.restart().await;
+    super::make(&daemon, "after").await;
+    for expected in [3, 4] {
+        let told = promptly("it goes on", lines.recv()).await;
+        assert_eq!(told.unwrap(), expected);
+    }
+    jig.kill().unwrap();
+    jig.wait().unwrap();
+    reading.await.unwrap();
 }

@@ -1,13 +1,19 @@
 //! Lists of sessions and artifacts.
 
+use std::sync::Arc;
+
 use jig::api::v1::{
-    ArtifactInfo, ListArtifactsRequest, ListArtifactsResponse, ListSessionsRequest, SessionInfo,
-    artifact_service_client::ArtifactServiceClient, event_service_client::EventServiceClient,
+    ArtifactInfo, ListArtifactsRequest, ListArtifactsResponse, ListSessionsRequest,
+    ReadArtifactRequest, SessionInfo, artifact_service_client::ArtifactServiceClient,
+    event_service_client::EventServiceClient,
 };
 use tonic::{IntoRequest, Status};
 
-use super::in_session;
-use crate::support::{Daemon, Refusal, shell};
+use super::{Watching, in_session, so_far};
+use crate::{
+    callers::with_keys,
+    support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with_key},
+};
 
 async fn list(
     daemon: &Daemon,
@@ -117,4 +123,76 @@ async fn sessions_come_page_by_page() {
         numbers.collect::<Vec<_>>(),
         [("A", 3, 6), ("a", 2, 4), ("b", 2, 4), ("c.d", 1, 2)]
     );
+}
+
+#[tokio::test]
+async fn who_only_looks_has_a_rate_too() {
+    let keys = Arc::new(KeyFile::new());
+    let slow = ["--calls-per-second", "1", "--burst", "1"];
+    let key = keys.add("looks", "read", &slow);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    let mut events = EventServiceClient::new(daemon.channel());
+    let mut sessions = async || {
+        let request = with_key(&key, ListSessionsRequest::default());
+        events.list_sessions(request).await.map(drop)
+    };
+    let artifacts = async || {
+        let request = with_key(&key, ListArtifactsRequest::default());
+        list(&daemon, request).await.map(drop)
+    };
+    let watching = async || {
+        Watching::try_of(&daemon, with_key(&key, so_far(0)))
+            .await
+            .map(drop)
+    };
+    eventually("a list of sessions is too much", async || {
+        let refusal = sessions().await.map_err(|status| Refusal::of(&status));
+        refusal.is_err_and(|refusal| refusal.retry_after.is_some())
+    })
+    .await;
+    eventually("a list of artifacts is too much", async || {
+        let refusal = artifacts().await.map_err(|status| Refusal::of(&status));
+        refusal.is_err_and(|refusal| refusal.retry_after.is_some())
+    })
+    .await;
+    eventually("another stream is too much", async || {
+        let refusal = watching().await;
+        refusal.is_err_and(|refusal| refusal.retry_after.is_some())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn artifacts_that_nobody_reads_are_bounded() {
+    let daemon = Daemon::start().await;
+    let path = daemon
+        .run(shell("head -c 1000000 /dev/zero"))
+        .await
+        .stdout_path;
+    let mut reading = Vec::new();
+    let refusal = loop {
+        // So many streams of one connection are not started yet, and wait for it.
+        let mut client = ArtifactServiceClient::new(daemon.new_connection());
+        let request = ReadArtifactRequest {
+            path: path.clone(),
+            ..ReadArtifactRequest::default()
+        };
+        match client.read_artifact(request).await {
+            Ok(answer) => reading.push(answer.into_inner()),
+            Err(status) => break Refusal::of(&status),
+        }
+        assert!(reading.len() < 300);
+    };
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    reading.truncate(1);
+    let mut bytes = 0;
+    while let Some(part) = reading[0].message().await.unwrap() {
+        bytes += part.data.len();
+    }
+    assert_eq!(bytes, 1_000_000);
+    eventually("there are places again", async || {
+        let artifact = daemon.artifact_of("default", &path).await;
+        artifact.is_ok()
+    })
+    .await;
 }

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::Daemon;
 
 /// A command line of `jig` for a daemon at `socket`.
-pub(super) fn jig(socket: &Path, arguments: &[&str]) -> Command {
+pub(crate) fn jig(socket: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
     command
         .args(arguments)
