@@ -175,7 +175,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     };
     daemon.tools().edit_file(request).await.unwrap();
     let edit = Edit {
-        old_string: "n0t-".to_owned(),
+        old_string: "let n0t_here = 2;".to_owned(),
         ..Edit::default()
     };
     let request = EditFileRequest {
@@ -183,7 +183,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
         edits: vec![edit],
         ..EditFileRequest::default()
     };
-    fs::write(daemon.file("small"), "n0t_here\n").unwrap();
+    fs::write(daemon.file("small"), "let n0t_here = 1;\n").unwrap();
     let status = daemon.tools().edit_file(request).await.unwrap_err();
     assert!(status.message().contains("n0t_here"), "{status:?}");
     let request = WriteFileRequest {
@@ -200,7 +200,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     };
     assert_eq!(params(0)["content"], "<1048576 bytes>");
     assert_eq!(params(1)["edits"], "<1048577 bytes>");
-    assert_eq!(params(2)["edits"][0]["old_string"], "<4 bytes>");
+    assert_eq!(params(2)["edits"][0]["old_string"], "<17 bytes>");
     assert_eq!(params(2)["edits"][0]["new_string"], "<0 bytes>");
     assert_eq!(params(3)["content"], "<8 bytes>");
     // Nor is what is in files told by errors.

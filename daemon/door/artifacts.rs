@@ -313,7 +313,7 @@ mod tests {
     async fn whoever_reads_nothing_for_a_while_gives_the_place_back_and_learns_that_there_was_more()
     {
         let mut file = tempfile::tempfile().unwrap();
-        file.write_all(&vec![0; CHUNK_BYTES as usize * 10]).unwrap();
+        file.write_all(&[0; 10 << 16]).unwrap();
         let queue = Queue::new(1, Share::Alone(1), 0);
         let place = match queue.enter(&"w".into(), 1) {
             Ok(Entry::Place(place)) => Arc::new(place),

@@ -10,7 +10,7 @@ use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
 
 use self::{
-    watch::{Source, Watch},
+    watch::{Source, Watch, beyond},
     watchers::Watchers,
 };
 use super::{answered, cut_page, outlet::Answers};
@@ -197,16 +197,6 @@ fn unknown_types(types: &[String]) -> Vec<Violation> {
             ),
         })
         .collect()
-}
-
-/// A number behind the last record.
-fn beyond(asked: u64) -> impl Fn(Beyond) -> Error {
-    move |Beyond(written)| {
-        let text = format!(
-            "is {asked}, but this session has only got to {written}: is it another, or was it removed since?"
-        );
-        Error::invalid_field("after_sequence", text)
-    }
 }
 
 fn info((id, numbers): (SessionId, Numbers)) -> SessionInfo {

@@ -43,16 +43,26 @@ impl Fullness {
         self.most_sessions.store(most_sessions, Ordering::Relaxed);
     }
 
-    /// Has somebody be told when there is more than `most`, of which there are so many bytes now. Where
-    /// there is more already, which could not be removed, when some more has come.
-    pub(super) fn measured(&self, bytes: u64, most: u64) {
-        self.bytes.store(bytes, Ordering::Relaxed);
+    /// What was counted so far, for [`Self::measured`].
+    pub(super) fn counted(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Has somebody be told when there is more than `most`. It was looked how much there is since so much
+    /// was `counted`, and found `bytes`: what was written meanwhile may be among them, or not. Where there
+    /// is more already, which could not be removed, it is told when some more has come.
+    pub(super) fn measured(&self, counted: u64, bytes: u64, most: u64) {
         let alarm = if bytes > most {
             bytes + most / 16
         } else {
             most
         };
         self.alarm_bytes.store(alarm, Ordering::Relaxed);
+        let all = bytes + self.counted().saturating_sub(counted);
+        self.bytes.store(all, Ordering::Relaxed);
+        if all > alarm {
+            self.is_full.notify_one();
+        }
     }
 
     /// So many bytes more were written.
@@ -106,7 +116,7 @@ mod tests {
         fullness.sessions(1 << 40);
         assert!(!told(&fullness.is_full) && !told(&fullness.is_long));
         fullness.set(160, 2);
-        fullness.measured(900, 1600);
+        fullness.measured(fullness.counted(), 900, 1600);
         fullness.wrote(700);
         assert!(!told(&fullness.is_full));
         fullness.wrote(1);
@@ -114,10 +124,15 @@ mod tests {
         fullness.wrote(1);
         assert!(!told(&fullness.is_full));
         // What cannot be removed.
-        fullness.measured(2000, 1600);
+        fullness.measured(fullness.counted(), 2000, 1600);
         fullness.wrote(100);
         assert!(!told(&fullness.is_full));
         fullness.wrote(1);
+        assert!(told(&fullness.is_full));
+        // What was written while it was looked.
+        let counted = fullness.counted();
+        fullness.wrote(800);
+        fullness.measured(counted, 900, 1600);
         assert!(told(&fullness.is_full));
         fullness.sessions(2);
         assert!(!told(&fullness.is_full));

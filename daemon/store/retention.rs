@@ -91,6 +91,8 @@ impl Pass {
 
     /// Removes what is not to be kept.
     fn retain(&self, past: Duration) {
+        let fullness = self.sessions.fullness();
+        let counted = fullness.counted();
         let finished = self.sessions.finish_removals(&self.end);
         let forgotten = self.sessions.forget_past(past);
         if let Err(error) = finished.and(forgotten)
@@ -128,8 +130,7 @@ impl Pass {
             true => self.make_room(&left, bytes - most / 16 * 15),
             false => 0,
         };
-        let fullness = self.sessions.fullness();
-        fullness.measured(bytes.saturating_sub(freed), most);
+        fullness.measured(counted, bytes.saturating_sub(freed), most);
     }
 
     /// Removes what is too old of a session, or too much for it. Answers what is left; nothing where it is

@@ -148,5 +148,5 @@ async fn the_last_ones_alone_can_be_watched() {
     };
     let refusal = Watching::try_of(&daemon, both).await.err().unwrap();
     assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(refusal.fields(), ["types[1]", "tail"]);
+    assert_eq!(refusal.fields(), ["tail", "types[1]"]);
 }

@@ -18,7 +18,7 @@ use crate::{
         door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         store::{
-            follower::{Followed, Follower},
+            follower::{Beyond, Followed, Follower},
             session::SessionId,
         },
         task,
@@ -167,8 +167,8 @@ impl Watch {
                                     self.source = Source::Session(follower);
                                     continue;
                                 }
-                                Err(beyond) => {
-                                    return End::Failed(super::beyond(self.after)(beyond));
+                                Err(behind) => {
+                                    return End::Failed(beyond(self.after)(behind));
                                 }
                             },
                             // Removed at this moment.
@@ -247,4 +247,14 @@ fn draining() -> Error {
     let text =
         "the daemon is shutting down: go on behind the last record that came when it is back";
     Error::new(Reason::Draining, text)
+}
+
+/// A number behind the last record.
+pub(super) fn beyond(asked: u64) -> impl Fn(Beyond) -> Error {
+    move |Beyond(written)| {
+        let text = format!(
+            "is {asked}, but this session has only got to {written}: is it another, or was it removed since?"
+        );
+        Error::invalid_field("after_sequence", text)
+    }
 }
