@@ -176,6 +176,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     daemon.tools().edit_file(request).await.unwrap();
     let edit = Edit {
         old_string: "let n0t_here = 2;".to_owned(),
+        new_string: "x".to_owned(),
         ..Edit::default()
     };
     let request = EditFileRequest {
@@ -201,7 +202,7 @@ async fn records_tell_the_size_of_what_is_large_and_show_the_rest() {
     assert_eq!(params(0)["content"], "<1048576 bytes>");
     assert_eq!(params(1)["edits"], "<1048577 bytes>");
     assert_eq!(params(2)["edits"][0]["old_string"], "<17 bytes>");
-    assert_eq!(params(2)["edits"][0]["new_string"], "<0 bytes>");
+    assert_eq!(params(2)["edits"][0]["new_string"], "<1 bytes>");
     assert_eq!(params(3)["content"], "<8 bytes>");
     // Nor is what is in files told by errors.
     assert!(!events.contains("n0t"), "{events}");
