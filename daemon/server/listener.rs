@@ -173,12 +173,15 @@ impl Door {
     }
 
     async fn accept_all(&self, acceptor: &Acceptor) {
+        // One line tells of all attempts until there is one that does not fail so.
+        let mut is_told = false;
         loop {
             let Some(free) = self.places.free().await else {
                 return;
             };
             match acceptor.accept().await {
                 Ok(socket) => {
+                    is_told = false;
                     let origin = socket.origin();
                     let Some(place) = self.places.take(free, origin, socket.peer()) else {
                         tracing::debug!(?origin, "a connection was closed: its peer has too many");
@@ -196,7 +199,10 @@ impl Door {
                         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
                     ) =>
                 {
-                    tracing::warn!(%error, "no connection can be accepted for now");
+                    if !is_told {
+                        tracing::warn!(%error, "no connection can be accepted for now");
+                    }
+                    is_told = true;
                     sleep(EXHAUSTED_PAUSE).await;
                 }
                 // The peer went away between connecting and being accepted.

@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
 pub(super) use self::upload::{MOST_BYTES, expiry};
 use crate::daemon::{
+    descriptors::exhausted,
     error::{Error, Reason},
     store::uploads::{UploadRecord, UploadRecords},
     task,
@@ -354,6 +355,7 @@ impl Lease {
                 let text = "the disk that holds the daemon's state directory is full: make room there, and try again";
                 Error::new(Reason::NoSpace, text).caused_by(error)
             }
+            Some(libc::EMFILE | libc::ENFILE) => exhausted(error, "the record of the upload"),
             _ => Error::internal(error),
         })
     }

@@ -16,6 +16,7 @@ use crate::{
     daemon::{
         call::{Pipeline, admission::Places, context::Incoming},
         checksum::sum_rule,
+        descriptors::{Attempts, ran_out},
         error::{Error, Reason, Violation},
         queue::Name,
         store::uploads::{UploadRecord, UploadWishes},
@@ -60,6 +61,7 @@ pub(super) async fn upload(
     incoming: Incoming,
     mut stream: Streaming<UploadRequest>,
 ) -> Result<UploadResponse, Error> {
+    pipeline.count(&incoming)?;
     let scene = pipeline.scene(&incoming)?;
     let first = timeout(SILENCE, stream.message()).await;
     let first = first.map_err(|_| silent())?.map_err(|status| lost(&status));
@@ -215,22 +217,15 @@ impl Plan {
 
 impl Receiving {
     async fn receive(mut self) -> Result<UploadResponse, Error> {
-        let begun = loop {
-            let (kept, stop) = (Arc::clone(&self.kept), self.stop.clone());
-            let record = self.plan.record.clone();
-            let begun = blocking(move || kept.begin(record, &stop)).await??;
-            let Begun::Busy(over) = &begun else {
-                break begun;
-            };
-            // The other call's turn ends within a chunk.
-            tokio::select! {
-                () = over.cancelled() => {}
-                () = self.stop.cancelled() => return Err(self.ended(None)),
+        let mut attempts = Attempts::until(None);
+        let (lease, draft) = loop {
+            let begun = self.begin().await?;
+            match self.open(begun).await {
+                Ok(Ok(opened)) => break opened,
+                Ok(Err(created)) => return Ok(self.plan.response(created, 0)),
+                Err(error) if self.again(&mut attempts, &error).await => {}
+                Err(error) => return Err(error),
             }
-        };
-        let (lease, draft) = match self.open(begun).await? {
-            Ok(opened) => opened,
-            Err(created) => return Ok(self.plan.response(created, 0)),
         };
         let before = draft.length();
         let (draft, result) = self.fill(draft, &lease).await?;
@@ -243,6 +238,31 @@ impl Receiving {
             }
         };
         Ok(self.plan.response(created, received))
+    }
+
+    /// Begins this call's turn at the upload.
+    async fn begin(&self) -> Result<Begun, Error> {
+        loop {
+            let (kept, stop) = (Arc::clone(&self.kept), self.stop.clone());
+            let record = self.plan.record.clone();
+            let begun = blocking(move || kept.begin(record, &stop)).await??;
+            let Begun::Busy(over) = &begun else {
+                return Ok(begun);
+            };
+            // The other call's turn ends within a chunk.
+            tokio::select! {
+                () = over.cancelled() => {}
+                () = self.stop.cancelled() => return Err(self.ended(None)),
+            }
+        }
+    }
+
+    /// Whether what failed so is to be tried again; then it is time to.
+    async fn again(&self, attempts: &mut Attempts, error: &Error) -> bool {
+        tokio::select! {
+            again = attempts.another(error) => again,
+            () = self.stop.cancelled() => false,
+        }
     }
 
     /// Finds or makes the draft. `Err` of the inner result: the upload is complete already.
@@ -326,7 +346,26 @@ impl Receiving {
     }
 
     /// Checks what has come and puts it into its place.
-    async fn finish(&self, lease: Lease, mut draft: Draft) -> Result<bool, Error> {
+    async fn finish(&self, mut lease: Lease, mut draft: Draft) -> Result<bool, Error> {
+        let mut attempts = Attempts::until(None);
+        loop {
+            let error;
+            (lease, draft, error) = match self.put(lease, draft).await? {
+                Ok(created) => return Ok(created),
+                Err(left) => left,
+            };
+            if !self.again(&mut attempts, &error).await {
+                return Err(blocking(move || leave(lease, draft, error.into())).await?);
+            }
+        }
+    }
+
+    /// As [`Self::finish`], once. `Err` of the inner result: there were no descriptors, and nothing was done.
+    async fn put(
+        &self,
+        lease: Lease,
+        mut draft: Draft,
+    ) -> Result<Result<bool, (Lease, Draft, Error)>, Error> {
         let (workspace, plan) = (Arc::clone(&self.workspace), self.plan.clone());
         self.on_files(move |stop| {
             let sha256 = draft.sha256();
@@ -342,8 +381,9 @@ impl Receiving {
             match workspace.put(&mut draft, &plan.target, say, stop) {
                 Ok(created) => {
                     lease.complete(created);
-                    Ok(created)
+                    Ok(Ok(created))
                 }
+                Err(DraftError::Kept(error)) if ran_out(&error) => Ok(Err((lease, draft, error))),
                 Err(error) => Err(leave(lease, draft, error)),
             }
         })
