@@ -1,13 +1,22 @@
 //! Checking calls: what can be seen of them before anything is done.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, sync::Arc};
 
-use super::{Checked, Pipeline, context::Incoming, subject::Subject};
+use prost::Message as _;
+
+use super::{
+    Checked, Pipeline, admission::Applicant, context::Incoming, repeatable::Repeatable,
+    subject::Subject,
+};
 use crate::daemon::{
     catalog::{self, ToolSpec},
     error::{Error, Violation},
+    task,
     tool::{Scene, Tool},
 };
+
+/// Requests that are looked at at once; longer ones in their turn, on a thread that may block.
+const LARGE: usize = 64 << 10;
 
 impl Pipeline {
     /// What the descriptors say about the tool `T`.
@@ -16,12 +25,53 @@ impl Pipeline {
         spec.ok_or_else(|| Error::internal(format!("no tool {}", T::NAME)))
     }
 
+    /// Validates a call of the tool `T`, and makes it one that can be repeated, as `method`, where that is
+    /// asked for and it has a request id.
+    pub(super) async fn look_at<T: Tool>(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        request: T::Request,
+        method: Option<&'static str>,
+    ) -> Result<(Option<Repeatable>, Checked<T>), Error> {
+        let bytes = request.encoded_len();
+        if bytes <= LARGE {
+            return self.look::<T>(incoming, request, method);
+        }
+        let applicant = Applicant {
+            principal: &incoming.principal,
+            deadline: incoming.deadline,
+            bytes,
+        };
+        let place = self.admission.look(applicant, &self.drain).await?;
+        let (pipeline, incoming) = (Arc::clone(self), incoming.clone());
+        let looked = task::blocking(move || {
+            let looked = pipeline.look::<T>(&incoming, request, method);
+            drop(place);
+            looked
+        });
+        looked.await.map_err(Error::internal)?
+    }
+
+    fn look<T: Tool>(
+        &self,
+        incoming: &Incoming,
+        request: T::Request,
+        method: Option<&str>,
+    ) -> Result<(Option<Repeatable>, Checked<T>), Error> {
+        let repeatable = match method {
+            Some(method) => self.repeatable(incoming, method, &request)?,
+            None => None,
+        };
+        Ok((repeatable, self.check::<T>(incoming, request)?))
+    }
+
     /// Validates a call of the tool `T`.
     pub(super) fn check<T: Tool>(
         &self,
         incoming: &Incoming,
         request: T::Request,
     ) -> Result<Checked<T>, Error> {
+        let bytes = request.encoded_len();
         let scene = self.scene(incoming)?.clone();
         incoming.principal.may_call(T::NAME)?;
         let spec = self.spec::<T>()?;
@@ -49,6 +99,7 @@ impl Pipeline {
                 files,
             },
             default_timeout: spec.default_timeout(),
+            bytes,
         })
     }
 }

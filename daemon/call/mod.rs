@@ -55,7 +55,7 @@ use tracing::Instrument as _;
 
 use self::{
     access::{Access, principal::Principal},
-    admission::{Admission, Admitted},
+    admission::{Admission, Admitted, Applicant},
     approval::pending::Approvals,
     context::Incoming,
     drain::Drain,
@@ -69,6 +69,7 @@ use crate::daemon::{
     descriptors::Attempts,
     error::{Error, Reason},
     process::{registry::Registry, supervise::Stop},
+    queue::Turn,
     store::{session::Session, state_dir::StateDir},
     task,
     telemetry::{Telemetry, semconv, spans::Span},
@@ -118,6 +119,8 @@ struct Checked<T: Tool> {
     /// What is to be decided about.
     subject: Subject,
     default_timeout: Duration,
+    /// How long its request is.
+    bytes: usize,
 }
 
 /// A call of the tool `T` that may be made.
@@ -130,6 +133,8 @@ struct LetIn<T: Tool> {
     /// What has let it in, where that is not the risk of its tool.
     by: Option<String>,
     default_timeout: Duration,
+    /// How long its request is.
+    bytes: usize,
 }
 
 /// Room for a call.
@@ -201,6 +206,15 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: &Incoming,
     ) -> Result<Arc<Session>, Error> {
+        self.session_while(incoming, None).await
+    }
+
+    /// As [`Self::session`], for a call whose turn it is, until it has to be waited for.
+    async fn session_while(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        turn: Option<&Turn>,
+    ) -> Result<Arc<Session>, Error> {
         let workspace = self.scene(incoming)?.workspace.name();
         if let Some(session) = self.store.sessions().open(workspace, &incoming.session) {
             return Ok(session);
@@ -211,7 +225,11 @@ impl Pipeline {
             let id = incoming.session.clone();
             let opened = task::blocking(move || pipeline.store.sessions().make(&workspace, &id));
             let opened = opened.await.map_err(Error::internal)?;
-            match opened.map_err(|error| state_error::of_files(&error)) {
+            let opened = opened.map_err(|error| state_error::of_files(&error));
+            if let (Err(_), Some(turn)) = (&opened, turn) {
+                turn.end();
+            }
+            match opened {
                 Err(error) if attempts.another(&error).await => {}
                 result => return result,
             }
@@ -227,11 +245,9 @@ impl Pipeline {
     where
         T::Response: Message + Default,
     {
-        let repeatable = match self.changes_something::<T>() {
-            true => self.repeatable(&incoming, T::NAME, &request)?,
-            false => None,
-        };
-        let checked = self.check::<T>(&incoming, request)?;
+        self.count(&incoming)?;
+        let method = self.changes_something::<T>().then_some(T::NAME);
+        let (repeatable, checked) = self.look_at::<T>(&incoming, request, method).await?;
         if let Some(call) = repeatable {
             return self.call_once::<T>(incoming, checked, call).await;
         }
@@ -255,7 +271,12 @@ impl Pipeline {
         checked: Checked<T>,
     ) -> Result<Begun<T>, Error> {
         let let_in = self.let_in(incoming, checked).await?;
-        let admitted = self.admit::<T>(&let_in.incoming.principal).await?;
+        let applicant = Applicant {
+            principal: &let_in.incoming.principal,
+            deadline: let_in.incoming.deadline,
+            bytes: let_in.bytes,
+        };
+        let admitted = self.admit::<T>(applicant).await?;
         self.record_start(let_in, admitted).await
     }
 
@@ -274,16 +295,21 @@ impl Pipeline {
             shown: checked.shown,
             by: permitted.by,
             default_timeout: checked.default_timeout,
+            bytes: checked.bytes,
         })
     }
 
     /// Waits for a place for a call of the tool `T`.
-    async fn admit<T: Tool>(&self, principal: &Principal) -> Result<InPlace, Error> {
+    async fn admit<'a, T: Tool>(
+        &self,
+        applicant: impl Into<Applicant<'a>>,
+    ) -> Result<InPlace, Error> {
+        let applicant = applicant.into();
         // Taken before the drain is looked at: whoever is let in is waited for.
         let waited_for = task::hold();
         let admitted = match T::IS_WAITED_FOR {
-            true => self.admission.enter(principal, &self.drain).await,
-            false => self.admission.enter_process(principal, &self.drain).await,
+            true => self.admission.enter(applicant, &self.drain).await,
+            false => self.admission.enter_process(applicant, &self.drain).await,
         };
         Ok(InPlace {
             admitted: admitted?,
@@ -304,12 +330,13 @@ impl Pipeline {
             shown,
             by,
             default_timeout,
+            bytes: _,
         } = let_in;
         let InPlace {
             admitted: Admitted { place, turn },
             waited_for,
         } = place;
-        let session = self.session(&incoming).await?;
+        let session = self.session_while(&incoming, Some(&turn)).await?;
         let about = record::about(T::NAME, &incoming, scene.workspace.name());
         let begun = record::started(&about, &incoming, shown, by);
         let step = session

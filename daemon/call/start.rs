@@ -37,8 +37,9 @@ impl Pipeline {
         incoming: Incoming,
         request: <Start as Tool>::Request,
     ) -> Result<Reader, Error> {
-        let repeatable = self.repeatable(&incoming, METHOD, &request)?;
-        let checked = self.check::<Start>(&incoming, request)?;
+        self.count(&incoming)?;
+        let looked = self.look_at::<Start>(&incoming, request, Some(METHOD));
+        let (repeatable, checked) = looked.await?;
         let Some(call) = repeatable else {
             let begun = self.begin::<Start>(incoming.clone(), checked).await?;
             return self.start_now(&incoming, begun, None);

@@ -97,6 +97,8 @@ impl Reload {
         let count = config.keys.as_ref().map(|keys| keys.keys.len());
         if let Some(keys) = config.keys {
             access.set_keys(keys, catalog, &names)?;
+            // There may have been none before.
+            pipeline.share();
         }
         pipeline.policy.replace(settings);
         tracing::info!(rules, keys = count, "the configuration was read again");

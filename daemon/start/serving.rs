@@ -144,12 +144,15 @@ pub(super) async fn serve(
         store,
         requests,
         telemetry: telemetry.clone(),
-        admission: Admission::new(limits, cores(), config.keys.is_some()),
+        admission: Admission::new(limits, cores()),
         drain,
         grace: config.grace,
         processes: Arc::new(Registry::new(config.process_retention)),
         jobs,
     });
+    if pipeline.access.has_keys() {
+        pipeline.share();
+    }
     pipeline.do_jobs();
     if let Some(reload) = reload {
         reload.watch(Arc::clone(&pipeline));

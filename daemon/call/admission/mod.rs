@@ -1,15 +1,16 @@
 //! Whether a call may begin, and when: places are bounded, and given fairly to those who call.
 //!
 //! ```text
-//! rate of the caller ─▶ a place among those of the caller, and among all ─▶ a turn ─▶ the call begins
-//!        │                          │ queue                                 │ queue
-//!        ▼                          ▼                                       ▼
-//!  RESOURCE_EXHAUSTED     RESOURCE_EXHAUSTED: too many wait, or too long;  DRAINING
-//!  (to the nanosecond)
+//! rate of the caller ─▶ … ─▶ a place among those of the caller, and among all ─▶ a turn ─▶ the call begins
+//!        │                             │ queue                                 │ queue
+//!        ▼                             ▼                                       ▼
+//!  RESOURCE_EXHAUSTED        RESOURCE_EXHAUSTED: too many wait, or too much;  DRAINING
+//!  (to the nanosecond)       too long; TIMEOUT: the caller's deadline
 //! ```
 //!
-//! * The **rate** is that of the caller's key ([`super::access::bucket`]). What is refused says after which time it is not:
-//!   exactly then, unless another call with the same key comes first.
+//! * The **rate** is that of the caller's key ([`super::access::bucket`]). It counts what came in, before
+//!   anything is done for it, once and whatever comes of it ([`Pipeline::count`]). What is refused says
+//!   after which time it is not: exactly then, unless another call with the same key comes first.
 //! * A **place** is kept for as long as the work lasts. There are as many as calls may go on at one time,
 //!   for one caller as many as its key says. Started processes and transfers, which last long, have
 //!   places of their own, and do not wait for them.
@@ -21,28 +22,39 @@
 //!   share out: they yield to the daemon.
 //!
 //! Both are given in turn to the callers who wait, and to the calls of each in the order in which they
-//! came ([`crate::daemon::queue`]). Of the places, one caller does not get the last, which are there for
-//! whoever comes next. Turns are fewer where several want them: then a call has the machine nearly to
-//! itself, after that of another caller. So beside a flood it takes its own time, and that of one call of
-//! the flood. Who waits holds no thread. What is told to who is refused is an estimate then: as
-//! many calls as are before it, each as long as those of late, or as those that hold the places now.
+//! came ([`crate::daemon::queue`]). Where there are keys, one caller does not get the last places, which are
+//! there for those who have few. Turns are fewer where several want them: then a call has the machine nearly
+//! to itself, after that of another caller. So beside a flood it takes its own time, and that of one call of
+//! the flood. Who waits holds no thread, and no more memory than there is for such ([`backlog`]). What is
+//! told to who is refused is an estimate then: as many calls as are before it, each as long as those of
+//! late. Of what lasts as long as somebody wants, it is a fixed time.
+//!
+//! A request that is large waits for its turn to be looked at, too, and that is done on a thread that may
+//! block: looking takes as long as the request is, and others must not wait for it.
 //!
 //! A caller is a key, or a user of this machine: whoever has no key of his own shares with his user.
 
+mod backlog;
+
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use super::{access::principal::Principal, drain::Drain};
+use self::backlog::{Backlog, TooMuch, Waits};
+use super::{Pipeline, access::principal::Principal, context::Incoming, drain::Drain};
 use crate::daemon::{
     error::{Error, Reason},
     queue::{Entry, Full, Place, Queue, Share, Turn},
     task,
+    tool::limit,
 };
 
-/// Places of one caller: nearly all when there is nobody else, and each who comes then finds some.
-const SHARE: Share = Share::OfFree(15);
+/// When to come again where places become free when somebody ends what has them.
+const RETRY_LASTING: Duration = Duration::from_secs(5);
 /// Turns for each core, where callers have keys and one of them is alone: he who comes next waits for those
 /// that go on then. A single caller could do somewhat more with more of them; where there are no keys, it
 /// is one user whose calls these are, and there is no such bound.
@@ -54,7 +66,50 @@ pub(crate) struct Admission {
     calls: Arc<Queue>,
     processes: Arc<Queue>,
     turns: Arc<Queue>,
+    /// For looking at large requests.
+    looks: Arc<Queue>,
+    backlog: Arc<Backlog>,
+    /// Calls that have a place, and wait for their turn.
+    before_turn: AtomicUsize,
     limits: Limits,
+    cores: usize,
+}
+
+/// Who wants a place for a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Applicant<'a> {
+    /// Who.
+    pub(crate) principal: &'a Principal,
+    /// When he stops waiting.
+    pub(crate) deadline: Option<Instant>,
+    /// What of his is held in memory meanwhile, and nobody else counts.
+    pub(crate) bytes: usize,
+}
+
+impl<'a> From<&'a Principal> for Applicant<'a> {
+    fn from(principal: &'a Principal) -> Self {
+        Self {
+            principal,
+            deadline: None,
+            bytes: 0,
+        }
+    }
+}
+
+/// One more, until this is dropped.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// How much may go on at one time, and wait.
@@ -87,47 +142,74 @@ pub(crate) struct Places {
     what: &'static str,
 }
 
+impl Pipeline {
+    /// Counts a call, before anything is done for it: one that comes too soon after others is refused.
+    pub(crate) fn count(&self, incoming: &Incoming) -> Result<(), Error> {
+        incoming.principal.count_call(Instant::now())
+    }
+
+    /// Leaves something for others, of all that is had in turn, from now on: callers are told apart by keys.
+    pub(crate) fn share(&self) {
+        self.admission.share();
+        for scene in &self.scenes {
+            scene.files.share();
+            scene.sandboxes.share();
+        }
+    }
+}
+
 impl Admission {
-    /// Admits so many, on a machine with `cores` CPUs. `has_keys`: whether callers are told apart by them.
-    pub(crate) fn new(limits: Limits, cores: usize, has_keys: bool) -> Self {
-        let turns = match has_keys {
-            true => cores.max(1) * TURNS_PER_CORE,
-            false => limits.calls.saturating_add(limits.processes),
-        };
-        // Of those who are not, each has the cores to himself in turn: two calls at once on one of them
-        // would each take twice as long.
-        let together = (cores / 2).max(1);
+    /// Admits so many, on a machine with `cores` CPUs.
+    pub(crate) fn new(limits: Limits, cores: usize) -> Self {
+        // Who waits for one has a place: they are as many as there are places.
+        let turns = limits.calls.saturating_add(limits.processes);
         Self {
-            calls: Queue::new(limits.calls, SHARE, limits.queued),
-            processes: Queue::new(limits.processes, SHARE, 0),
-            // Who waits for one has a place: they are as many as there are places.
-            turns: Queue::new(turns, Share::Alone(together), usize::MAX),
+            calls: Queue::new(limits.calls, Share::All, limits.queued),
+            processes: Queue::new(limits.processes, Share::All, 0),
+            turns: Queue::new(turns, Share::All, usize::MAX),
+            looks: Queue::new((cores / 2).max(1), Share::All, limits.queued),
+            backlog: Arc::default(),
+            before_turn: AtomicUsize::new(0),
             limits,
+            cores: cores.max(1),
         }
     }
 
+    fn share(&self) {
+        self.calls.share(Share::Reserve);
+        self.processes.share(Share::Reserve);
+        // Of those who are not alone, each has the cores to himself in turn: two calls at once on one of
+        // them would each take twice as long.
+        let together = (self.cores / 2).max(1);
+        self.turns
+            .change(self.cores * TURNS_PER_CORE, Share::Alone(together));
+    }
+
     /// Lets a call in, once there is room for it. May be cancelled: then it does not wait any more.
-    pub(crate) async fn enter(
+    pub(super) async fn enter(
         &self,
-        principal: &Principal,
+        applicant: Applicant<'_>,
         drain: &Drain,
     ) -> Result<Admitted, Error> {
-        begin(principal, drain)?;
+        drain.refuse_new()?;
         let until = Instant::now() + self.limits.wait;
-        let most = principal.concurrent_calls();
-        let place = self.take(&self.calls, principal, most, until, drain);
+        let most = applicant.principal.concurrent_calls();
+        let place = self.take(&self.calls, applicant, most, until, drain);
         let place = place.await?;
-        let turn = self.turn(principal, until, drain).await?;
+        let counted = Counted::new(&self.before_turn);
+        let turn = self.turn(applicant, until, drain).await?;
+        drop(counted);
         Ok(Admitted { place, turn })
     }
 
     /// As [`Self::enter`], for a process that goes on when the call that started it has ended.
-    pub(crate) async fn enter_process(
+    pub(super) async fn enter_process(
         &self,
-        principal: &Principal,
+        applicant: Applicant<'_>,
         drain: &Drain,
     ) -> Result<Admitted, Error> {
-        begin(principal, drain)?;
+        drain.refuse_new()?;
+        let principal = applicant.principal;
         let most = principal.concurrent_calls();
         let what = "processes were started and have not ended, and no more are started at a time: end some (ListProcesses, SendSignal), or retry later";
         let place = at_once(
@@ -138,52 +220,87 @@ impl Admission {
             what,
         )?;
         let until = Instant::now() + self.limits.wait;
-        let turn = self.turn(principal, until, drain).await?;
+        let turn = self.turn(applicant, until, drain).await?;
         Ok(Admitted { place, turn })
+    }
+
+    /// Waits until a large request may be looked at.
+    pub(super) async fn look(
+        &self,
+        applicant: Applicant<'_>,
+        drain: &Drain,
+    ) -> Result<Place, Error> {
+        let until = Instant::now() + self.limits.wait;
+        self.take(&self.looks, applicant, usize::MAX, until, drain)
+            .await
     }
 
     /// Calls going on.
     pub(crate) fn active(&self) -> usize {
-        self.calls.held().saturating_sub(self.turns.waiting())
+        let before_turn = self.before_turn.load(Ordering::Relaxed);
+        self.calls.held().saturating_sub(before_turn)
     }
 
     /// Calls that wait until they may begin.
     pub(crate) fn waiting(&self) -> usize {
-        self.calls.waiting() + self.turns.waiting()
+        self.looks.waiting() + self.calls.waiting() + self.turns.waiting()
     }
 
     async fn turn(
         &self,
-        principal: &Principal,
+        applicant: Applicant<'_>,
         until: Instant,
         drain: &Drain,
     ) -> Result<Turn, Error> {
-        let place = self.take(&self.turns, principal, usize::MAX, until, drain);
+        let place = self.take(&self.turns, applicant, usize::MAX, until, drain);
         Ok(Turn::new(place.await?))
     }
 
     async fn take(
         &self,
         queue: &Arc<Queue>,
-        principal: &Principal,
+        applicant: Applicant<'_>,
         most: usize,
         until: Instant,
         drain: &Drain,
     ) -> Result<Place, Error> {
-        let name = principal.lane();
+        let name = applicant.principal.lane();
         match queue.enter(name, most) {
             Ok(Entry::Place(place)) => Ok(place),
             Ok(Entry::Wait(mut waiting)) => {
+                let _waits = self.keep(queue, applicant, most)?;
                 let draining = drain.begun_token();
+                let now = Instant::now();
+                let wait = until.saturating_duration_since(now);
+                // Whoever has a deadline learns before it that nothing was begun.
+                let early = limit(now, wait, applicant.deadline);
                 tokio::select! {
                     biased;
                     () = draining.cancelled() => Err(Drain::refusal()),
                     place = waiting.place() => Ok(place),
-                    () = task::until(Some(until)) => Err(self.too_long(queue.fullness(name, most))),
+                    () = task::until(Some(early)) => {
+                        let full = queue.fullness(name, most);
+                        Err(if early < until { in_vain(full) } else { self.too_long(full) })
+                    }
                 }
             }
             Err(full) => Err(too_many(full)),
         }
+    }
+
+    /// Makes room for the request of a call that waits.
+    fn keep(&self, queue: &Queue, applicant: Applicant<'_>, most: usize) -> Result<Waits, Error> {
+        let name = applicant.principal.lane();
+        self.backlog
+            .add(name, applicant.bytes)
+            .map_err(|TooMuch(bytes)| {
+                let full = queue.fullness(name, most);
+                let text = format!(
+                    "requests of {bytes} bytes of this caller wait, and there is no room for {} more: retry after the time given, with fewer or smaller ones at a time",
+                    applicant.bytes
+                );
+                exhausted(text, full)
+            })
     }
 
     fn too_long(&self, full: Full) -> Error {
@@ -201,7 +318,7 @@ impl Places {
     /// `at_most` of them. `what` follows their number where there are no more.
     pub(crate) fn new(at_most: usize, what: &'static str) -> Self {
         Self {
-            queue: Queue::new(at_most, SHARE, 0),
+            queue: Queue::new(at_most, Share::Reserve, 0),
             at_most,
             what,
         }
@@ -209,18 +326,10 @@ impl Places {
 
     /// Takes one, if there is one and the daemon is not shutting down.
     pub(crate) fn enter(&self, principal: &Principal, drain: &Drain) -> Result<Place, Error> {
-        begin(principal, drain)?;
+        drain.refuse_new()?;
         let most = principal.concurrent_calls();
         at_once(&self.queue, self.at_most, principal, most, self.what)
     }
-}
-
-/// Refuses who comes too late, or too often.
-fn begin(principal: &Principal, drain: &Drain) -> Result<(), Error> {
-    if drain.has_begun() {
-        return Err(Drain::refusal());
-    }
-    principal.count_call(Instant::now())
 }
 
 fn at_once(
@@ -243,7 +352,19 @@ fn at_once(
             full.held
         ),
     };
-    Err(exhausted(text, full).with("limit", at_most.to_string()))
+    Err(Error::new(Reason::ResourceExhausted, text)
+        .retry_after(RETRY_LASTING)
+        .with("limit", at_most.to_string()))
+}
+
+/// What a call is told whose deadline comes before its turn.
+fn in_vain(full: Full) -> Error {
+    let text = format!(
+        "the call could not begin before its deadline, and nothing was done, as {} others of this caller wait and {} go on: retry after the time given, with more time or fewer at a time",
+        full.waiting.saturating_sub(1),
+        full.held
+    );
+    Error::new(Reason::Timeout, text).retry_after(full.retry_after)
 }
 
 fn too_many(full: Full) -> Error {

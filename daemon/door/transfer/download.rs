@@ -57,6 +57,7 @@ pub(super) async fn download(
     incoming: Incoming,
     request: DownloadRequest,
 ) -> Result<Answers<DownloadResponse>, Error> {
+    pipeline.count(&incoming)?;
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;

@@ -27,7 +27,7 @@ use crate::{
 
 /// Transfers that go on at one time, 32 of one caller. They last long, so they do not take the places of
 /// calls.
-const TRANSFERS: usize = 34;
+const TRANSFERS: usize = 42;
 
 /// The service.
 #[derive(Debug)]

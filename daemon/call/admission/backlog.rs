@@ -1,0 +1,107 @@
+//! How much calls that wait hold in memory: their requests are there all the time.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use crate::daemon::queue::Name;
+
+/// Bytes of all requests that wait.
+const OF_ALL: usize = 256 << 20;
+/// Bytes of those of one caller: several of the largest there can be.
+const OF_ONE: usize = 64 << 20;
+/// Bytes, of those of all, that are there for callers who have few.
+const RESERVE: usize = 64 << 20;
+/// These are few: a sixteenth of the reserve.
+const FEW: usize = RESERVE / 16;
+
+/// The requests that wait.
+#[derive(Debug, Default)]
+pub(super) struct Backlog(Mutex<Held>);
+
+#[derive(Debug, Default)]
+struct Held {
+    of_all: usize,
+    /// Of those callers who have any.
+    of_each: HashMap<Name, usize>,
+}
+
+/// One that waits, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Waits {
+    backlog: Arc<Backlog>,
+    name: Name,
+    bytes: usize,
+}
+
+/// There is no room for it: so many bytes of this caller's wait already.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct TooMuch(pub(super) usize);
+
+impl Backlog {
+    /// Adds a request of so many bytes, if there is room for it.
+    pub(super) fn add(self: &Arc<Self>, name: &Name, bytes: usize) -> Result<Waits, TooMuch> {
+        let mut held = self.held();
+        let own = held.of_each.get(name).copied().unwrap_or_default();
+        let (with, all) = (own.saturating_add(bytes), held.of_all.saturating_add(bytes));
+        if with > OF_ONE || all > OF_ALL || all > OF_ALL - RESERVE && with > FEW {
+            return Err(TooMuch(own));
+        }
+        held.of_all = all;
+        held.of_each.insert(Arc::clone(name), with);
+        Ok(Waits {
+            backlog: Arc::clone(self),
+            name: Arc::clone(name),
+            bytes,
+        })
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let mut held = self.backlog.held();
+        held.of_all -= self.bytes;
+        let left = held.of_each.get(&self.name).copied().unwrap_or_default();
+        // Requests without a byte may wait, too: who has none left is forgotten all the same.
+        match left.saturating_sub(self.bytes) {
+            0 => drop(held.of_each.remove(&self.name)),
+            left => drop(held.of_each.insert(Arc::clone(&self.name), left)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn what_waits_is_bounded_for_each_and_for_all() {
+        let backlog = Arc::new(Backlog::default());
+        let names: Vec<Name> = (0..20).map(|name| name.to_string().into()).collect();
+        let fill = |name| {
+            let all = std::iter::from_fn(|| backlog.add(name, 4 * MIB).ok());
+            all.collect::<Vec<_>>()
+        };
+        let mut held: Vec<_> = names.iter().take(3).map(fill).collect();
+        assert_eq!(held.iter().map(Vec::len).collect::<Vec<_>>(), [16, 16, 16]);
+        assert_eq!(backlog.add(&names[0], 1).unwrap_err(), TooMuch(64 * MIB));
+        // The rest is for those who have little.
+        for name in &names[3..19] {
+            let few = fill(name);
+            assert_eq!(few.len(), 1);
+            held.push(few);
+        }
+        assert!(fill(&names[19]).is_empty());
+        held.clear();
+        assert_eq!(backlog.held().of_all, 0);
+        assert!(backlog.held().of_each.is_empty());
+        let _large = backlog.add(&names[19], 16 * MIB).unwrap();
+    }
+}
