@@ -51,7 +51,7 @@ struct NewArgs {
     /// Calls at once; as many as in a second by default.
     #[arg(long, value_name = "NUMBER", requires = "calls_per_second")]
     burst: Option<u32>,
-    /// Calls at one time.
+    /// Calls at one time; as many started processes, and as many transfers, beside them.
     #[arg(long, value_name = "NUMBER")]
     concurrent_calls: Option<u32>,
     /// When it stops being a key: `2027-01-31T00:00:00Z`.

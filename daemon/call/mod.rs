@@ -15,6 +15,7 @@
 
 pub(crate) mod access;
 pub(crate) mod admission;
+mod admit;
 mod any_tool;
 pub(crate) mod approval;
 mod check;
@@ -296,24 +297,6 @@ impl Pipeline {
             by: permitted.by,
             default_timeout: checked.default_timeout,
             bytes: checked.bytes,
-        })
-    }
-
-    /// Waits for a place for a call of the tool `T`.
-    async fn admit<'a, T: Tool>(
-        &self,
-        applicant: impl Into<Applicant<'a>>,
-    ) -> Result<InPlace, Error> {
-        let applicant = applicant.into();
-        // Taken before the drain is looked at: whoever is let in is waited for.
-        let waited_for = task::hold();
-        let admitted = match T::IS_WAITED_FOR {
-            true => self.admission.enter(applicant, &self.drain).await,
-            false => self.admission.enter_process(applicant, &self.drain).await,
-        };
-        Ok(InPlace {
-            admitted: admitted?,
-            waited_for,
         })
     }
 

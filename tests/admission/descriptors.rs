@@ -4,9 +4,10 @@
 use std::{fs, os::unix::net::UnixStream, time::Duration};
 
 use jig::api::v1::{
-    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, Edit, EditFileRequest,
-    ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest, StatPathRequest,
-    WriteFileRequest,
+    ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
+    EditFileRequest, ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest,
+    StatPathRequest, UploadRequest, UploadStart, WriteFileRequest,
+    transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
@@ -104,6 +105,27 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
             tools.search(request).await.map(drop)
         }
         10 => daemon.try_run(shell("touch ran")).await.map(drop),
+        11 => {
+            let start = UploadStart {
+                path: text("uploaded"),
+                // That of nothing.
+                sha256: text("e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+                ..UploadStart::default()
+            };
+            let part = Some(Part::Start(start));
+            let messages = tokio_stream::iter([UploadRequest { part }]);
+            let mut transfers = TransferServiceClient::new(daemon.channel());
+            transfers.upload(messages).await.map(drop)
+        }
+        12 => {
+            let path = text("ran");
+            let request = DownloadRequest {
+                path,
+                ..DownloadRequest::default()
+            };
+            let mut transfers = TransferServiceClient::new(daemon.channel());
+            transfers.download(request).await.map(drop)
+        }
         _ => match daemon.try_watch(started(shell("true"))).await {
             Ok(mut watch) => {
                 watch.finish().await;
@@ -113,7 +135,7 @@ async fn work(daemon: &Daemon, number: usize) -> Result<(), Status> {
         },
     }
 }
-const WORK: usize = 12;
+const WORK: usize = 14;
 
 #[tokio::test]
 async fn without_descriptors_calls_fail_clearly_and_do_nothing() {
@@ -155,7 +177,7 @@ async fn a_short_want_of_descriptors_is_waited_for() {
         });
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
-    assert!(daemon.list_files().await == ["ran"]);
+    assert_eq!(daemon.list_files().await, ["ran", "uploaded"]);
 }
 
 #[tokio::test]

@@ -2,9 +2,11 @@
 //! there is no room.
 
 mod descriptors;
+mod fair;
 mod files;
 mod queues;
 mod rates;
+mod shares;
 
 use std::sync::Arc;
 

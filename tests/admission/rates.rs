@@ -1,17 +1,20 @@
 //! How often a key may call.
 
 use std::{
+    fs,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use jig::api::v1::{
-    DownloadRequest, StatPathRequest, transfer_service_client::TransferServiceClient,
+    DecideApprovalRequest, Decision, DownloadRequest, ListApprovalsRequest, ListFilesRequest,
+    StatPathRequest, UploadRequest, approval_service_client::ApprovalServiceClient,
+    transfer_service_client::TransferServiceClient,
 };
-use tonic::{Request, Status};
+use tonic::Status;
 
 use super::{counts, limited};
-use crate::support::{Daemon, KeyFile, Refusal, shell, started, with_key};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, started, with_key};
 
 async fn stat(daemon: &Daemon, key: &str) -> Result<(), Status> {
     let path = ".".to_owned();
@@ -60,48 +63,137 @@ async fn a_burst_passes_and_the_next_call_is_told_when_to_come() {
     }
 }
 
+/// Calls until the rate does not let it; answers how often it did.
+async fn until_too_often(call: impl AsyncFn() -> Result<(), Status>) -> usize {
+    let mut passed = 0;
+    loop {
+        match call().await.map_err(|status| Refusal::of(&status)) {
+            Err(refusal) if refusal.message.contains("per second") => {
+                assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+                return passed;
+            }
+            _ => passed += 1,
+        }
+        // One in a second comes again.
+        assert!(passed < 100, "the rate does not count it");
+    }
+}
+
 #[tokio::test]
-async fn what_is_wrong_in_itself_does_not_count_and_all_that_does_something_does() {
+async fn each_call_counts_whatever_comes_of_it() {
     let keys = Arc::new(KeyFile::new());
-    let flags = ["--calls-per-second", "1", "--burst", "1"];
+    let flags = [
+        "--calls-per-second",
+        "1",
+        "--burst",
+        "5",
+        "--for-tool",
+        "run",
+    ];
+    let flags = [
+        &flags[..],
+        &["--for-tool", "stat", "--for-tool", "read_file"],
+    ]
+    .concat();
     let key = keys.add("slow", "invoke", &flags);
     let daemon = limited("", &keys).await;
-    let invalid = async || {
-        let refused = daemon.try_run(with_key(&key, shell(""))).await;
-        assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "INVALID_PARAMS");
-    };
-    for _ in 0..5 {
-        invalid().await;
-    }
-    let (passed, _) = all_at_once(&daemon, &key).await;
-    assert!(passed > 0);
-    invalid().await;
-    let refused = |status: Status| {
-        let refusal = Refusal::of(&status);
-        assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
-        assert!(refusal.message.contains("per second"), "{refusal:?}");
-    };
-    all_at_once(&daemon, &key).await;
-    refused(
+    fs::write(daemon.file("file"), "text").unwrap();
+    until_too_often(async || {
         daemon
             .try_run(with_key(&key, shell("true")))
             .await
-            .unwrap_err(),
-    );
-    all_at_once(&daemon, &key).await;
-    let start: Request<_> = with_key(&key, started(shell("true")));
-    refused(daemon.try_watch(start).await.unwrap_err());
-    all_at_once(&daemon, &key).await;
-    let path = "file".to_owned();
-    let request = DownloadRequest {
-        path,
-        ..DownloadRequest::default()
+            .map(drop)
+    })
+    .await;
+    // What is wrong in itself, or not allowed, or not there.
+    until_too_often(async || daemon.try_run(with_key(&key, shell(""))).await.map(drop)).await;
+    let list = async || {
+        let request = with_key(&key, ListFilesRequest::default());
+        daemon.tools().list_files(request).await.map(drop)
     };
-    let mut transfers = TransferServiceClient::new(daemon.channel());
-    refused(
-        transfers
-            .download(with_key(&key, request))
+    until_too_often(list).await;
+    let elsewhere = async || {
+        let mut request = with_key(&key, shell("true"));
+        request
+            .metadata_mut()
+            .insert("jig-workspace", "none".parse().unwrap());
+        daemon.try_run(request).await.map(drop)
+    };
+    until_too_often(elsewhere).await;
+    // What was done already.
+    let repeated = async || {
+        let mut request = with_key(&key, shell("echo ran >> ran"));
+        request
+            .metadata_mut()
+            .insert("jig-request-id", "id".parse().unwrap());
+        daemon.try_run(request).await.map(drop)
+    };
+    until_too_often(repeated).await;
+    let start = async || {
+        daemon
+            .try_watch(with_key(&key, started(shell(""))))
             .await
-            .unwrap_err(),
+            .map(drop)
+    };
+    until_too_often(start).await;
+    let download = async || {
+        let path = "file".to_owned();
+        let request = DownloadRequest {
+            path,
+            ..DownloadRequest::default()
+        };
+        let mut transfers = TransferServiceClient::new(daemon.channel());
+        transfers.download(with_key(&key, request)).await.map(drop)
+    };
+    until_too_often(download).await;
+    let upload = async || {
+        let nothing = tokio_stream::iter(Vec::<UploadRequest>::new());
+        let mut transfers = TransferServiceClient::new(daemon.channel());
+        transfers.upload(with_key(&key, nothing)).await.map(drop)
+    };
+    until_too_often(upload).await;
+}
+
+#[tokio::test]
+async fn a_call_that_somebody_has_approved_is_not_refused_for_its_rate() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add(
+        "slow",
+        "invoke",
+        &["--calls-per-second", "1", "--burst", "1"],
     );
+    let admin = keys.add("admin", "admin", &[]);
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new()
+        .workspace_table("[policy]\ndangerous = \"ask\"")
+        .arguments(&["--keys", &path])
+        .keeping(Arc::clone(&keys) as _)
+        .start()
+        .await;
+    let asked = daemon.begin(with_key(&key, shell("echo done")));
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    let mut approval_id = String::new();
+    eventually("it is asked about", async || {
+        let request = with_key(&admin, ListApprovalsRequest::default());
+        let listed = approvals
+            .list_approvals(request)
+            .await
+            .unwrap()
+            .into_inner();
+        let first = listed.approvals.into_iter().next();
+        approval_id = first.map(|first| first.approval_id).unwrap_or_default();
+        !approval_id.is_empty()
+    })
+    .await;
+    all_at_once(&daemon, &key).await;
+    let decision = DecideApprovalRequest {
+        approval_id,
+        decision: Decision::Allow.into(),
+        ..DecideApprovalRequest::default()
+    };
+    approvals
+        .decide_approval(with_key(&admin, decision))
+        .await
+        .unwrap();
+    assert_eq!(asked.await.unwrap().unwrap().stdout, "done\n");
 }

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! * The **rate** is that of the caller's key ([`super::access::bucket`]). It counts what came in, before
-//!   anything is done for it, once and whatever comes of it ([`Pipeline::count`]). What is refused says
+//!   anything is done for it, once and whatever comes of it ([`super::admit`]). What is refused says
 //!   after which time it is not: exactly then, unless another call with the same key comes first.
 //! * A **place** is kept for as long as the work lasts. There are as many as calls may go on at one time,
 //!   for one caller as many as its key says. Started processes and transfers, which last long, have
@@ -45,7 +45,7 @@ use std::{
 };
 
 use self::backlog::{Backlog, TooMuch, Waits};
-use super::{Pipeline, access::principal::Principal, context::Incoming, drain::Drain};
+use super::{access::principal::Principal, drain::Drain};
 use crate::daemon::{
     error::{Error, Reason},
     queue::{Entry, Full, Place, Queue, Share, Turn},
@@ -142,22 +142,6 @@ pub(crate) struct Places {
     what: &'static str,
 }
 
-impl Pipeline {
-    /// Counts a call, before anything is done for it: one that comes too soon after others is refused.
-    pub(crate) fn count(&self, incoming: &Incoming) -> Result<(), Error> {
-        incoming.principal.count_call(Instant::now())
-    }
-
-    /// Leaves something for others, of all that is had in turn, from now on: callers are told apart by keys.
-    pub(crate) fn share(&self) {
-        self.admission.share();
-        for scene in &self.scenes {
-            scene.files.share();
-            scene.sandboxes.share();
-        }
-    }
-}
-
 impl Admission {
     /// Admits so many, on a machine with `cores` CPUs.
     pub(crate) fn new(limits: Limits, cores: usize) -> Self {
@@ -175,7 +159,8 @@ impl Admission {
         }
     }
 
-    fn share(&self) {
+    /// Leaves something for others from now on: callers are told apart by keys.
+    pub(super) fn share(&self) {
         self.calls.share(Share::Reserve);
         self.processes.share(Share::Reserve);
         // Of those who are not alone, each has the cores to himself in turn: two calls at once on one of

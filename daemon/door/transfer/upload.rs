@@ -219,8 +219,7 @@ impl Receiving {
     async fn receive(mut self) -> Result<UploadResponse, Error> {
         let mut attempts = Attempts::until(None);
         let (lease, draft) = loop {
-            let begun = self.begin().await?;
-            match self.open(begun).await {
+            match self.open(self.begin().await?).await {
                 Ok(Ok(opened)) => break opened,
                 Ok(Err(created)) => return Ok(self.plan.response(created, 0)),
                 Err(error) if self.again(&mut attempts, &error).await => {}

@@ -1,0 +1,40 @@
+//! How calls use what is admitted: counted as they come in, and let in to a place when they may be made.
+
+use std::time::Instant;
+
+use super::{InPlace, Pipeline, admission::Applicant, context::Incoming};
+use crate::daemon::{error::Error, task, tool::Tool};
+
+impl Pipeline {
+    /// Counts a call, before anything is done for it: one that comes too soon after others is refused.
+    pub(crate) fn count(&self, incoming: &Incoming) -> Result<(), Error> {
+        incoming.principal.count_call(Instant::now())
+    }
+
+    /// Leaves something for others, of all that is had in turn, from now on: callers are told apart by keys.
+    pub(crate) fn share(&self) {
+        self.admission.share();
+        for scene in &self.scenes {
+            scene.files.share();
+            scene.sandboxes.share();
+        }
+    }
+
+    /// Waits for a place for a call of the tool `T`.
+    pub(super) async fn admit<'a, T: Tool>(
+        &self,
+        applicant: impl Into<Applicant<'a>>,
+    ) -> Result<InPlace, Error> {
+        let applicant = applicant.into();
+        // Taken before the drain is looked at: whoever is let in is waited for.
+        let waited_for = task::hold();
+        let admitted = match T::IS_WAITED_FOR {
+            true => self.admission.enter(applicant, &self.drain).await,
+            false => self.admission.enter_process(applicant, &self.drain).await,
+        };
+        Ok(InPlace {
+            admitted: admitted?,
+            waited_for,
+        })
+    }
+}

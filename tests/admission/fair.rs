@@ -1,0 +1,145 @@
+//! That one caller's calls are about as quick beside a flood of another's as alone. Not by the clock, which
+//! is also that of everything else on the machine: by how many calls of the flood end meanwhile.
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use jig::api::v1::{
+    ReadFileRequest, RunRequest, StatPathRequest, tool_service_client::ToolServiceClient,
+};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use super::{limited, settled, until};
+use crate::support::{Daemon, KeyFile, Refusal, eventually, full_size, promptly, shell, with_key};
+
+/// Calls of the flood at one time.
+const FLOOD: usize = 32;
+
+#[derive(Debug, Clone, Copy)]
+enum Call {
+    /// Takes the daemon some milliseconds of work, and its answer is small.
+    Read,
+    /// There is much to look at of it, before it is seen to be wrong.
+    Wrong,
+    /// Takes nearly nothing.
+    Stat,
+}
+
+impl Call {
+    async fn make(self, tools: &mut ToolServiceClient<Channel>, key: &str) {
+        match self {
+            Self::Read => {
+                let request = ReadFileRequest {
+                    path: "file".to_owned(),
+                    max_bytes: Some(1),
+                    ..ReadFileRequest::default()
+                };
+                tools.read_file(with_key(key, request)).await.unwrap();
+            }
+            Self::Wrong => {
+                let request = RunRequest {
+                    command: Some("true".to_owned()),
+                    argv: vec!["xxx".to_owned(); 20_000],
+                    ..RunRequest::default()
+                };
+                let refused = tools.run(with_key(key, request)).await.unwrap_err();
+                assert_eq!(Refusal::of(&refused).reason, "INVALID_PARAMS");
+            }
+            Self::Stat => {
+                let path = ".".to_owned();
+                let request = with_key(key, StatPathRequest { path });
+                tools.stat_path(request).await.unwrap();
+            }
+        }
+    }
+}
+
+/// How many of a flood of calls of `key` end while each call of `other` goes on; the median.
+async fn meanwhile(
+    daemon: &Daemon,
+    (key, flood): (&str, Call),
+    (other, call): (&str, Call),
+) -> usize {
+    let ended = Arc::new(AtomicUsize::new(0));
+    let mut flooding = JoinSet::new();
+    for _ in 0..FLOOD {
+        let (mut tools, key, ended) = (daemon.tools(), key.to_owned(), Arc::clone(&ended));
+        flooding.spawn(async move {
+            loop {
+                flood.make(&mut tools, &key).await;
+                ended.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    eventually("it floods", async || {
+        ended.load(Ordering::Relaxed) > FLOOD / 4
+    })
+    .await;
+    let mut tools = daemon.tools_on_a_new_connection();
+    let mut counts = Vec::new();
+    for _ in 0..21 {
+        let before = ended.load(Ordering::Relaxed);
+        promptly("it is answered", call.make(&mut tools, other)).await;
+        counts.push(ended.load(Ordering::Relaxed) - before);
+    }
+    counts.sort_unstable();
+    counts[counts.len() / 2]
+}
+
+#[tokio::test]
+async fn few_calls_of_a_flood_end_before_one_of_another_key() {
+    let keys = Arc::new(KeyFile::new());
+    let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
+    let daemon = limited("", &keys).await;
+    fs::write(daemon.file("file"), "line\n".repeat(40_000)).unwrap();
+    let meanwhile = meanwhile(&daemon, (&a, Call::Read), (&b, Call::Read)).await;
+    // Those that have their turn when it comes, and those that end while its answer is on its way. Without
+    // turns it is as many as there are.
+    assert!(meanwhile <= FLOOD / 4, "{meanwhile}");
+}
+
+#[tokio::test]
+async fn calls_that_there_is_much_to_look_at_of_do_not_hold_up_others() {
+    let keys = Arc::new(KeyFile::new());
+    let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
+    let daemon = limited("", &keys).await;
+    let small = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Stat)).await;
+    let alike = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Wrong)).await;
+    assert!(small <= FLOOD / 4 && alike <= FLOOD / 4, "{small} {alike}");
+}
+
+#[tokio::test]
+async fn thousands_of_calls_that_wait_take_little_memory() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("a", "invoke", &[]);
+    let limits = "concurrent_calls = 1\nqueued_calls = 10000\nqueue_wait = \"10m\"\n";
+    let daemon = limited(limits, &keys).await;
+    let blocker = daemon.begin(with_key(&key, until("go")));
+    settled(&daemon, Some(&key), (1, 0)).await;
+    let before = daemon.resident_bytes();
+    let count = full_size(10_000, 1000);
+    let mut calls = Vec::new();
+    while calls.len() < count {
+        // A connection carries about a thousand.
+        let tools = daemon.tools_on_a_new_connection();
+        for _ in 0..500 {
+            let (mut tools, request) = (tools.clone(), with_key(&key, shell("true")));
+            calls.push(tokio::spawn(async move { tools.run(request).await }));
+        }
+    }
+    settled(&daemon, Some(&key), (1, u32::try_from(count).unwrap())).await;
+    let grown = daemon.resident_bytes().saturating_sub(before);
+    assert!(grown / (count as u64) < 64 << 10, "{grown} bytes");
+    for call in calls {
+        call.abort();
+    }
+    settled(&daemon, Some(&key), (1, 0)).await;
+    fs::write(daemon.file("go"), "").unwrap();
+    blocker.await.unwrap().unwrap();
+}
