@@ -15,7 +15,7 @@ use jig::api::v1::{
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
-use super::{limited, settled, until};
+use super::{counts, limited, settled, until};
 use crate::support::{Daemon, KeyFile, Refusal, eventually, full_size, promptly, shell, with_key};
 
 /// Calls of the flood at one time.
@@ -60,19 +60,15 @@ impl Call {
     }
 }
 
-/// How many of a flood of calls of `key` end while each call of `other` goes on; the median.
-async fn meanwhile(
-    daemon: &Daemon,
-    (key, flood): (&str, Call),
-    (other, call): (&str, Call),
-) -> usize {
+/// A flood of calls, until it is dropped, and how many of them have ended.
+async fn flood(daemon: &Daemon, key: &str, call: Call) -> (JoinSet<()>, Arc<AtomicUsize>) {
     let ended = Arc::new(AtomicUsize::new(0));
-    let mut flooding = JoinSet::new();
+    let mut flood = JoinSet::new();
     for _ in 0..FLOOD {
         let (mut tools, key, ended) = (daemon.tools(), key.to_owned(), Arc::clone(&ended));
-        flooding.spawn(async move {
+        flood.spawn(async move {
             loop {
-                flood.make(&mut tools, &key).await;
+                call.make(&mut tools, &key).await;
                 ended.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -81,6 +77,16 @@ async fn meanwhile(
         ended.load(Ordering::Relaxed) > FLOOD / 4
     })
     .await;
+    (flood, ended)
+}
+
+/// How many of a flood of calls of `key` end while each call of `other` goes on; the median.
+async fn meanwhile(
+    daemon: &Daemon,
+    (key, flooding): (&str, Call),
+    (other, call): (&str, Call),
+) -> usize {
+    let (_flood, ended) = flood(daemon, key, flooding).await;
     let mut tools = daemon.tools_on_a_new_connection();
     let mut counts = Vec::new();
     for _ in 0..21 {
@@ -109,6 +115,12 @@ async fn calls_that_there_is_much_to_look_at_of_do_not_hold_up_others() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
     let daemon = limited("", &keys).await;
+    let (flood, _) = flood(&daemon, &a, Call::Wrong).await;
+    eventually("they wait for their turn to be looked at", async || {
+        counts(&daemon, Some(&b)).await.1 > 0
+    })
+    .await;
+    drop(flood);
     let small = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Stat)).await;
     let alike = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Wrong)).await;
     assert!(small <= FLOOD / 4 && alike <= FLOOD / 4, "{small} {alike}");
