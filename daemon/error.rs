@@ -3,6 +3,10 @@
 
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
+/// Most fields of one request that are told to break their rules. Once so many are known, no more are
+/// looked for: a request can hold a million of them, and who sent it learns the rest when these are right.
+pub(crate) const MOST_VIOLATIONS: usize = 20;
+
 /// The machine-readable reason of an error; its name is what `ErrorInfo.reason` carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
@@ -286,12 +290,20 @@ impl Error {
         }
     }
 
-    /// Fields that break their rules. The message names each of them.
-    pub(crate) fn invalid(violations: Vec<Violation>) -> Self {
-        let list: Vec<String> = violations
+    /// Fields that break their rules. The message names each of them, up to [`MOST_VIOLATIONS`].
+    pub(crate) fn invalid(mut violations: Vec<Violation>) -> Self {
+        let are_all = violations.len() <= MOST_VIOLATIONS;
+        violations.truncate(MOST_VIOLATIONS);
+        let mut list: Vec<String> = violations
             .iter()
             .map(|violation| format!("{}: {}", violation.field, violation.description))
             .collect();
+        if !are_all {
+            list.insert(
+                0,
+                format!("more than {MOST_VIOLATIONS} fields; the first of them"),
+            );
+        }
         Self {
             violations,
             ..Self::new(Reason::InvalidParams, list.join("; "))

@@ -13,7 +13,8 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    InPlace, LetIn, Pipeline, access::principal::Principal, context::Incoming, until_its_time_is_up,
+    Checked, InPlace, LetIn, Pipeline, access::principal::Principal, context::Incoming,
+    until_its_time_is_up,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -31,21 +32,16 @@ pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Any tool.
 pub(super) trait AnyTool: Send + Sync {
-    /// Looks whether a call could be made, and does nothing.
+    /// Looks whether somebody may call it at all, whatever with.
+    fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error>;
+
+    /// Looks whether a call could be made, and does nothing. Takes its time where there is much to look at.
     fn check(
         &self,
         pipeline: &Pipeline,
-        incoming: &Incoming,
-        params: &Map<String, Value>,
-    ) -> Result<(), Error>;
-
-    /// Looks whether a call may be made, and waits until somebody has decided, where the policy says so.
-    fn let_in<'a>(
-        &'a self,
-        pipeline: &'a Arc<Pipeline>,
         incoming: Incoming,
-        params: &'a Map<String, Value>,
-    ) -> Boxed<'a, Result<Box<dyn LetInCall>, Error>>;
+        params: &Map<String, Value>,
+    ) -> Result<Box<dyn CheckedCall>, Error>;
 
     /// Waits for a place for a call.
     fn admit<'a>(
@@ -53,6 +49,15 @@ pub(super) trait AnyTool: Send + Sync {
         pipeline: &'a Pipeline,
         principal: &'a Principal,
     ) -> Boxed<'a, Result<InPlace, Error>>;
+}
+
+/// A call of which nothing is known to be wrong.
+pub(super) trait CheckedCall: Send {
+    /// Looks whether it may be made, and waits until somebody has decided, where the policy says so.
+    fn let_in(
+        self: Box<Self>,
+        pipeline: &Arc<Pipeline>,
+    ) -> Boxed<'_, Result<Box<dyn LetInCall>, Error>>;
 }
 
 /// A call that may be made.
@@ -76,6 +81,12 @@ pub(super) struct Going {
 }
 
 struct Typed<T>(PhantomData<fn() -> T>);
+
+/// A call of the tool `T`, and whose it is.
+struct OfTool<T: Tool> {
+    incoming: Incoming,
+    checked: Checked<T>,
+}
 
 /// All tools, by their names.
 type Tools = BTreeMap<&'static str, Box<dyn AnyTool>>;
@@ -123,28 +134,20 @@ impl<T: Tool> AnyTool for Typed<T>
 where
     T::Response: Message + Default,
 {
+    fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error> {
+        principal.has_role(pipeline.spec::<T>()?.role, T::NAME)?;
+        pipeline.is_switched_on(T::NAME)
+    }
+
     fn check(
         &self,
         pipeline: &Pipeline,
-        incoming: &Incoming,
-        params: &Map<String, Value>,
-    ) -> Result<(), Error> {
-        let request = pipeline.spec::<T>()?.read(params)?;
-        pipeline.check::<T>(incoming, request).map(drop)
-    }
-
-    fn let_in<'a>(
-        &'a self,
-        pipeline: &'a Arc<Pipeline>,
         incoming: Incoming,
-        params: &'a Map<String, Value>,
-    ) -> Boxed<'a, Result<Box<dyn LetInCall>, Error>> {
-        Box::pin(async move {
-            let request = pipeline.spec::<T>()?.read(params)?;
-            let checked = pipeline.check::<T>(&incoming, request)?;
-            let let_in = pipeline.let_in::<T>(incoming, checked).await?;
-            Ok(Box::new(let_in) as Box<dyn LetInCall>)
-        })
+        params: &Map<String, Value>,
+    ) -> Result<Box<dyn CheckedCall>, Error> {
+        let request = pipeline.spec::<T>()?.read(params)?;
+        let checked = pipeline.check::<T>(&incoming, request)?;
+        Ok(Box::new(OfTool { incoming, checked }))
     }
 
     fn admit<'a>(
@@ -153,6 +156,21 @@ where
         principal: &'a Principal,
     ) -> Boxed<'a, Result<InPlace, Error>> {
         Box::pin(pipeline.admit::<T>(principal))
+    }
+}
+
+impl<T: Tool> CheckedCall for OfTool<T>
+where
+    T::Response: Message + Default,
+{
+    fn let_in(
+        self: Box<Self>,
+        pipeline: &Arc<Pipeline>,
+    ) -> Boxed<'_, Result<Box<dyn LetInCall>, Error>> {
+        Box::pin(async move {
+            let let_in = pipeline.let_in::<T>(self.incoming, self.checked).await?;
+            Ok(Box::new(let_in) as Box<dyn LetInCall>)
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The work of jobs: each is a call like any other, made when its turn comes.
 
 use std::{
+    io,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -17,6 +18,7 @@ use super::{
     drain::Drain,
     envelope::{Call, envelope},
     jobs::Live,
+    params,
 };
 use crate::daemon::{
     config::jobs::is_queue_name,
@@ -37,6 +39,8 @@ pub(crate) struct Submission {
     pub(crate) tool: String,
     /// Its parameters.
     pub(crate) params: Map<String, Value>,
+    /// How many bytes they were sent as.
+    pub(crate) bytes: usize,
     /// The queue to wait in.
     pub(crate) queue: String,
     /// Who comes first: higher before lower.
@@ -74,9 +78,18 @@ impl Pipeline {
             let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
             return Err(Error::invalid_field("queue", text));
         }
-        any_tool::find(&submission.tool, &incoming.principal)?
-            .check(self, incoming, &submission.params)
-            .map_err(of_params)?;
+        let tool = any_tool::find(&submission.tool, &incoming.principal)?;
+        tool.is_open(self, &incoming.principal)?;
+        let params = {
+            let (pipeline, incoming, params) =
+                (Arc::clone(self), incoming.clone(), submission.params);
+            move || {
+                tool.check(&pipeline, incoming, &params)
+                    .map_err(of_params)?;
+                serde_json::to_vec(&params).map_err(Error::internal)
+            }
+        };
+        let params = params::beside_others(submission.bytes, params).await?;
         let job = Job {
             id: Ulid::generate().to_string(),
             workspace,
@@ -93,7 +106,6 @@ impl Pipeline {
             ended: None,
             step: None,
         };
-        let params = serde_json::to_vec(&submission.params).map_err(Error::internal)?;
         self.jobs.submit(job.clone(), params).await?;
         self.do_jobs();
         Ok(job)
@@ -171,11 +183,22 @@ impl Pipeline {
     /// it may: until then, a daemon that dies has done nothing of it. May be cancelled.
     async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
         let draining = self.drain.begun_token();
-        let params = self.job_params(live, job).await?;
+        let params = self.jobs.params(live).await.map_err(gone)?;
         let incoming = self.incoming_of(live, job)?;
         let principal = Arc::clone(&incoming.principal);
         let tool = any_tool::find(&job.tool, &principal)?;
-        let let_in = tool.let_in(self, incoming, &params).await?;
+        // Much may have changed since it was submitted.
+        tool.is_open(self, &principal)?;
+        let checked = {
+            let pipeline = Arc::clone(self);
+            let bytes = params.len();
+            let check = move || {
+                let params = serde_json::from_slice(&params).map_err(|error| gone(error.into()))?;
+                tool.check(&pipeline, incoming, &params)
+            };
+            params::beside_others(bytes, check).await?
+        };
+        let let_in = checked.let_in(self).await?;
         self.jobs.start(live, &draining).await?;
         let place = loop {
             match tool.admit(self, &principal).await {
@@ -194,16 +217,6 @@ impl Pipeline {
             }
         };
         let_in.begin(self, place).await
-    }
-
-    async fn job_params(&self, live: &Live, job: &Job) -> Result<Map<String, Value>, Error> {
-        let read = self.jobs.params(live).await;
-        let read = read.and_then(|params| Ok(serde_json::from_slice(&params)?));
-        read.map_err(|error| {
-            tracing::error!(%error, job_id = job.id, "the parameters of a job are gone");
-            let text = "what this job was to do is not in the daemon's state directory any more: submit it again";
-            Error::new(Reason::DaemonLost, text)
-        })
     }
 
     /// The call that a job makes.
@@ -247,6 +260,14 @@ fn call(job: &Job, started: SystemTime) -> Call<'_> {
         started,
         ended: SystemTime::now(),
     }
+}
+
+/// What a job is told that cannot know any more what it was to do.
+fn gone(error: io::Error) -> Error {
+    tracing::error!(%error, "the parameters of a job are gone");
+    let text =
+        "what this job was to do is not in the daemon's state directory any more: submit it again";
+    Error::new(Reason::DaemonLost, text)
 }
 
 /// What is wrong with parameters that are themselves a field of the request.

@@ -26,6 +26,7 @@ pub(crate) mod idempotency;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
 mod kept;
+pub(crate) mod params;
 pub(crate) mod permit;
 pub(crate) mod policy;
 mod record;

@@ -49,6 +49,14 @@ impl Pipeline {
         self.policy.snapshot().looks_at(tool, risk, workspace)
     }
 
+    /// Refuses a tool that the operator has switched off, whatever it is called with.
+    pub(super) fn is_switched_on(&self, tool: &str) -> Result<(), Error> {
+        match self.policy.snapshot().settings.has_tool(tool) {
+            true => Ok(()),
+            false => Err(denied(tool, &By::Lists)),
+        }
+    }
+
     /// Lets a call in that is no tool's, but does what `tool` does; `message` is the full name of what it
     /// says. Waits until somebody has decided, where the policy says so.
     pub(crate) async fn permit_as<M: Message>(

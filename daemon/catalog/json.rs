@@ -1,10 +1,12 @@
 //! Messages as JSON: parameters that come by name, and answers that go out so. Every field that does not
-//! fit is told, not only the first.
+//! fit is told, not only the first, until there are as many as are told at all.
 
 #![expect(
     clippy::wildcard_enum_match_arm,
     reason = "kinds of values that fit nothing, in enums of another crate"
 )]
+
+use std::collections::HashMap;
 
 use base64::{
     Engine as _,
@@ -17,7 +19,7 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value as Json};
 
-use crate::daemon::error::{Error, Violation};
+use crate::daemon::error::{Error, MOST_VIOLATIONS, Violation};
 
 /// Reads both alphabets, with and without padding, as the mapping of protobuf says.
 const LENIENT: GeneralPurposeConfig =
@@ -73,6 +75,9 @@ impl Reader {
     ) -> DynamicMessage {
         let mut message = DynamicMessage::new(descriptor.clone());
         for (name, value) in fields {
+            if self.has_enough() {
+                break;
+            }
             let path = format!("{prefix}{name}");
             let field = descriptor
                 .get_field_by_name(name)
@@ -89,7 +94,7 @@ impl Reader {
                     };
                     self.report(&path, text);
                 }
-                Some(_) if value.is_null() => {}
+                Some(field) if value.is_null() || is_not_declared(&field, value) => {}
                 Some(field) if message.has_field(&field) => {
                     self.report(&path, format!("is given twice, also as {}", field.name()));
                 }
@@ -113,23 +118,32 @@ impl Reader {
             };
             let kind = entry.map_entry_value_field().kind();
             let before = self.violations.len();
-            let entries = entries.iter().filter_map(|(key, value)| {
-                let value = self.value(&kind, value, &format!("{path}[{key:?}]"))?;
-                Some((MapKey::String(key.clone()), value))
-            });
-            let entries = entries.collect();
-            return (self.violations.len() == before).then_some(Value::Map(entries));
+            let mut read = HashMap::with_capacity(entries.len());
+            for (key, value) in entries {
+                if self.has_enough() {
+                    return None;
+                }
+                let path = format!("{path}[{key:?}]");
+                if let Some(value) = self.value(&kind, value, &path) {
+                    read.insert(MapKey::String(key.clone()), value);
+                }
+            }
+            return (self.violations.len() == before).then_some(Value::Map(read));
         }
         if field.is_list() {
             let Json::Array(items) = value else {
                 return self.refuse(path, "an array", value);
             };
             let before = self.violations.len();
-            let items = items.iter().enumerate().filter_map(|(index, item)| {
-                self.value(&field.kind(), item, &format!("{path}[{index}]"))
-            });
-            let items = items.collect();
-            return (self.violations.len() == before).then_some(Value::List(items));
+            let kind = field.kind();
+            let mut read = Vec::with_capacity(items.len());
+            for (index, item) in items.iter().enumerate() {
+                if self.has_enough() {
+                    return None;
+                }
+                read.extend(self.value(&kind, item, &format!("{path}[{index}]")));
+            }
+            return (self.violations.len() == before).then_some(Value::List(read));
         }
         self.value(&field.kind(), value, path)
     }
@@ -155,14 +169,14 @@ impl Reader {
                 integer(value).and_then(|number| number.try_into().ok().map(Value::U64))
             }
             (Kind::Double, Json::Number(number)) => number.as_f64().map(Value::F64),
-            (Kind::Enum(values), Json::String(name)) => {
-                let found = enum_value(values, name);
+            (Kind::Enum(values), Json::String(_) | Json::Number(_)) => {
+                let found = enum_value(values, value);
                 if found.is_none() {
                     let known = values.values().skip(1);
                     let known: Vec<_> = known
                         .map(|value| short_name(values, value.name()).to_owned())
                         .collect();
-                    let text = format!("is {name:?}; it must be one of {}", known.join(", "));
+                    let text = format!("is {value}; it must be one of {}", known.join(", "));
                     self.report(path, text);
                     return None;
                 }
@@ -201,6 +215,11 @@ impl Reader {
     fn report(&mut self, path: &str, text: String) {
         self.violations.push(Violation::new(path, text));
     }
+
+    /// Whether nothing more needs to be looked for.
+    fn has_enough(&self) -> bool {
+        self.violations.len() > MOST_VIOLATIONS
+    }
 }
 
 fn expected(kind: &Kind) -> &'static str {
@@ -212,7 +231,7 @@ fn expected(kind: &Kind) -> &'static str {
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => "a whole number of 64 bits",
         Kind::Uint32 | Kind::Fixed32 => "a whole number from 0 to 4294967295",
         Kind::Uint64 | Kind::Fixed64 => "a whole number from 0 to 18446744073709551615",
-        Kind::Enum(_) => "the name of a value",
+        Kind::Enum(_) => "the name or number of a value",
         Kind::Message(_) => "an object",
         _ => "a number",
     }
@@ -246,10 +265,22 @@ fn base64(text: &str) -> Option<Vec<u8>> {
         .find_map(|alphabet| GeneralPurpose::new(alphabet, LENIENT).decode(text).ok())
 }
 
-/// The value of this name, which may stand without the prefix that all of them have. The first one,
-/// which means that nothing was given, has none.
-fn enum_value(values: &EnumDescriptor, name: &str) -> Option<i32> {
-    let found = values.values().skip(1).find(|value| {
+/// Whether this is the first value of an enum, which is as good as nothing: so it comes from those who
+/// write down all fields of a message.
+fn is_not_declared(field: &FieldDescriptor, value: &Json) -> bool {
+    match field.kind() {
+        Kind::Enum(values) if !field.is_list() => enum_value(&values, value) == Some(0),
+        _ => false,
+    }
+}
+
+/// The value of this number, or of this name, which may stand without the prefix that all of them have.
+fn enum_value(values: &EnumDescriptor, given: &Json) -> Option<i32> {
+    let Json::String(name) = given else {
+        let number = i32::try_from(integer(given)?).ok()?;
+        return values.get_value(number).map(|value| value.number());
+    };
+    let found = values.values().find(|value| {
         let full = value.name();
         full.eq_ignore_ascii_case(name) || short_name(values, full).eq_ignore_ascii_case(name)
     });
@@ -316,10 +347,32 @@ mod tests {
         assert_eq!((run.timeout_sec, run.max_output_bytes), (Some(7), Some(5)));
         assert_eq!(run.cwd, None);
         assert_eq!(run.limits.unwrap().memory_bytes, Some(1 << 30));
-        for mode in ["CREATE_NEW", "create_new", "WRITE_MODE_CREATE_NEW"] {
+        for mode in [
+            json!("CREATE_NEW"),
+            json!("create_new"),
+            json!("WRITE_MODE_CREATE_NEW"),
+            json!(v1::WriteMode::CreateNew as i32),
+        ] {
             let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
             let write: v1::WriteFileRequest = message.transcode_to().unwrap();
             assert_eq!(write.mode(), v1::WriteMode::CreateNew, "{mode}");
+        }
+        for mode in [json!("WRITE_MODE_UNSPECIFIED"), json!(0)] {
+            let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
+            let write: v1::WriteFileRequest = message.transcode_to().unwrap();
+            assert_eq!(write.mode, None, "{mode}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_looked_for_than_is_told() {
+        for json in [
+            json!({"argv": vec![1; 1_000_000]}),
+            json!({"env": (0..100_000).map(|n| (n.to_string(), json!(n))).collect::<Map<_, _>>()}),
+            Json::Object((0..100_000).map(|n| (n.to_string(), json!(n))).collect()),
+        ] {
+            let problems = parse("RunRequest", json).unwrap_err();
+            assert_eq!(problems.len(), MOST_VIOLATIONS + 1);
         }
     }
 
@@ -360,11 +413,13 @@ mod tests {
         );
         let twice = parse("RunRequest", json!({"timeout_sec": 1, "timeoutSec": 5}));
         assert_eq!(twice.unwrap_err().len(), 1);
-        let unknown = parse("WriteFileRequest", json!({"mode": "UNSPECIFIED"})).unwrap_err();
-        assert!(
-            unknown.first().unwrap().1.contains("OVERWRITE, "),
-            "{unknown:?}"
-        );
+        for mode in [json!("NONSENSE"), json!(99), json!(-1)] {
+            let unknown = parse("WriteFileRequest", json!({"mode": mode})).unwrap_err();
+            assert!(
+                unknown.first().unwrap().1.contains("OVERWRITE, "),
+                "{unknown:?}"
+            );
+        }
     }
 
     #[test]

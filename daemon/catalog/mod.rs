@@ -40,6 +40,8 @@ pub(crate) struct Catalog {
 pub(crate) struct ToolSpec {
     /// Its options.
     pub(crate) options: v1::ToolOptions,
+    /// The role that it needs.
+    pub(crate) role: Role,
     rules: Rules,
     request: MessageDescriptor,
     response: MessageDescriptor,
@@ -89,6 +91,7 @@ impl Catalog {
                     let rules = Rules::of(&pool, &input);
                     let spec = ToolSpec {
                         options,
+                        role: access.role,
                         rules,
                         request: input,
                         response: method.output(),

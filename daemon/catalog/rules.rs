@@ -13,7 +13,7 @@ use prost_reflect::{
 
 use crate::{
     api::v1::{FieldRules, field_rules::DefaultValue},
-    daemon::error::{Error, Violation},
+    daemon::error::{Error, MOST_VIOLATIONS, Violation},
 };
 
 /// Largest JSON of a request's parameters that is kept in a record.
@@ -104,9 +104,14 @@ impl Rules {
         let mut message = reflect(&self.message, &request)?;
         let mut violations = Vec::new();
         self.check_fields(&message, "", &mut violations);
-        let shown = self.shown(&message)?;
+        // What is refused is neither shown nor decided about.
+        let is_fine = violations.is_empty();
+        let shown = match is_fine {
+            true => self.shown(&message)?,
+            false => serde_json::Value::Null,
+        };
         let params = self.for_record(&message, shown.clone());
-        let given = keep.then(|| message.clone());
+        let given = (keep && is_fine).then(|| message.clone());
         let request = if self.fill(&mut message) {
             message.transcode_to().map_err(Error::internal)?
         } else {
@@ -131,9 +136,15 @@ impl Rules {
             let name = format!("{prefix}{}", field.descriptor.name());
             check_field(message, field, &name, violations);
             let Some(inner) = &field.inner else { continue };
+            if are_enough(violations) {
+                return;
+            }
             match message.get_field(&field.descriptor).as_ref() {
-                Value::List(items) => {
+                Value::List(items) if fits(items.len(), &field.rules) => {
                     for (index, item) in items.iter().enumerate() {
+                        if are_enough(violations) {
+                            return;
+                        }
                         if let Some(item) = item.as_message() {
                             inner.check_fields(item, &format!("{name}[{index}]."), violations);
                         }
@@ -224,35 +235,39 @@ fn check_field(
     violations: &mut Vec<Violation>,
 ) {
     let (field, rules) = (&field.descriptor, &field.rules);
-    let mut report =
-        |field: String, description: String| violations.push(Violation { field, description });
     if !message.has_field(field) {
         if rules.required {
-            report(name.to_owned(), "must be given".to_owned());
+            violations.push(Violation::new(name, "must be given"));
         }
         return;
     }
     match message.get_field(field).as_ref() {
-        Value::List(items) => {
-            check_count(items.len(), rules, name, &mut report);
+        Value::List(items) if fits(items.len(), rules) => {
             for (index, item) in items.iter().enumerate() {
-                check_value(item, rules, &format!("{name}[{index}]"), &mut report);
+                if are_enough(violations) {
+                    return;
+                }
+                check_value(item, rules, || format!("{name}[{index}]"), violations);
             }
         }
-        Value::Map(entries) => {
-            check_count(entries.len(), rules, name, &mut report);
+        Value::Map(entries) if fits(entries.len(), rules) => {
             for (key, value) in entries {
-                let path = match key {
-                    MapKey::String(key) => {
-                        let path = format!("{name}[{key:?}]");
-                        check_value(&Value::String(key.clone()), rules, &path, &mut report);
-                        path
-                    }
+                if are_enough(violations) {
+                    return;
+                }
+                let path = || match key {
+                    MapKey::String(key) => format!("{name}[{key:?}]"),
                     other => format!("{name}[{other:?}]"),
                 };
-                check_value(value, rules, &path, &mut report);
+                if let MapKey::String(key) = key {
+                    check_value(&Value::String(key.clone()), rules, path, violations);
+                }
+                check_value(value, rules, path, violations);
             }
         }
+        // What is in one that is too long is not looked at.
+        Value::List(items) => violations.push(too_many(items.len(), rules, name)),
+        Value::Map(entries) => violations.push(too_many(entries.len(), rules, name)),
         Value::EnumNumber(number) => {
             if let Kind::Enum(kind) = field.kind()
                 && kind.get_value(*number).is_none()
@@ -262,36 +277,37 @@ fn check_field(
                     .skip(1)
                     .map(|value| value.name().to_owned())
                     .collect();
-                report(
-                    name.to_owned(),
-                    format!("is {number}; it must be one of {}", values.join(", ")),
-                );
+                let text = format!("is {number}; it must be one of {}", values.join(", "));
+                violations.push(Violation::new(name, text));
             }
         }
-        value => check_value(value, rules, name, &mut report),
+        value => check_value(value, rules, || name.to_owned(), violations),
     }
 }
 
-fn check_count(
-    count: usize,
-    rules: &FieldRules,
-    name: &str,
-    report: &mut impl FnMut(String, String),
-) {
-    if let Some(most) = rules.max_items.filter(|most| count > *most as usize) {
-        report(
-            name.to_owned(),
-            format!("has {count} elements; at most {most} are allowed"),
-        );
-    }
+/// Whether nothing more needs to be looked for.
+fn are_enough(violations: &[Violation]) -> bool {
+    violations.len() > MOST_VIOLATIONS
+}
+
+/// Whether a list or map may have so many elements.
+fn fits(count: usize, rules: &FieldRules) -> bool {
+    rules.max_items.is_none_or(|most| count <= most as usize)
+}
+
+fn too_many(count: usize, rules: &FieldRules, name: &str) -> Violation {
+    let most = rules.max_items.unwrap_or_default();
+    let text = format!("has {count} elements; at most {most} are allowed");
+    Violation::new(name, text)
 }
 
 fn check_value(
     value: &Value,
     rules: &FieldRules,
-    path: &str,
-    report: &mut impl FnMut(String, String),
+    path: impl Fn() -> String,
+    violations: &mut Vec<Violation>,
 ) {
+    let mut report = |text: String| violations.push(Violation::new(path(), text));
     let number = match value {
         Value::I32(number) => Some(i128::from(*number)),
         Value::I64(number) => Some(i128::from(*number)),
@@ -309,7 +325,7 @@ fn check_value(
             (None, Some(most)) => format!("at most {most}"),
             (None, None) => String::new(),
         };
-        report(path.to_owned(), format!("is {number}; it must be {range}"));
+        report(format!("is {number}; it must be {range}"));
     }
     let bytes = match value {
         Value::String(text) => Some(text.as_bytes()),
@@ -318,16 +334,16 @@ fn check_value(
     };
     if let Some(bytes) = bytes {
         if let Some(most) = rules.max_bytes.filter(|most| bytes.len() > *most as usize) {
-            report(
-                path.to_owned(),
-                format!("has {} bytes; at most {most} are allowed", bytes.len()),
-            );
+            report(format!(
+                "has {} bytes; at most {most} are allowed",
+                bytes.len()
+            ));
         }
         if rules.no_nul && bytes.contains(&0) {
-            report(path.to_owned(), "must not hold a NUL character".to_owned());
+            report("must not hold a NUL character".to_owned());
         }
         if rules.required && bytes.is_empty() {
-            report(path.to_owned(), "must not be empty".to_owned());
+            report("must not be empty".to_owned());
         }
     }
 }

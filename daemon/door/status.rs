@@ -5,14 +5,12 @@ use std::collections::HashMap;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, FieldViolation, StatusExt as _};
 
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::error::{Error, MOST_VIOLATIONS, Reason};
 
 /// Domain of `ErrorInfo`.
 const DOMAIN: &str = "jig.v1";
 /// Longest message: it travels in a trailer, and clients accept 8 KiB of those.
 const LONGEST_MESSAGE: usize = 2048;
-/// Most field violations that are told, for the same reason; the message says how many there are.
-const MOST_VIOLATIONS: usize = 20;
 
 /// The status that tells `error`.
 pub(crate) fn to_status(error: &Error) -> Status {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     api::v1,
     daemon::{
-        error::{Error, Violation},
+        error::{Error, MOST_VIOLATIONS, Violation},
         process::{
             environment::Environment,
             live::{Exit, Live},
@@ -124,6 +124,9 @@ impl Tool for Run {
         let mut variables: Vec<_> = env.into_iter().collect();
         variables.sort_unstable();
         for (name, value) in variables {
+            if violations.len() > MOST_VIOLATIONS {
+                break;
+            }
             let field = format!("env[{name:?}]");
             let known = violations.iter().any(|violation| violation.field == field);
             if let Err(description) = environment.set(name, value)

@@ -119,7 +119,7 @@ impl Settings {
     }
 
     /// Whether the tool is there at all.
-    fn has_tool(&self, tool: &str) -> bool {
+    pub(crate) fn has_tool(&self, tool: &str) -> bool {
         let allowed = self.allow_tools.as_ref();
         allowed.is_none_or(|tools| tools.contains(tool)) && !self.deny_tools.contains(tool)
     }

@@ -3,9 +3,10 @@
 mod watch;
 mod wire;
 
-use std::{sync::Arc, time::Duration};
+use std::{mem::take, sync::Arc, time::Duration};
 
-use serde_json::{Map, Value};
+use prost::Message as _;
+use serde_json::Map;
 use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
@@ -24,9 +25,7 @@ use crate::{
         WatchJobRequest, WatchJobResponse, job_service_server::JobService,
     },
     daemon::{
-        call::{
-            Pipeline, context::Incoming, job_work::Submission, jobs::Found, structure::unwrapped,
-        },
+        call::{Pipeline, context::Incoming, job_work::Submission, jobs::Found, params},
         error::{Error, Violation},
         store::jobs::Selection,
         task,
@@ -49,11 +48,17 @@ impl JobService for Jobs {
         request: Request<SubmitJobRequest>,
     ) -> Result<Response<SubmitJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let call = self
-                .0
-                .repeatable(&incoming, "jig.v1.JobService/SubmitJob", &request)?;
-            let submission = self.submission(request)?;
             let pipeline = Arc::clone(&self.0);
+            let bytes = request.encoded_len();
+            let read = {
+                let (pipeline, incoming) = (Arc::clone(&self.0), incoming.clone());
+                move || {
+                    let method = "jig.v1.JobService/SubmitJob";
+                    let call = pipeline.repeatable(&incoming, method, &request)?;
+                    Ok((call, submission(&pipeline, request, bytes)?))
+                }
+            };
+            let (call, submission) = params::beside_others(bytes, read).await?;
             let work = async move |is_unfinished: bool| {
                 let submitted = pipeline
                     .submit_job(&incoming, submission, is_unfinished)
@@ -182,59 +187,43 @@ impl Jobs {
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
         self.0.find_job(incoming, id).await
     }
+}
 
-    /// What is to be done, of a request.
-    fn submission(&self, request: SubmitJobRequest) -> Result<Submission, Error> {
-        let checked = self
-            .0
-            .catalog
-            .look_at("jig.v1.SubmitJobRequest", request, false)?;
-        let (request, mut violations) = (checked.request, checked.violations);
-        let mut report = |field: &str, text: String| violations.push(Violation::new(field, text));
-        if !request.dialect.is_empty() {
-            let text = "must be empty: this version knows the names of this contract only";
-            report("dialect", text.to_owned());
-        }
-        let params = match (request.params, request.params_json.as_str()) {
-            (Some(_), json) if !json.is_empty() => {
-                for field in ["params", "params_json"] {
-                    report(field, "must not be given both: give one of them".to_owned());
-                }
-                Map::new()
-            }
-            (Some(params), _) => unwrapped(params, "params").unwrap_or_else(|places| {
-                for place in places {
-                    report(&place, "must be a finite number".to_owned());
-                }
-                Map::new()
-            }),
-            (None, "") => Map::new(),
-            (None, json) => match serde_json::from_str(json) {
-                Ok(Value::Object(params)) => params,
-                Ok(_) => {
-                    report("params_json", "must be a JSON object".to_owned());
-                    Map::new()
-                }
-                Err(error) => {
-                    // Not the text: it may hold secrets.
-                    let text = format!(
-                        "is no JSON: line {}, column {}",
-                        error.line(),
-                        error.column()
-                    );
-                    report("params_json", text);
-                    Map::new()
-                }
-            },
-        };
-        if !violations.is_empty() {
-            return Err(Error::invalid(violations));
-        }
-        Ok(Submission {
+/// What is to be done, of a request.
+fn submission(
+    pipeline: &Pipeline,
+    mut request: SubmitJobRequest,
+    bytes: usize,
+) -> Result<Submission, Error> {
+    // The tool looks at them.
+    let (params, json) = (request.params.take(), take(&mut request.params_json));
+    let checked = pipeline
+        .catalog
+        .look_at("jig.v1.SubmitJobRequest", request, false)?;
+    let (request, mut violations) = (checked.request, checked.violations);
+    if !request.dialect.is_empty() {
+        let text = "must be empty: this version knows the names of this contract only";
+        violations.push(Violation::new("dialect", text));
+    }
+    let params = match (params, json.as_str()) {
+        (Some(_), json) if !json.is_empty() => Err(["params", "params_json"]
+            .map(|field| Violation::new(field, "must not be given both: give one of them"))
+            .into()),
+        (Some(params), _) => params::of_structure(params),
+        (None, "") => Ok(Map::new()),
+        (None, json) => params::of_text(json),
+    };
+    match params {
+        Ok(params) if violations.is_empty() => Ok(Submission {
             tool: request.tool,
             params,
+            bytes,
             queue: request.queue.unwrap_or_default(),
             priority: request.priority.unwrap_or_default(),
-        })
+        }),
+        params => {
+            violations.extend(params.err().into_iter().flatten());
+            Err(Error::invalid(violations))
+        }
     }
 }

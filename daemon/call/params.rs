@@ -1,0 +1,269 @@
+//! Parameters that come by their names, as JSON text or as the message that stands for it: bounded, and
+//! each name once.
+
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+};
+
+use prost_types::{Struct, Value as Wrapped, value::Kind};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::structure::unwrapped;
+use crate::daemon::{
+    error::{Error, MOST_VIOLATIONS, Violation},
+    task,
+};
+
+/// Most values in the parameters of one call, with those in lists and objects. The largest lists of any tool
+/// have some 65,000; a small text can hold millions, each of which takes a hundred bytes of memory.
+const MOST_VALUES: usize = 1 << 18;
+/// Bytes of parameters above which they are looked at on a thread that may block.
+const LARGE: usize = 64 << 10;
+
+/// Looks at parameters of so many bytes, without holding up others where these are many.
+pub(crate) async fn beside_others<T: Send + 'static>(
+    bytes: usize,
+    look: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match bytes > LARGE {
+        true => task::blocking(look).await.map_err(Error::internal)?,
+        false => look(),
+    }
+}
+
+/// The parameters that a message holds.
+pub(crate) fn of_structure(structure: Struct) -> Result<Map<String, Value>, Vec<Violation>> {
+    let mut left = MOST_VALUES;
+    let mut values = structure.fields.values();
+    if !values.all(|value| count(value, &mut left)) {
+        return Err(vec![Violation::new("params", too_many())]);
+    }
+    unwrapped(structure, "params").map_err(|places| {
+        let places = places.into_iter().take(MOST_VIOLATIONS + 1);
+        places
+            .map(|place| Violation::new(place, "must be a finite number"))
+            .collect()
+    })
+}
+
+/// The parameters that a text holds.
+pub(crate) fn of_text(text: &str) -> Result<Map<String, Value>, Vec<Violation>> {
+    let found = Found {
+        left: Cell::new(MOST_VALUES),
+        twice: RefCell::new(Vec::new()),
+    };
+    let refused = |text: String| Err(vec![Violation::new("params_json", text)]);
+    let mut reader = serde_json::Deserializer::from_str(text);
+    let root = Reader {
+        found: &found,
+        path: None,
+    };
+    let read = root.deserialize(&mut reader);
+    match read.and_then(|read| reader.end().map(|()| read)) {
+        Ok(Value::Object(params)) => match found.twice.into_inner() {
+            twice if twice.is_empty() => Ok(params),
+            twice => Err(twice),
+        },
+        Ok(_) => refused("must be a JSON object".to_owned()),
+        Err(_) if found.left.get() == 0 => refused(too_many()),
+        // Not the text: it may hold secrets.
+        Err(error) => refused(format!(
+            "is no JSON: line {}, column {}",
+            error.line(),
+            error.column()
+        )),
+    }
+}
+
+fn too_many() -> String {
+    format!("has more than {MOST_VALUES} values, with those in lists and objects: ask for less")
+}
+
+/// Whether there are no more values than are left.
+fn count(value: &Wrapped, left: &mut usize) -> bool {
+    if *left == 0 {
+        return false;
+    }
+    *left -= 1;
+    match &value.kind {
+        Some(Kind::ListValue(list)) => list.values.iter().all(|value| count(value, left)),
+        Some(Kind::StructValue(fields)) => fields.fields.values().all(|value| count(value, left)),
+        _ => true,
+    }
+}
+
+/// What was found in a text.
+struct Found {
+    /// Values that it may still have.
+    left: Cell<usize>,
+    /// Names that are given twice.
+    twice: RefCell<Vec<Violation>>,
+}
+
+/// Reads a value.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    found: &'a Found,
+    /// Where it is; nothing for all of the text.
+    path: Option<Path<'a>>,
+}
+
+/// Where a value is.
+#[derive(Clone, Copy)]
+struct Path<'a> {
+    within: Option<&'a Path<'a>>,
+    name: &'a str,
+}
+
+impl fmt::Display for Path<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.within {
+            Some(within) => write!(f, "{within}.{}", self.name),
+            None => write!(f, "params.{}", self.name),
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Value, D::Error> {
+        let left = self.found.left.get();
+        if left == 0 {
+            return Err(D::Error::custom("too many values"));
+        }
+        self.found.left.set(left - 1);
+        from.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(flag.into())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut read = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            read.push(item);
+        }
+        Ok(read.into())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut read = Map::new();
+        while let Some(name) = fields.next_key::<String>()? {
+            let path = Path {
+                within: self.path.as_ref(),
+                name: &name,
+            };
+            let value = fields.next_value_seed(Reader {
+                found: self.found,
+                path: Some(path),
+            })?;
+            let mut twice = self.found.twice.borrow_mut();
+            if read.contains_key(&name) && twice.len() <= MOST_VIOLATIONS {
+                twice.push(Violation::new(path.to_string(), "is given twice"));
+            }
+            read.insert(name, value);
+        }
+        Ok(Value::Object(read))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::daemon::call::structure::structure;
+
+    fn refused(text: &str) -> Vec<(String, String)> {
+        let violations = of_text(text).unwrap_err().into_iter();
+        let told = violations.map(|violation| (violation.field, violation.description));
+        told.collect()
+    }
+
+    #[test]
+    fn it_is_read_as_json_is() {
+        let text =
+            r#" {"a": [1, -2, 3.5, null, true, "x\n", 18446744073709551615], "b": {"a": {}}} "#;
+        let plain: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(Value::Object(of_text(text).unwrap()), plain);
+        for (text, told) in [
+            ("[]", "object"),
+            ("3", "object"),
+            ("{\"a\": secret}", "line 1, column 7"),
+            ("{} {}", "no JSON"),
+            ("", "no JSON"),
+        ] {
+            let refused = refused(text);
+            let (field, description) = refused.first().unwrap();
+            assert_eq!(field, "params_json");
+            assert!(description.contains(told), "{text}: {description}");
+            assert!(!description.contains("secret"));
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_given_twice_is_told() {
+        let told = refused(r#"{"a": 1, "b": {"c": [{"d": 1, "d": 2}], "c": 0}, "a": 2, "a": 3}"#);
+        let fields: Vec<_> = told.iter().map(|(field, _)| field.as_str()).collect();
+        assert_eq!(
+            fields,
+            ["params.b.c.d", "params.b.c", "params.a", "params.a"]
+        );
+    }
+
+    #[test]
+    fn more_values_than_any_tool_takes_are_not_read() {
+        let text = |count: usize| format!("{{\"a\": {:?}}}", vec![1; count]);
+        // With the list, and the object around it.
+        let most = MOST_VALUES - 2;
+        assert!(of_text(&text(most)).is_ok());
+        let (field, description) = refused(&text(most + 1)).remove(0);
+        assert_eq!(field, "params_json");
+        assert!(description.contains("262144"), "{description}");
+        let message = |count: usize| {
+            let json = json!({ "a": vec![1; count] });
+            structure(json.as_object().unwrap().clone())
+        };
+        assert!(of_structure(message(MOST_VALUES - 1)).is_ok());
+        assert_eq!(
+            of_structure(message(MOST_VALUES)).unwrap_err()[0].field,
+            "params"
+        );
+    }
+}
