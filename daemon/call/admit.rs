@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use super::{InPlace, Pipeline, admission::Applicant, context::Incoming};
+use super::{
+    InPlace, Pipeline, access::principal::Principal, admission::Applicant, context::Incoming,
+};
 use crate::daemon::{error::Error, task, tool::Tool};
 
 impl Pipeline {
@@ -34,6 +36,16 @@ impl Pipeline {
         };
         Ok(InPlace {
             admitted: admitted?,
+            waited_for,
+        })
+    }
+
+    /// Waits for a place for the call of a job.
+    pub(super) async fn admit_job(&self, principal: &Principal) -> Result<InPlace, Error> {
+        let waited_for = task::hold();
+        let admitted = self.admission.enter(principal.into(), &self.drain).await?;
+        Ok(InPlace {
+            admitted,
             waited_for,
         })
     }

@@ -42,13 +42,6 @@ pub(super) trait AnyTool: Send + Sync {
         incoming: Incoming,
         params: &Map<String, Value>,
     ) -> Result<Box<dyn CheckedCall>, Error>;
-
-    /// Waits for a place for a call.
-    fn admit<'a>(
-        &'a self,
-        pipeline: &'a Pipeline,
-        principal: &'a Principal,
-    ) -> Boxed<'a, Result<InPlace, Error>>;
 }
 
 /// A call of which nothing is known to be wrong.
@@ -148,14 +141,6 @@ where
         let request = pipeline.spec::<T>()?.read(params)?;
         let checked = pipeline.check::<T>(&incoming, request)?;
         Ok(Box::new(OfTool { incoming, checked }))
-    }
-
-    fn admit<'a>(
-        &'a self,
-        pipeline: &'a Pipeline,
-        principal: &'a Principal,
-    ) -> Boxed<'a, Result<InPlace, Error>> {
-        Box::pin(pipeline.admit::<T>(principal))
     }
 }
 

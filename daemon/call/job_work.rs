@@ -3,12 +3,13 @@
 use std::{
     io,
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
 use prost::Message;
 use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
 use super::{
@@ -17,14 +18,15 @@ use super::{
     context::Incoming,
     drain::Drain,
     envelope::{Call, envelope},
-    jobs::Live,
+    jobs::{Live, RETRY},
     params,
 };
 use crate::daemon::{
     config::jobs::is_queue_name,
+    descriptors::Attempts,
     error::{Error, Reason, Violation},
     store::{
-        jobs::{self, Job, JobState},
+        jobs::{Job, JobState},
         session::SessionId,
     },
     task,
@@ -90,8 +92,9 @@ impl Pipeline {
             }
         };
         let params = params::beside_others(submission.bytes, params).await?;
+        let id = self.jobs.new_id();
         let job = Job {
-            id: Ulid::generate().to_string(),
+            id: id.to_string(),
             workspace,
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
@@ -101,20 +104,26 @@ impl Pipeline {
             priority: submission.priority,
             state: JobState::Queued,
             trace: write_parent(&incoming.parent),
-            submitted: jobs::now(),
+            submitted: id.datetime(),
             started: None,
             ended: None,
             step: None,
         };
-        self.jobs.submit(job.clone(), params).await?;
+        let until = incoming.deadline;
+        self.jobs.submit(job.clone(), params, until).await?;
         self.do_jobs();
         Ok(job)
     }
 
     /// Starts the jobs whose turn it is.
     pub(crate) fn do_jobs(self: &Arc<Self>) {
+        let most = |caller: &str| {
+            let principal = self.access.named(caller);
+            // One who may not call any more is told so, each of his jobs.
+            principal.map_or(usize::MAX, |principal| principal.concurrent_calls())
+        };
         while !self.drain.has_begun()
-            && let Some(live) = self.jobs.next()
+            && let Some(live) = self.jobs.next(most)
         {
             let pipeline = Arc::clone(self);
             task::spawn_tracked("job", async move {
@@ -183,40 +192,97 @@ impl Pipeline {
     /// it may: until then, a daemon that dies has done nothing of it. May be cancelled.
     async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
         let draining = self.drain.begun_token();
-        let params = self.jobs.params(live).await.map_err(gone)?;
+        let params = self.job_params(live, job).await?;
         let incoming = self.incoming_of(live, job)?;
         let principal = Arc::clone(&incoming.principal);
         let tool = any_tool::find(&job.tool, &principal)?;
         // Much may have changed since it was submitted.
         tool.is_open(self, &principal)?;
+        let is_asked_about = incoming
+            .job
+            .as_ref()
+            .map(|job| job.is_asked_about.clone())
+            .unwrap_or_default();
         let checked = {
-            let pipeline = Arc::clone(self);
+            let (pipeline, id) = (Arc::clone(self), job.id.clone());
             let bytes = params.len();
             let check = move || {
-                let params = serde_json::from_slice(&params).map_err(|error| gone(error.into()))?;
+                let params = serde_json::from_slice(&params);
+                let params = params.map_err(|error| gone(&id, &error.into()))?;
                 tool.check(&pipeline, incoming, &params)
             };
             params::beside_others(bytes, check).await?
         };
-        let let_in = checked.let_in(self).await?;
-        self.jobs.start(live, &draining).await?;
+        let mut let_in = checked.let_in(self);
+        let let_in = tokio::select! {
+            biased;
+            let_in = &mut let_in => let_in?,
+            () = is_asked_about.cancelled() => {
+                self.step_aside(live);
+                let let_in = let_in.await?;
+                self.wait_again(live).await?;
+                let_in
+            }
+        };
         let place = loop {
-            match tool.admit(self, &principal).await {
+            self.jobs.start(live, &draining).await?;
+            match self.admit_job(&principal).await {
                 Ok(place) => break place,
-                // It has waited for its turn, and waits a little longer.
+                // Its caller has as many calls going on as he may have: others have their turn meanwhile.
                 Err(error)
                     if error.reason == Reason::ResourceExhausted && error.retry_after.is_some() =>
                 {
-                    let retry = error.retry_after.map(|wait| Instant::now() + wait);
-                    tokio::select! {
-                        () = task::until(retry) => {}
-                        () = draining.cancelled() => return Err(Drain::refusal()),
-                    }
+                    self.jobs.take_back(live).await;
+                    self.try_later(live, error.retry_after.unwrap_or_default())
+                        .await?;
                 }
                 Err(error) => return Err(error),
             }
         };
         let_in.begin(self, place).await
+    }
+
+    /// What a job is to do. As long as it cannot be read, and is not known to be gone, the job waits.
+    async fn job_params(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Vec<u8>, Error> {
+        let mut attempts = Attempts::until(None);
+        loop {
+            match self.jobs.params(live).await {
+                Ok(params) => return Ok(params),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(gone(&job.id, &error));
+                }
+                Err(error) if attempts.another_of_kernel(&error).await => {}
+                Err(error) => {
+                    tracing::error!(%error, job_id = job.id, "the parameters of a job cannot be read now");
+                    self.try_later(live, RETRY).await?;
+                }
+            }
+        }
+    }
+
+    /// Lets others have their turn before a job that cannot begin yet.
+    fn step_aside(self: &Arc<Self>, live: &Live) {
+        self.jobs.step_aside(live);
+        self.do_jobs();
+    }
+
+    /// Waits until it is a job's turn again.
+    async fn wait_again(self: &Arc<Self>, live: &Live) -> Result<(), Error> {
+        let turn = self.jobs.wait_again(live);
+        self.do_jobs();
+        tokio::select! {
+            turn = turn => turn.map_err(Error::internal),
+            () = self.drain.begun_token().cancelled_owned() => Err(Drain::refusal()),
+        }
+    }
+
+    /// Has a job wait for so long, and then for its turn.
+    async fn try_later(self: &Arc<Self>, live: &Live, pause: Duration) -> Result<(), Error> {
+        self.step_aside(live);
+        tokio::select! {
+            () = task::until(Some(Instant::now() + pause)) => self.wait_again(live).await,
+            () = self.drain.begun_token().cancelled_owned() => Err(Drain::refusal()),
+        }
     }
 
     /// The call that a job makes.
@@ -240,6 +306,7 @@ impl Pipeline {
             job: Some(JobContext {
                 id: job.id.clone(),
                 written: live.written().clone(),
+                is_asked_about: CancellationToken::new(),
             }),
             parent: read_parent(&job.trace),
         })
@@ -263,8 +330,8 @@ fn call(job: &Job, started: SystemTime) -> Call<'_> {
 }
 
 /// What a job is told that cannot know any more what it was to do.
-fn gone(error: io::Error) -> Error {
-    tracing::error!(%error, "the parameters of a job are gone");
+fn gone(id: &str, error: &io::Error) -> Error {
+    tracing::error!(%error, job_id = id, "the parameters of a job are gone");
     let text =
         "what this job was to do is not in the daemon's state directory any more: submit it again";
     Error::new(Reason::DaemonLost, text)

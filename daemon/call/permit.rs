@@ -147,6 +147,9 @@ impl Pipeline {
             until,
             at_most: settings.pending,
         };
+        if let Some(job) = &incoming.job {
+            job.is_asked_about.cancel();
+        }
         let draining_begins = self.drain.begun_token();
         let ended = self.approvals.ask(question, draining_begins).await?;
         let end = ended.record.end.as_ref();

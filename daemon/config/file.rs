@@ -126,6 +126,7 @@ pub(super) struct Jobs {
     pub(super) kept: Option<u32>,
     pub(super) kept_bytes: Option<u64>,
     pub(super) queued: Option<u32>,
+    pub(super) queued_bytes: Option<u64>,
     pub(super) concurrent: Option<u32>,
     pub(super) queue_concurrency: Option<u32>,
     pub(super) queues: BTreeMap<String, u32>,

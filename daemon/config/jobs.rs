@@ -9,6 +9,8 @@ const RETENTION: Duration = Duration::from_secs(24 * 3600);
 const KEPT: u32 = 10_000;
 const KEPT_BYTES: u64 = 256 << 20;
 const QUEUED: u32 = 10_000;
+/// Of the largest parameters, that is some hundred jobs.
+const QUEUED_BYTES: u64 = 1 << 30;
 const CONCURRENT: u32 = 64;
 const QUEUE_CONCURRENCY: u32 = 4;
 /// Most of what is counted.
@@ -27,6 +29,8 @@ pub(crate) struct Jobs {
     pub(crate) kept_bytes: u64,
     /// How many may wait, of all workspaces together.
     pub(crate) queued: u32,
+    /// Bytes of all their parameters.
+    pub(crate) queued_bytes: u64,
     /// How many are done at a time, of all workspaces together.
     pub(crate) concurrent: u32,
     /// How many of one queue, where its name is not in `queues`.
@@ -58,6 +62,7 @@ pub(super) fn jobs(file: file::Jobs, problems: &mut Vec<String>) -> Jobs {
         kept: count(file.kept, KEPT, "kept"),
         kept_bytes: file.kept_bytes.unwrap_or(KEPT_BYTES),
         queued: count(file.queued, QUEUED, "queued"),
+        queued_bytes: file.queued_bytes.unwrap_or(QUEUED_BYTES),
         concurrent: count(file.concurrent, CONCURRENT, "concurrent"),
         queue_concurrency: count(
             file.queue_concurrency,
@@ -76,8 +81,13 @@ pub(super) fn jobs(file: file::Jobs, problems: &mut Vec<String>) -> Jobs {
             problems.push(format!("jobs.queues.{name} must be from 1 to {MOST}"));
         }
     }
-    if jobs.kept_bytes == 0 {
-        problems.push("jobs.kept_bytes must be at least 1".to_owned());
+    for (bytes, key) in [
+        (jobs.kept_bytes, "kept_bytes"),
+        (jobs.queued_bytes, "queued_bytes"),
+    ] {
+        if bytes == 0 {
+            problems.push(format!("jobs.{key} must be at least 1"));
+        }
     }
     jobs
 }
@@ -88,10 +98,10 @@ mod tests {
 
     #[test]
     fn every_problem_is_told() {
-        let text = "retention = \"2y\"\nkept = 0\nqueued = 0\nconcurrent = 0\nkept_bytes = 0\n[queues]\nBuild = 1\nslow = 0\n";
+        let text = "retention = \"2y\"\nkept = 0\nqueued = 0\nconcurrent = 0\nkept_bytes = 0\nqueued_bytes = 0\n[queues]\nBuild = 1\nslow = 0\n";
         let mut problems = Vec::new();
         jobs(toml::from_str(text).unwrap(), &mut problems);
-        assert_eq!(problems.len(), 7, "{problems:#?}");
+        assert_eq!(problems.len(), 8, "{problems:#?}");
         problems.clear();
         let fine = jobs(
             toml::from_str("[queues]\nbuild = 1\n").unwrap(),

@@ -225,8 +225,9 @@ async fn jobs(
     store: &StateDir,
     config: &Config,
 ) -> Result<Arc<Jobs>, StartError> {
-    let jobs = Jobs::open(database, store.job_params(), config.jobs.clone()).await;
-    jobs.map_err(|error| StartError::Io {
+    let (params, is_shared) = (store.job_params(), config.keys.is_some());
+    let jobs = Jobs::open(database, params, config.jobs.clone(), is_shared);
+    jobs.await.map_err(|error| StartError::Io {
         what: "reading the jobs",
         source: io::Error::other(error),
     })

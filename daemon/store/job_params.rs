@@ -3,7 +3,7 @@
 //! until they are overwritten).
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs::{self, DirBuilder, File},
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
@@ -22,7 +22,8 @@ impl JobParams {
         Self { folder }
     }
 
-    /// Keeps the parameters of a job: all of them, or nothing. Blocks.
+    /// Keeps the parameters of a job: all of them, or nothing. They are on the disk before this returns: should
+    /// the machine lose power, a job that is in the database must not find its file empty. Blocks.
     pub(crate) fn keep(&self, id: &str, params: &[u8]) -> io::Result<()> {
         let path = self.path(id);
         let made = create(&path).or_else(|error| {
@@ -35,7 +36,9 @@ impl JobParams {
                 .create(&self.folder)?;
             create(&path)
         });
-        made?.write_all(params).inspect_err(|_| self.erase(id))
+        let mut file = made?;
+        let kept = file.write_all(params).and_then(|()| file.sync_data());
+        kept.inspect_err(|_| self.erase(id))
     }
 
     /// The parameters of a job. Blocks.
@@ -52,21 +55,31 @@ impl JobParams {
         }
     }
 
-    /// Removes those of all jobs but these, which a daemon that died has left. Blocks.
-    pub(crate) fn sweep(&self, queued: &HashSet<&str>) -> io::Result<()> {
+    /// Removes those of all jobs but these, which a daemon that died has left. Answers how many bytes these
+    /// have. What cannot be removed, or is no file, stays. Blocks.
+    pub(crate) fn sweep(&self, queued: &HashSet<&str>) -> io::Result<HashMap<String, u64>> {
+        let mut sizes = HashMap::new();
         let entries = match fs::read_dir(&self.folder) {
             Ok(entries) => entries,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(sizes),
             Err(error) => return Err(error),
         };
         for entry in entries {
-            let path = entry?.path();
+            let entry = entry?;
+            let path = entry.path();
             let id = path.file_stem().and_then(|stem| stem.to_str());
-            if id.is_none_or(|id| !queued.contains(id)) {
-                fs::remove_file(path)?;
+            let swept = match id.filter(|id| queued.contains(id)) {
+                Some(id) => entry.metadata().map(|metadata| {
+                    sizes.insert(id.to_owned(), metadata.len());
+                }),
+                None => fs::remove_file(&path),
+            };
+            if let Err(error) = swept {
+                let path = path.display();
+                tracing::warn!(%error, %path, "what is no parameters of a job that waits could not be removed");
             }
         }
-        Ok(())
+        Ok(sizes)
     }
 
     /// No id has a slash: they are made here.
@@ -91,7 +104,7 @@ mod tests {
     fn they_are_kept_until_they_are_erased() {
         let folder = tempfile::tempdir().unwrap();
         let params = JobParams::new(folder.path().join("jobs"));
-        params.sweep(&HashSet::new()).unwrap();
+        assert!(params.sweep(&HashSet::new()).unwrap().is_empty());
         params.keep("1", b"{}").unwrap();
         params.keep("2", b"[]").unwrap();
         params.keep("3", b"[]").unwrap();
@@ -99,7 +112,10 @@ mod tests {
         assert_eq!(params.read("1").unwrap(), b"{}");
         params.erase("2");
         params.erase("2");
-        params.sweep(&["1"].into()).unwrap();
+        fs::create_dir(folder.path().join("jobs/3.json.d")).unwrap();
+        let sizes = params.sweep(&["1"].into()).unwrap();
+        assert_eq!(sizes, [("1".to_owned(), 2)].into());
+        fs::remove_dir(folder.path().join("jobs/3.json.d")).unwrap();
         let left = fs::read_dir(folder.path().join("jobs")).unwrap().count();
         assert_eq!(left, 1);
         assert_eq!(params.read("1").unwrap(), b"{}");

@@ -29,6 +29,7 @@ use std::{
 
 use prost::Message;
 use tokio::{sync::watch, time::timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use self::activity::Activity;
 use crate::daemon::{
@@ -227,6 +228,8 @@ pub(crate) struct JobContext {
     pub(crate) id: String,
     /// Told whenever its command has written something.
     pub(crate) written: watch::Sender<()>,
+    /// Cancelled when it begins to wait to be approved.
+    pub(crate) is_asked_about: CancellationToken,
 }
 
 /// Work that was done.

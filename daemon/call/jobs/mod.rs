@@ -3,34 +3,46 @@
 //! ```text
 //! submitted ─▶ queued ─▶ running ─▶ succeeded, failed, cancelled
 //!                │  ▲       │
-//!                │  └───────┤ the daemon drains, and nothing was done
+//!                │  └───────┤ it cannot begin yet, or the daemon drains: nothing was done
 //!                ▼          └─▶ lost: the daemon died
 //!            cancelled
 //! ```
 //!
+//! Whose turn it is has a place, for as long as the job runs. One that must wait before it may begin, to be
+//! approved or because its caller does too much, steps aside meanwhile: it gives its place to others, and
+//! waits for its turn again.
+//!
 //! Each change is in the log before anybody is told. A job that has not ended is in memory, too, for
 //! those who wait for it.
 
+mod live;
 mod queues;
+mod room;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use tokio::{sync::watch, time::sleep};
+use tokio::{sync::oneshot, time::sleep};
 use tokio_util::sync::CancellationToken;
+use ulid::{Generator, Ulid};
 
-use self::queues::{Concurrency, QueueKey, Queues};
+pub(crate) use self::live::{Live, Seen};
+use self::{
+    queues::{Concurrency, Entry, Queues},
+    room::{Amount, Room},
+};
 use super::{
     drain::Drain,
     state_error::{of_database, of_files},
 };
 use crate::daemon::{
     config,
+    descriptors::Attempts,
     error::{Error, Reason},
     store::{
         database::{Database, DatabaseError},
@@ -41,44 +53,39 @@ use crate::daemon::{
     task,
 };
 
-/// How long to wait before the log is asked again to keep what it had no room for.
-const RETRY: Duration = Duration::from_secs(2);
-/// How long a client is told to wait when too many jobs wait.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long to wait before what the state directory did not do is asked of it again.
+pub(super) const RETRY: Duration = Duration::from_secs(2);
 
 /// The jobs.
 #[derive(Debug)]
 pub(crate) struct Jobs {
     log: JobLog,
     params: JobParams,
-    queued_at_most: u32,
+    /// Makes ids of which the later ones are the greater ones.
+    ids: Mutex<Generator>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
     queues: Queues,
+    room: Room,
     /// Those that have not ended, by their ids.
-    live: HashMap<String, Arc<Live>>,
+    known: HashMap<String, Known>,
 }
 
-/// A job that has not ended.
+/// A job that has not ended, and where it is.
 #[derive(Debug)]
-pub(crate) struct Live {
-    seen: watch::Sender<Seen>,
-    /// Told when it is to end.
-    cancel: CancellationToken,
-    /// Told whenever its command has written something.
-    written: watch::Sender<()>,
-}
-
-/// A job as it is, and what came of it.
-#[derive(Debug, Clone)]
-pub(crate) struct Seen {
-    /// The job.
-    pub(crate) job: Job,
-    /// What came of it, encoded, once it has ended.
-    pub(crate) result: Option<Bytes>,
+struct Known {
+    live: Arc<Live>,
+    entry: Entry,
+    caller: String,
+    /// The room that it takes while it waits.
+    room: Option<Amount>,
+    /// Whether it was its turn: then its task sees to its end.
+    has_task: bool,
+    /// Told when it is its turn again.
+    waits: Option<oneshot::Sender<()>>,
 }
 
 /// A job that was found.
@@ -94,7 +101,7 @@ impl Found {
     /// The tool that it calls.
     pub(super) fn tool(&self) -> String {
         match self {
-            Self::Live(live) => live.seen.borrow().job.tool.clone(),
+            Self::Live(live) => live.seen().job.tool,
             Self::Ended(seen) => seen.job.tool.clone(),
         }
     }
@@ -120,11 +127,13 @@ pub(crate) enum JobsError {
 }
 
 impl Jobs {
-    /// The jobs that the log has. Those that wait go on waiting, those that ran are lost.
+    /// The jobs that the log has. Those that wait go on waiting, those that ran are lost. `is_shared`: whether
+    /// callers are told apart, so that one leaves something to others.
     pub(crate) async fn open(
         database: Database,
         params: JobParams,
         config: config::jobs::Jobs,
+        is_shared: bool,
     ) -> Result<Arc<Self>, JobsError> {
         let bounds = Bounds {
             age: config.retention,
@@ -133,23 +142,33 @@ impl Jobs {
         };
         let (log, queued) = JobLog::open(database, bounds).await?;
         let ids = queued.iter().map(|job| job.id.as_str());
-        params.sweep(&ids.collect::<HashSet<_>>())?;
+        let sizes = params.sweep(&ids.collect())?;
         let mut state = State {
             queues: Queues::new(Concurrency {
-                all: config.concurrent,
+                all: config.concurrent as usize,
                 each: config.queue_concurrency,
                 named: config.queues,
+                is_shared,
             }),
-            live: HashMap::new(),
+            room: Room::new(
+                Amount {
+                    jobs: config.queued.into(),
+                    bytes: config.queued_bytes,
+                },
+                is_shared,
+            ),
+            known: HashMap::new(),
         };
         for job in queued {
-            let live = Live::new(job);
-            state.push(&live);
+            let bytes = sizes.get(&job.id).copied().unwrap_or_default();
+            let amount = Amount::of_job(bytes);
+            state.room.put(&job.principal, amount);
+            state.add(job, amount);
         }
         let jobs = Arc::new(Self {
             log,
             params,
-            queued_at_most: config.queued,
+            ids: Mutex::new(Generator::new()),
             state: Mutex::new(state),
         });
         let (weak, growth) = (Arc::downgrade(&jobs), jobs.log.growth());
@@ -165,38 +184,94 @@ impl Jobs {
         Ok(jobs)
     }
 
-    /// Keeps a job, and puts it into its queue. Not to be cancelled half-way.
-    pub(crate) async fn submit(self: &Arc<Self>, job: Job, params: Vec<u8>) -> Result<(), Error> {
-        if self.state().queues.waiting() >= self.queued_at_most {
-            let text = format!(
-                "{} jobs wait, and no more are taken: retry after the time given, or cancel some",
-                self.queued_at_most
-            );
-            return Err(Error::new(Reason::ResourceExhausted, text)
-                .with("limit", self.queued_at_most.to_string())
-                .retry_after(RETRY_AFTER));
+    /// An id for a job that comes after all that have one.
+    pub(super) fn new_id(&self) -> Ulid {
+        let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+        match ids.generate() {
+            Ok(id) => id,
+            Err(overflow) => overflow.commit_overflow_increment(),
         }
-        let (jobs, id) = (Arc::clone(self), job.id.clone());
-        let kept = task::blocking(move || jobs.params.keep(&id, &params)).await;
-        kept.map_err(Error::internal)?
-            .map_err(|error| of_files(&error))?;
+    }
+
+    /// Keeps a job, and puts it into its queue. Not to be cancelled half-way.
+    pub(crate) async fn submit(
+        self: &Arc<Self>,
+        job: Job,
+        params: Vec<u8>,
+        until: Option<Instant>,
+    ) -> Result<(), Error> {
+        let amount = Amount::of_job(params.len() as u64);
+        self.state().room.take(&job.principal, amount)?;
+        let kept = self.keep(&job, params.into(), until).await;
+        let mut state = self.state();
+        match kept {
+            Ok(()) => state.add(job, amount),
+            Err(_) => state.room.give_back(&job.principal, amount),
+        }
+        kept
+    }
+
+    async fn keep(
+        self: &Arc<Self>,
+        job: &Job,
+        params: Bytes,
+        until: Option<Instant>,
+    ) -> Result<(), Error> {
+        let mut attempts = Attempts::until(until);
+        loop {
+            let (jobs, id, params) = (Arc::clone(self), job.id.clone(), params.clone());
+            let kept = task::blocking(move || jobs.params.keep(&id, &params)).await;
+            match kept.map_err(Error::internal)? {
+                Err(error) if attempts.another_of_kernel(&error).await => {}
+                kept => break kept.map_err(|error| of_files(&error))?,
+            }
+        }
         if let Err(error) = self.log.submit(job.clone()).await {
-            self.erase(job.id).await;
+            self.erase(job.id.clone()).await;
             return Err(of_database(&error));
         }
-        self.state().push(&Live::new(job));
         Ok(())
     }
 
-    /// The job whose turn it is.
-    pub(super) fn next(&self) -> Option<Arc<Live>> {
+    /// The next job whose turn it is that has no task yet; those that have one are told. `most`: how many of
+    /// one caller may run.
+    pub(super) fn next(&self, most: impl Fn(&str) -> usize) -> Option<Arc<Live>> {
         let mut state = self.state();
         loop {
-            let id = state.queues.next()?;
-            if let Some(live) = state.live.get(&id) {
-                return Some(Arc::clone(live));
+            let id = state.queues.next(&most)?;
+            let Some(known) = state.known.get_mut(&id) else {
+                continue;
+            };
+            match known.waits.take() {
+                // One that has gone away leaves the queues when it ends.
+                Some(waits) => drop(waits.send(())),
+                None => {
+                    known.has_task = true;
+                    return Some(Arc::clone(&known.live));
+                }
             }
         }
+    }
+
+    /// Gives back the place of a job that cannot begin yet.
+    pub(super) fn step_aside(&self, live: &Live) {
+        let mut state = self.state();
+        if let Some(known) = state.known.get(&live.id()) {
+            let entry = known.entry.clone();
+            state.queues.leave(&entry);
+        }
+    }
+
+    /// Has a job that stepped aside wait for its turn; answers what tells when it is.
+    pub(super) fn wait_again(&self, live: &Live) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let mut state = self.state();
+        if let Some(known) = state.known.get_mut(&live.id()) {
+            known.waits = Some(sender);
+            let entry = known.entry.clone();
+            state.queues.push(&entry);
+        }
+        receiver
     }
 
     /// What a job is to do. Blocks.
@@ -232,8 +307,8 @@ impl Jobs {
         live.change(|seen| seen.job.step = Some(step));
     }
 
-    /// Puts a job of which nothing was done back into its queue.
-    pub(super) async fn requeue(&self, live: &Arc<Live>) {
+    /// Keeps that a job that was about to run waits again: nothing of it was done.
+    pub(super) async fn take_back(&self, live: &Live) {
         if let Err(error) = self.log.requeue(live.id()).await {
             // The next daemon will take it for lost, which is no worse than it is.
             tracing::error!(%error, "that a job waits again could not be kept");
@@ -242,9 +317,23 @@ impl Jobs {
             seen.job.state = JobState::Queued;
             seen.job.started = None;
         });
-        let mut state = self.state();
-        state.queues.done(&live.key());
-        state.push(live);
+    }
+
+    /// Puts a job of which nothing was done back into its queue, for another task.
+    pub(super) async fn requeue(self: &Arc<Self>, live: &Arc<Live>) {
+        self.take_back(live).await;
+        {
+            let mut state = self.state();
+            if let Some(known) = state.known.get_mut(&live.id()) {
+                (known.has_task, known.waits) = (false, None);
+                let entry = known.entry.clone();
+                state.queues.push(&entry);
+            }
+        }
+        // Who ended it meanwhile has left that to the task.
+        if live.cancelled().is_cancelled() {
+            self.cancel(live).await;
+        }
     }
 
     /// Keeps how a job that ran has ended, and tells those who wait.
@@ -254,8 +343,15 @@ impl Jobs {
         state: JobState,
         result: Option<Bytes>,
     ) {
+        let entry = self
+            .state()
+            .known
+            .get(&live.id())
+            .map(|known| known.entry.clone());
         self.finish(live, state, result).await;
-        self.state().queues.done(&live.key());
+        if let Some(entry) = entry {
+            self.state().queues.leave(&entry);
+        }
     }
 
     /// Keeps how a job has ended; without room for it, until there is some. Those who wait are told
@@ -277,7 +373,7 @@ impl Jobs {
             seen.result = result;
         });
         let Err(error) = kept else {
-            self.state().live.remove(&live.id());
+            self.state().known.remove(&live.id());
             return;
         };
         tracing::error!(%error, "the end of a job could not be kept");
@@ -290,7 +386,7 @@ impl Jobs {
                 }
             }
             if let Some(jobs) = jobs.upgrade() {
-                jobs.state().live.remove(&id);
+                jobs.state().known.remove(&id);
             }
         });
     }
@@ -298,14 +394,13 @@ impl Jobs {
     /// Ends a job: one that waits, here; one that runs is told to end. Answers whoever wants to see it
     /// end.
     pub(crate) async fn cancel(self: &Arc<Self>, live: &Arc<Live>) {
-        live.cancel.cancel();
-        let job = live.seen().job;
+        live.cancelled().cancel();
         let waits = {
             let mut state = self.state();
-            let key = live.key();
-            state
-                .queues
-                .remove(&key, &job.id, job.priority, job.submitted)
+            let known = state.known.get(&live.id());
+            let entry = known.filter(|known| !known.has_task);
+            let entry = entry.map(|known| known.entry.clone());
+            entry.is_some_and(|entry| state.queues.leave(&entry))
         };
         if waits {
             self.finish(live, JobState::Cancelled, None).await;
@@ -344,11 +439,20 @@ impl Jobs {
 
     fn live(&self, workspace: &str, id: &str) -> Option<Arc<Live>> {
         let state = self.state();
-        let live = state.live.get(id)?;
-        (live.seen.borrow().job.workspace == workspace).then(|| Arc::clone(live))
+        let live = &state.known.get(id)?.live;
+        live.is_of(workspace).then(|| Arc::clone(live))
     }
 
+    /// Forgets what a job was to do.
     async fn erase(self: &Arc<Self>, id: String) {
+        {
+            let mut state = self.state();
+            let known = state.known.get_mut(&id);
+            let taken = known.and_then(|known| Some((known.caller.clone(), known.room.take()?)));
+            if let Some((caller, amount)) = taken {
+                state.room.give_back(&caller, amount);
+            }
+        }
         let jobs = Arc::clone(self);
         if let Err(error) = task::blocking(move || jobs.params.erase(&id)).await {
             tracing::error!(%error, "the parameters of a job could not be erased");
@@ -361,64 +465,18 @@ impl Jobs {
 }
 
 impl State {
-    fn push(&mut self, live: &Arc<Live>) {
-        let job = live.seen().job;
-        self.queues
-            .push(&live.key(), &job.id, job.priority, job.submitted);
-        self.live.insert(job.id, Arc::clone(live));
-    }
-}
-
-impl Live {
-    fn new(job: Job) -> Arc<Self> {
-        Arc::new(Self {
-            seen: watch::Sender::new(Seen { job, result: None }),
-            cancel: CancellationToken::new(),
-            written: watch::Sender::new(()),
-        })
-    }
-
-    /// As it is.
-    pub(crate) fn seen(&self) -> Seen {
-        self.seen.borrow().clone()
-    }
-
-    /// As it is, and how it changes.
-    pub(crate) fn watch(&self) -> watch::Receiver<Seen> {
-        self.seen.subscribe()
-    }
-
-    /// Told whenever its command has written something.
-    pub(crate) fn written(&self) -> &watch::Sender<()> {
-        &self.written
-    }
-
-    /// Cancelled when it is to end.
-    pub(super) fn cancelled(&self) -> &CancellationToken {
-        &self.cancel
-    }
-
-    /// Waits until it has ended.
-    pub(crate) async fn ended(&self) -> Seen {
-        let mut seen = self.seen.subscribe();
-        // It cannot close: `self` holds the sender.
-        drop(seen.wait_for(|seen| seen.job.state.is_final()).await);
-        self.seen()
-    }
-
-    fn id(&self) -> String {
-        self.seen.borrow().job.id.clone()
-    }
-
-    fn key(&self) -> QueueKey {
-        let seen = self.seen.borrow();
-        QueueKey {
-            workspace: seen.job.workspace.clone(),
-            queue: seen.job.queue.clone(),
-        }
-    }
-
-    fn change(&self, change: impl FnOnce(&mut Seen)) {
-        self.seen.send_modify(change);
+    /// Adds a job that waits, and has taken this room.
+    fn add(&mut self, job: Job, room: Amount) {
+        let (id, entry) = (job.id.clone(), Entry::of(&job));
+        self.queues.push(&entry);
+        let known = Known {
+            caller: job.principal.clone(),
+            live: Live::new(job),
+            entry,
+            room: Some(room),
+            has_task: false,
+            waits: None,
+        };
+        self.known.insert(id, known);
     }
 }

@@ -1,65 +1,112 @@
 //! Which job comes next. A decision, without clocks, locks or files.
 //!
-//! Of two jobs that wait, the one whose rank is lower comes first: the time at which it was submitted,
-//! put back by [`AGEING_MS`] for each step of its priority. So whoever waits for that long is as good as one
-//! of a priority higher by one that comes then, and none waits for ever; and as both grow old alike, the
-//! order of two never changes while they wait.
+//! A place goes to the caller who has waited longest since he had one, and of his jobs, among the queues that
+//! have room, to the first. So neither priorities nor numbers of one caller's jobs hold up those of another.
+//! Where callers are told apart, one of them does not get the last places of all: a job may last for ever,
+//! and whoever comes next finds one.
+//!
+//! Of two jobs of one caller that wait, the one whose rank is lower comes first: the time at which it was
+//! submitted, put back by [`AGEING_MS`] for each step of its priority. So whoever waits for that long is as
+//! good as one of a priority higher by one that comes then, and none waits for ever; and as both grow old
+//! alike, the order of two never changes while they wait.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    time::{SystemTime, UNIX_EPOCH},
+    time::UNIX_EPOCH,
 };
+
+use crate::daemon::store::jobs::Job;
 
 /// Milliseconds of waiting that count as much as one step of priority.
 const AGEING_MS: i64 = 60_000;
+/// Of all places, one caller has at most so many times as many as he leaves free, where callers are told
+/// apart: as of the places of calls.
+const SHARE: usize = 15;
 
 /// A queue of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct QueueKey {
     /// Name of the workspace.
-    pub(super) workspace: String,
+    workspace: String,
     /// Name of the queue.
-    pub(super) queue: String,
+    queue: String,
 }
 
 /// How many are done at a time.
 #[derive(Debug, Clone)]
 pub(super) struct Concurrency {
     /// Of all queues together.
-    pub(super) all: u32,
+    pub(super) all: usize,
     /// Of one queue, where its name is not in `named`.
     pub(super) each: u32,
     /// Of the queues of these names.
     pub(super) named: BTreeMap<String, u32>,
+    /// Whether there may be several callers, to whom something is left.
+    pub(super) is_shared: bool,
+}
+
+/// A job, as far as its turn goes.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    caller: String,
+    queue: QueueKey,
+    place: Place,
 }
 
 /// The queues.
 #[derive(Debug)]
 pub(super) struct Queues {
     concurrency: Concurrency,
-    waiting: HashMap<QueueKey, BTreeSet<Place>>,
-    running: HashMap<QueueKey, u32>,
-    /// The first one of each queue from which one may be taken.
+    queues: HashMap<QueueKey, Queue>,
+    callers: HashMap<String, Caller>,
+    /// The jobs that have a place.
+    running: HashMap<String, Entry>,
+    /// Moves on with each turn.
+    now: u64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    running: u32,
+    /// By their callers.
+    waiting: HashMap<String, BTreeSet<Place>>,
+}
+
+#[derive(Debug)]
+struct Caller {
+    /// When it was his turn, or he came.
+    last: u64,
+    running: usize,
+    /// The first of his jobs in each queue that has room.
     heads: BTreeSet<(Place, QueueKey)>,
-    waiting_count: u32,
-    running_count: u32,
+    /// Queues in which he waits.
+    waits_in: usize,
 }
 
 /// A place in a queue: what comes first is least.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     rank: i64,
-    /// Ids are ULIDs: of two with one rank, the one that was made first comes first.
+    /// Ids are ULIDs, made one after the other: of two with one rank, the one that was submitted first comes
+    /// first.
     id: String,
 }
 
-impl Place {
-    fn new(id: &str, priority: i32, submitted: SystemTime) -> Self {
-        let since = submitted.duration_since(UNIX_EPOCH).unwrap_or_default();
+impl Entry {
+    /// That of a job.
+    pub(super) fn of(job: &Job) -> Self {
+        let since = job.submitted.duration_since(UNIX_EPOCH).unwrap_or_default();
         let submitted = i64::try_from(since.as_millis()).unwrap_or(i64::MAX);
         Self {
-            rank: submitted.saturating_sub(i64::from(priority) * AGEING_MS),
-            id: id.to_owned(),
+            caller: job.principal.clone(),
+            queue: QueueKey {
+                workspace: job.workspace.clone(),
+                queue: job.queue.clone(),
+            },
+            place: Place {
+                rank: submitted.saturating_sub(i64::from(job.priority) * AGEING_MS),
+                id: job.id.clone(),
+            },
         }
     }
 }
@@ -69,99 +116,148 @@ impl Queues {
     pub(super) fn new(concurrency: Concurrency) -> Self {
         Self {
             concurrency,
-            waiting: HashMap::new(),
+            queues: HashMap::new(),
+            callers: HashMap::new(),
             running: HashMap::new(),
+            now: 0,
+        }
+    }
+
+    /// Puts a job into its queue. One that had a place has it no more.
+    pub(super) fn push(&mut self, entry: &Entry) {
+        self.leave(entry);
+        self.now += 1;
+        let now = self.now;
+        // Who comes again goes behind those who have waited.
+        let caller = self.callers.entry(entry.caller.clone());
+        caller.or_insert_with(|| Caller {
+            last: now,
+            running: 0,
             heads: BTreeSet::new(),
-            waiting_count: 0,
-            running_count: 0,
+            waits_in: 0,
+        });
+        self.change(&entry.queue, |queues| {
+            let queue = queues.queues.entry(entry.queue.clone()).or_default();
+            let places = queue.waiting.entry(entry.caller.clone()).or_default();
+            let is_first = places.is_empty();
+            places.insert(entry.place.clone());
+            if let Some(caller) = queues.callers.get_mut(&entry.caller) {
+                caller.waits_in += usize::from(is_first);
+            }
+        });
+    }
+
+    /// Takes a job out that has a place, or waits for one; answers whether it was there.
+    pub(super) fn leave(&mut self, entry: &Entry) -> bool {
+        let had_place = self.running.remove(&entry.place.id).is_some();
+        let was_there = self.change(&entry.queue, |queues| {
+            if had_place {
+                if let Some(queue) = queues.queues.get_mut(&entry.queue) {
+                    queue.running -= 1;
+                }
+                if let Some(caller) = queues.callers.get_mut(&entry.caller) {
+                    caller.running -= 1;
+                }
+                true
+            } else {
+                queues.take_out(entry)
+            }
+        });
+        let caller = self.callers.get(&entry.caller);
+        if caller.is_some_and(|caller| caller.running == 0 && caller.waits_in == 0) {
+            self.callers.remove(&entry.caller);
         }
+        was_there
     }
 
-    /// How many wait.
-    pub(super) fn waiting(&self) -> u32 {
-        self.waiting_count
-    }
-
-    /// Puts a job into a queue.
-    pub(super) fn push(&mut self, key: &QueueKey, id: &str, priority: i32, submitted: SystemTime) {
-        self.change(key, |queues| {
-            let places = queues.waiting.entry(key.clone()).or_default();
-            if places.insert(Place::new(id, priority, submitted)) {
-                queues.waiting_count += 1;
+    /// The job whose turn it is, which has a place from now on. `most`: how many of one caller may have one.
+    pub(super) fn next(&mut self, most: impl Fn(&str) -> usize) -> Option<String> {
+        let free = self.concurrency.all.saturating_sub(self.running.len());
+        let is_shared = self.concurrency.is_shared;
+        let may_have_another = |name: &str, caller: &Caller| {
+            let leaves_some =
+                caller.running == 0 || free > 1 && caller.running < SHARE.saturating_mul(free);
+            free > 0 && (!is_shared || leaves_some) && caller.running < most(name)
+        };
+        let mut callers: Vec<_> = self
+            .callers
+            .iter()
+            .filter(|(_, caller)| !caller.heads.is_empty())
+            .collect();
+        callers.sort_unstable_by_key(|(_, caller)| caller.last);
+        let mut callers = callers.into_iter();
+        let (name, caller) = callers.find(|(name, caller)| may_have_another(name, caller))?;
+        let (place, queue) = caller.heads.first().cloned()?;
+        let entry = Entry {
+            caller: name.clone(),
+            queue,
+            place,
+        };
+        self.now += 1;
+        let now = self.now;
+        self.change(&entry.queue, |queues| {
+            queues.take_out(&entry);
+            if let Some(queue) = queues.queues.get_mut(&entry.queue) {
+                queue.running += 1;
+            }
+            if let Some(caller) = queues.callers.get_mut(&entry.caller) {
+                caller.running += 1;
+                caller.last = now;
             }
         });
+        let id = entry.place.id.clone();
+        self.running.insert(id.clone(), entry);
+        Some(id)
     }
 
-    /// Takes a job out of its queue, if it waits there.
-    pub(super) fn remove(
-        &mut self,
-        key: &QueueKey,
-        id: &str,
-        priority: i32,
-        submitted: SystemTime,
-    ) -> bool {
-        self.change(key, |queues| {
-            let place = Place::new(id, priority, submitted);
-            let places = queues.waiting.get_mut(key);
-            let found = places.is_some_and(|places| places.remove(&place));
-            queues.waiting_count -= u32::from(found);
-            found
-        })
-    }
-
-    /// The job whose turn it is, which counts as running from now on.
-    pub(super) fn next(&mut self) -> Option<String> {
-        if self.running_count >= self.concurrency.all {
-            return None;
+    /// Takes out a job that waits; answers whether it does.
+    fn take_out(&mut self, entry: &Entry) -> bool {
+        let Some(queue) = self.queues.get_mut(&entry.queue) else {
+            return false;
+        };
+        let Some(places) = queue.waiting.get_mut(&entry.caller) else {
+            return false;
+        };
+        let waits = places.remove(&entry.place);
+        if places.is_empty() {
+            queue.waiting.remove(&entry.caller);
+            if let Some(caller) = self.callers.get_mut(&entry.caller) {
+                caller.waits_in -= 1;
+            }
         }
-        let (place, key) = self.heads.first().cloned()?;
-        self.change(&key, |queues| {
-            if let Some(places) = queues.waiting.get_mut(&key) {
-                places.remove(&place);
-            }
-            *queues.running.entry(key.clone()).or_default() += 1;
-            queues.waiting_count -= 1;
-            queues.running_count += 1;
-        });
-        Some(place.id)
+        waits
     }
 
-    /// A job of this queue runs no more.
-    pub(super) fn done(&mut self, key: &QueueKey) {
-        self.change(key, |queues| {
-            if let Some(running) = queues.running.get_mut(key) {
-                *running -= 1;
-                queues.running_count -= 1;
-            }
-        });
-    }
-
-    /// Changes a queue, and finds its head anew. What has neither waiting nor running jobs is forgotten.
+    /// Changes a queue, and finds the first jobs in it anew. What has neither waiting nor running jobs is
+    /// forgotten.
     fn change<T>(&mut self, key: &QueueKey, change: impl FnOnce(&mut Self) -> T) -> T {
-        if let Some(head) = self.head(key) {
-            self.heads.remove(&(head, key.clone()));
+        for (caller, place) in self.heads_of(key) {
+            if let Some(caller) = self.callers.get_mut(&caller) {
+                caller.heads.remove(&(place, key.clone()));
+            }
         }
         let result = change(self);
-        if self.waiting.get(key).is_some_and(BTreeSet::is_empty) {
-            self.waiting.remove(key);
+        let queue = self.queues.get(key);
+        if queue.is_some_and(|queue| queue.running == 0 && queue.waiting.is_empty()) {
+            self.queues.remove(key);
         }
-        if self.running.get(key) == Some(&0) {
-            self.running.remove(key);
-        }
-        if let Some(head) = self.head(key) {
-            self.heads.insert((head, key.clone()));
+        for (caller, place) in self.heads_of(key) {
+            if let Some(caller) = self.callers.get_mut(&caller) {
+                caller.heads.insert((place, key.clone()));
+            }
         }
         result
     }
 
-    /// The first one of a queue, if one may be taken from it.
-    fn head(&self, key: &QueueKey) -> Option<Place> {
+    /// The first job of each caller in a queue, if it has room.
+    fn heads_of(&self, key: &QueueKey) -> Vec<(String, Place)> {
         let most = self.concurrency.named.get(&key.queue);
-        let running = self.running.get(key).copied().unwrap_or_default();
-        if running >= *most.unwrap_or(&self.concurrency.each) {
-            return None;
-        }
-        self.waiting.get(key)?.first().cloned()
+        let most = *most.unwrap_or(&self.concurrency.each);
+        let queue = self.queues.get(key).filter(|queue| queue.running < most);
+        let waiting = queue.into_iter().flat_map(|queue| &queue.waiting);
+        waiting
+            .filter_map(|(caller, places)| Some((caller.clone(), places.first()?.clone())))
+            .collect()
     }
 }
 
@@ -170,19 +266,31 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::daemon::store::jobs::JobState;
 
-    fn key(workspace: &str, queue: &str) -> QueueKey {
-        QueueKey {
+    /// A job of this caller: `CALLER:WORKSPACE/QUEUE`.
+    fn entry(whose: &str, id: &str, priority: i32, seconds: u64) -> Entry {
+        let (caller, queue) = whose.split_once(':').unwrap();
+        let (workspace, queue) = queue.split_once('/').unwrap();
+        Entry::of(&Job {
+            id: id.to_owned(),
             workspace: workspace.to_owned(),
+            session: "default".to_owned(),
+            principal: caller.to_owned(),
+            request: None,
+            tool: "run".to_owned(),
             queue: queue.to_owned(),
-        }
+            priority,
+            state: JobState::Queued,
+            trace: String::new(),
+            submitted: UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds),
+            started: None,
+            ended: None,
+            step: None,
+        })
     }
 
-    fn at(seconds: u64) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(1_000_000 + seconds)
-    }
-
-    fn queues(all: u32, each: u32, named: &[(&str, u32)]) -> Queues {
+    fn queues(all: usize, each: u32, named: &[(&str, u32)]) -> Queues {
         Queues::new(Concurrency {
             all,
             each,
@@ -190,16 +298,16 @@ mod tests {
                 .iter()
                 .map(|(name, number)| ((*name).to_owned(), *number))
                 .collect(),
+            is_shared: true,
         })
     }
 
     fn taken(queues: &mut Queues) -> Vec<String> {
-        std::iter::from_fn(|| queues.next()).collect()
+        std::iter::from_fn(|| queues.next(|_| usize::MAX)).collect()
     }
 
     #[test]
     fn priority_comes_first_until_who_waits_has_grown_old() {
-        let q = key("w", "q");
         for (first, second, expected) in [
             // (priority, submitted at) of a and b.
             ((0, 0), (0, 1), ["a", "b"]),
@@ -212,46 +320,113 @@ mod tests {
             ((-100, 0), (100, 12_001), ["a", "b"]),
         ] {
             let mut queues = queues(10, 10, &[]);
-            queues.push(&q, "b", second.0, at(second.1));
-            queues.push(&q, "a", first.0, at(first.1));
+            queues.push(&entry("u:w/q", "b", second.0, second.1));
+            queues.push(&entry("u:w/q", "a", first.0, first.1));
             assert_eq!(taken(&mut queues), expected, "{first:?} {second:?}");
         }
     }
 
     #[test]
     fn each_queue_of_each_workspace_has_its_own_concurrency() {
-        let mut queues = queues(5, 2, &[("one", 1)]);
-        let [a, b, one] = [key("a", "q"), key("b", "q"), key("a", "one")];
-        for (number, queue) in [&a, &a, &a, &one, &one, &b, &b, &b].into_iter().enumerate() {
-            let id = format!("{}{number}", queue.workspace);
-            queues.push(queue, &id, 0, at(number as u64));
+        let mut queues = queues(6, 2, &[("one", 1)]);
+        let whose = [
+            "u:a/q", "u:a/q", "u:a/q", "u:a/one", "u:a/one", "u:b/q", "u:b/q", "u:b/q",
+        ];
+        let entries: Vec<_> = (0..8)
+            .map(|number| entry(whose[number], &number.to_string(), 0, number as u64))
+            .collect();
+        for entry in &entries {
+            queues.push(entry);
         }
-        assert_eq!(queues.waiting(), 8);
-        assert_eq!(taken(&mut queues), ["a0", "a1", "a3", "b5", "b6"]);
-        assert_eq!(queues.waiting(), 3);
-        queues.done(&one);
-        assert_eq!(taken(&mut queues), ["a4"]);
-        queues.done(&a);
-        queues.done(&b);
-        assert_eq!(taken(&mut queues), ["a2", "b7"]);
-        for queue in [&a, &a, &one, &b, &b] {
-            queues.done(queue);
+        assert_eq!(taken(&mut queues), ["0", "1", "3", "5", "6"]);
+        queues.leave(&entries[3]);
+        assert_eq!(taken(&mut queues), ["4"]);
+        queues.leave(&entries[0]);
+        queues.leave(&entries[5]);
+        assert_eq!(taken(&mut queues), ["2", "7"]);
+        for entry in &entries {
+            queues.leave(entry);
+            // Once is enough.
+            queues.leave(entry);
         }
-        assert_eq!(queues.next(), None);
-        assert!(queues.waiting.is_empty() && queues.running.is_empty());
-        assert!(queues.heads.is_empty());
-        assert_eq!((queues.waiting_count, queues.running_count), (0, 0));
+        assert_eq!(taken(&mut queues), [""; 0]);
+        assert!(queues.queues.is_empty() && queues.running.is_empty());
+        assert!(queues.callers.is_empty());
     }
 
     #[test]
-    fn one_that_waits_can_be_taken_out() {
-        let mut queues = queues(1, 1, &[]);
-        let q = key("w", "q");
-        queues.push(&q, "a", 0, at(0));
-        queues.push(&q, "b", 0, at(1));
-        assert!(queues.remove(&q, "a", 0, at(0)));
-        assert!(!queues.remove(&q, "a", 0, at(0)));
+    fn callers_take_turns_whatever_their_priorities_and_queues() {
+        let mut queues = queues(2, 1, &[]);
+        let mut running = Vec::new();
+        // Twenty queues of one caller, and one of another, in which the first one waits, too.
+        for number in 0..20 {
+            let waiting = entry(
+                &format!("many:w/q{number}"),
+                &format!("m{number:02}"),
+                100,
+                0,
+            );
+            queues.push(&waiting);
+            running.push(waiting);
+        }
+        for number in 0..3 {
+            let id = format!("f{number}");
+            let waiting = entry("few:w/q0", &id, -100, 100);
+            queues.push(&waiting);
+            running.push(waiting);
+        }
+        let mut order = taken(&mut queues);
+        assert_eq!(order, ["m00"], "the last place is for another");
+        for _ in 0..6 {
+            let ended = order.last().unwrap();
+            let ended = running.iter().find(|entry| entry.place.id == *ended);
+            queues.leave(&ended.unwrap().clone());
+            order.extend(taken(&mut queues));
+        }
+        assert_eq!(order[1..4], ["f0", "m01", "f1"], "{order:?}");
+    }
+
+    #[test]
+    fn one_caller_does_not_get_all_places_and_no_more_than_he_may() {
+        let mut queues = queues(64, 4, &[]);
+        for number in 0..100 {
+            let whose = format!("a:w/{}", number / 4);
+            queues.push(&entry(&whose, &format!("a{number:03}"), 0, 0));
+        }
+        assert_eq!(taken(&mut queues).len(), 60);
+        for number in 0..100 {
+            let whose = format!("b:w/{}", number / 4 + 50);
+            queues.push(&entry(&whose, &format!("b{number:03}"), 0, 0));
+        }
+        assert_eq!(taken(&mut queues).len(), 3);
+        queues.push(&entry("c:w/c", "c", 0, 0));
+        assert_eq!(taken(&mut queues), ["c"]);
+        let mut queues = Queues::new(Concurrency {
+            is_shared: false,
+            ..queues.concurrency
+        });
+        for number in 0..100 {
+            queues.push(&entry(&format!("a:w/{number}"), &number.to_string(), 0, 0));
+        }
+        assert_eq!(std::iter::from_fn(|| queues.next(|_| 7)).count(), 7);
+        assert_eq!(taken(&mut queues).len(), 57);
+    }
+
+    #[test]
+    fn one_that_gives_its_place_back_is_first_when_it_comes_again() {
+        let mut queues = queues(2, 1, &[]);
+        let [first, second] = ["a", "b"].map(|id| entry("u:w/q", id, 0, 0));
+        queues.push(&first);
+        queues.push(&second);
+        assert_eq!(taken(&mut queues), ["a"]);
+        queues.leave(&first);
         assert_eq!(taken(&mut queues), ["b"]);
-        assert!(!queues.remove(&q, "b", 0, at(1)));
+        queues.push(&entry("u:w/q", "c", 0, 0));
+        queues.push(&first);
+        assert_eq!(taken(&mut queues), [""; 0]);
+        queues.leave(&second);
+        assert_eq!(taken(&mut queues), ["a"]);
+        queues.push(&first);
+        assert_eq!(taken(&mut queues), ["a"]);
     }
 }

@@ -3,7 +3,11 @@
 mod watch;
 mod wire;
 
-use std::{mem::take, sync::Arc, time::Duration};
+use std::{
+    mem::take,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use prost::Message as _;
 use serde_json::Map;
@@ -48,6 +52,8 @@ impl JobService for Jobs {
         request: Request<SubmitJobRequest>,
     ) -> Result<Response<SubmitJobResponse>, Status> {
         answered(request, async |incoming, request| {
+            // This is the call; that the job starts later is none.
+            self.0.count(&incoming)?;
             let pipeline = Arc::clone(&self.0);
             let bytes = request.encoded_len();
             let read = {
