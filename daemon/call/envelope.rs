@@ -1,9 +1,12 @@
 //! What came of a call that was made by the name of its tool: `jig.v1.InvokeResponse`.
 
+mod inline;
+
 use std::time::SystemTime;
 
 use serde_json::{Map, Value as Json, json};
 
+use self::inline::{fit, text_of};
 use super::{structure::structure, suggestion::suggestion};
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
@@ -40,7 +43,8 @@ pub(super) fn envelope(
     }
 }
 
-fn answered(mut response: InvokeResponse, data: Map<String, Json>) -> InvokeResponse {
+fn answered(mut response: InvokeResponse, mut data: Map<String, Json>) -> InvokeResponse {
+    let is_whole = fit(&mut data);
     let text = |name: &str| data.get(name).and_then(Json::as_str).unwrap_or_default();
     response.status = InvokeStatus::Success.into();
     response.stdout_path = text("stdout_path").to_owned();
@@ -48,11 +52,10 @@ fn answered(mut response: InvokeResponse, data: Map<String, Json>) -> InvokeResp
     let code = data.get("exit_code").and_then(Json::as_i64);
     response.exit_code = code.and_then(|code| i32::try_from(code).ok());
     response.error = abnormal_exit(&data);
-    let data = Json::Object(data);
-    response.text = data.to_string();
-    if let Json::Object(data) = data {
-        response.data = Some(structure(data));
-    }
+    let (text, is_all) = text_of(&data);
+    response.text = text;
+    response.truncated = !is_whole || !is_all;
+    response.data = Some(structure(data));
     response
 }
 

@@ -165,7 +165,7 @@ pub(crate) async fn serve(
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
         .add_service(
-            JobServiceServer::new(Jobs(Arc::clone(&pipeline)))
+            JobServiceServer::new(Jobs::new(Arc::clone(&pipeline)))
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
         .add_service(DaemonServiceServer::new(info));

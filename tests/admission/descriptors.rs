@@ -5,14 +5,15 @@ use std::{fs, os::unix::net::UnixStream, time::Duration};
 
 use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
-    EditFileRequest, ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest,
-    StatPathRequest, UploadRequest, UploadStart, WriteFileRequest,
-    transfer_service_client::TransferServiceClient, upload_request::Part,
+    EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest,
+    StatPathRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest, WriteFileRequest,
+    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
+    upload_request::Part,
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
 
-use crate::support::{Daemon, Refusal, eventually, promptly, shell, started};
+use crate::support::{Daemon, Refusal, Setup, eventually, promptly, shell, started};
 
 /// Gives a daemon another limit of descriptors; answers what it was.
 fn limit(daemon: &Daemon, limit: u64) -> u64 {
@@ -178,6 +179,43 @@ async fn a_short_want_of_descriptors_is_waited_for() {
         done.unwrap_or_else(|status| panic!("{number}: {status:?}"));
     }
     assert_eq!(daemon.list_files().await, ["ran", "uploaded"]);
+}
+
+#[tokio::test]
+async fn a_job_waits_for_descriptors() {
+    let table = "[jobs]\nqueue_concurrency = 1\n";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let request = |line: &str| SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: serde_json::json!({ "command": line }).to_string(),
+        ..SubmitJobRequest::default()
+    };
+    let first = jobs.submit_job(request("until [ -e go ]; do sleep 0.01; done; touch went"));
+    first.await.unwrap();
+    let second = jobs.submit_job(request("echo ran >> runs")).await;
+    let job_id = second.unwrap().into_inner().job.unwrap().job_id;
+    let usual = limit(&daemon, 3);
+    let refused = promptly("it is refused", jobs.submit_job(request("true"))).await;
+    let refusal = Refusal::of(&refused.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
+    assert!(refusal.retry_after.is_some());
+    fs::write(daemon.file("go"), "").unwrap();
+    eventually("it cannot start", async || {
+        daemon
+            .log()
+            .contains("the parameters of a job cannot be read now")
+    })
+    .await;
+    limit(&daemon, usual);
+    let request = WaitJobRequest {
+        job_id,
+        wait_ms: None,
+    };
+    let done = promptly("it is done", jobs.wait_job(request)).await;
+    let done = done.unwrap().into_inner().job.unwrap();
+    assert_eq!(done.state(), JobState::Succeeded, "{done:?}");
+    assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
 }
 
 #[tokio::test]

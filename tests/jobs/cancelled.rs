@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use jig::api::v1::{CancelJobRequest, JobState};
+use jig::api::v1::{CancelJobRequest, JobState, WaitJobRequest};
 use serde_json::json;
 
 use super::{Jobs, command, data, job, result};
-use crate::support::{Daemon, Mark, Setup, eventually, promptly, shell, with};
+use crate::support::{Daemon, Mark, Refusal, Setup, eventually, promptly, shell, with};
 
 #[tokio::test]
 async fn nothing_is_left_of_a_command_that_was_cancelled() {
@@ -93,4 +93,26 @@ async fn shutting_down_ends_those_that_run_and_leaves_those_that_wait() {
     result(jobs.get(&first).await, JobState::Cancelled);
     result(jobs.wait(&second).await, JobState::Succeeded);
     assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "done\n");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_job_when_the_daemon_shuts_down_is_told_so() {
+    let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
+    let mut daemon = setup.start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let first = jobs.submit(command("sleep 1000")).await;
+    eventually("it runs", async || jobs.get(&first).await.step.is_some()).await;
+    let second = jobs.submit(command("true")).await;
+    let mut other = Jobs::of(&daemon);
+    let request = WaitJobRequest {
+        job_id: second,
+        wait_ms: None,
+    };
+    let waiter = tokio::spawn(async move { other.0.wait_job(request).await });
+    // Answered behind what the waiter has asked.
+    jobs.get(&first).await;
+    daemon.signal(rustix::process::Signal::TERM);
+    let refused = promptly("it is told", waiter).await.unwrap();
+    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "DRAINING");
+    daemon.exit().await;
 }

@@ -1,5 +1,7 @@
 //! Jobs: calls that nobody waits for, done once, whatever becomes of the daemon.
 
+mod bounds;
+mod callers;
 mod cancelled;
 mod client;
 mod params;

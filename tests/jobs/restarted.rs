@@ -3,12 +3,14 @@
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
-use jig::api::v1::{JobState, ListJobsRequest, SubmitJobRequest};
+use jig::api::v1::{GetJobRequest, JobState, ListJobsRequest, SubmitJobRequest};
 use serde_json::json;
 use tonic::Code;
 
 use super::{Jobs, command, job, result};
-use crate::support::{Daemon, Mark, Setup, eventually, full_size, marked_count, shell, with};
+use crate::support::{
+    Daemon, Mark, Refusal, Setup, eventually, full_size, marked_count, shell, with,
+};
 
 #[tokio::test]
 async fn what_waited_is_done_and_what_ran_is_lost() {
@@ -41,6 +43,67 @@ async fn what_waited_is_done_and_what_ran_is_lost() {
     let daemon = daemon.restart().await;
     let mut jobs = Jobs::of(&daemon);
     assert_eq!(jobs.get(&ran).await.state(), JobState::Lost);
+}
+
+#[tokio::test]
+async fn one_whose_parameters_are_gone_is_lost_and_runs_nothing() {
+    let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1\n");
+    let daemon = setup.start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let first = jobs.submit(command("sleep 1000")).await;
+    eventually("it runs", async || jobs.get(&first).await.step.is_some()).await;
+    let list = || job("list_files", json!({}));
+    let [emptied, cut, removed] = [
+        jobs.submit(list()).await,
+        jobs.submit(command("touch ran")).await,
+        jobs.submit(list()).await,
+    ];
+    let whole = jobs.submit(list()).await;
+    let folder = daemon.state().join("jobs");
+    fs::write(folder.join(format!("{emptied}.json")), "").unwrap();
+    let file = folder.join(format!("{cut}.json"));
+    let params = fs::read_to_string(&file).unwrap();
+    fs::write(&file, &params[..params.len() - 1]).unwrap();
+    fs::remove_file(folder.join(format!("{removed}.json"))).unwrap();
+    // What does not belong there is in nobody's way.
+    fs::create_dir(folder.join("somebodys")).unwrap();
+    let daemon = daemon.restart().await;
+    let mut jobs = Jobs::of(&daemon);
+    for id in [&emptied, &cut, &removed] {
+        let lost = jobs.wait(id).await;
+        assert_eq!(lost.step, None);
+        let response = result(lost, JobState::Lost);
+        assert_eq!(response.error.unwrap().error_type, "daemon_lost");
+    }
+    result(jobs.wait(&whole).await, JobState::Succeeded);
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn no_more_results_are_kept_than_the_operator_wants() {
+    let setup = Setup::new().workspace_table("[jobs]\nkept = 2\n");
+    let daemon = setup.start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        let id = jobs.submit(job("list_files", json!({}))).await;
+        result(jobs.wait(&id).await, JobState::Succeeded);
+        ids.push(id);
+    }
+    let daemon = daemon.restart().await;
+    eventually("the newest are left", async || {
+        let mut listed = list_all(&daemon).await;
+        listed.reverse();
+        listed == ids[3..]
+    })
+    .await;
+    let mut jobs = Jobs::of(&daemon);
+    let request = GetJobRequest {
+        job_id: ids[0].clone(),
+    };
+    let refusal = Refusal::of(&jobs.0.get_job(request).await.unwrap_err());
+    assert_eq!(refusal.reason, "JOB_NOT_FOUND");
+    result(jobs.get(&ids[4]).await, JobState::Succeeded);
 }
 
 /// A command that leaves a line when it runs, and may go on for a while.

@@ -46,6 +46,13 @@ async fn any_tool_can_be_one() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     fs::write(daemon.file("text"), "some text\n").unwrap();
+    let notebook = json!({
+        "cells": [{"cell_type": "code", "execution_count": null, "id": "a", "metadata": {}, "outputs": [], "source": "1"}],
+        "metadata": {"language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    });
+    let mut tools = Vec::new();
     for (tool, params, expected) in [
         (
             "write_file",
@@ -79,7 +86,35 @@ async fn any_tool_can_be_one() {
             json!({"path": "d", "recursive": "true"}),
             json!({"deleted_count": 2}),
         ),
+        ("stat", json!({"path": "text"}), json!({"size_bytes": 10})),
+        (
+            "edit_file",
+            json!({"path": "text", "edits": [{"old_string": "some", "new_string": "new"}]}),
+            json!({"path": null}),
+        ),
+        (
+            "apply_patch",
+            json!({"unified_diff": "--- a/text\n+++ b/text\n@@ -1 +1 @@\n-new text\n+newer text\n"}),
+            json!({"patch_path": "diffs/step_0011.patch"}),
+        ),
+        (
+            "edit_notebook",
+            json!({"path": "n.ipynb", "cell_index": 0, "mode": "REPLACE", "source": "2"}),
+            json!({"cell_count": 1}),
+        ),
+        (
+            "read_notebook",
+            json!({"path": "n.ipynb"}),
+            json!({"language": "python"}),
+        ),
+        (
+            "run",
+            json!({"argv": ["cat", "text"]}),
+            json!({"stdout": "newer text\n"}),
+        ),
+        ("last_command", json!({}), json!({"exit_code": 0})),
     ] {
+        tools.push(tool);
         let id = jobs.submit(job(tool, params)).await;
         let response = result(jobs.wait(&id).await, JobState::Succeeded);
         assert_eq!(response.error, None);
@@ -87,7 +122,16 @@ async fn any_tool_can_be_one() {
         for (name, value) in expected.as_object().unwrap() {
             assert_eq!(&answered[name], value, "{tool}: {answered}");
         }
+        if tool == "apply_patch" {
+            fs::write(daemon.file("n.ipynb"), notebook.to_string()).unwrap();
+        }
     }
+    let refusal = jobs.try_submit(job("", json!({}))).await;
+    assert_eq!(refusal.unwrap_err().fields(), ["tool"]);
+    let refusal = jobs.try_submit(job("dance", json!({}))).await.unwrap_err();
+    let (_, known) = refusal.message.split_once("there are ").unwrap();
+    tools.sort_unstable();
+    assert_eq!(known, tools.join(", "));
 }
 
 #[tokio::test]

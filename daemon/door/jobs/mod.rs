@@ -1,6 +1,7 @@
 //! `jig.v1.JobService`: calls that nobody waits for.
 
 mod watch;
+mod watchers;
 mod wire;
 
 use std::{
@@ -11,11 +12,11 @@ use std::{
 
 use prost::Message as _;
 use serde_json::Map;
-use tokio::time::timeout;
 use tonic::{Request, Response, Status};
 
 use self::{
     watch::Watch,
+    watchers::Watchers,
     wire::{job, lean, selected, token},
 };
 use super::{
@@ -30,7 +31,7 @@ use crate::{
     },
     daemon::{
         call::{Pipeline, context::Incoming, job_work::Submission, jobs::Found, params},
-        error::{Error, Violation},
+        error::{Error, Reason, Violation},
         store::jobs::Selection,
         task,
     },
@@ -41,7 +42,10 @@ const AHEAD: usize = 4;
 
 /// The service.
 #[derive(Debug)]
-pub(crate) struct Jobs(pub(crate) Arc<Pipeline>);
+pub(crate) struct Jobs {
+    pipeline: Arc<Pipeline>,
+    watchers: Watchers,
+}
 
 #[tonic::async_trait]
 impl JobService for Jobs {
@@ -53,11 +57,11 @@ impl JobService for Jobs {
     ) -> Result<Response<SubmitJobResponse>, Status> {
         answered(request, async |incoming, request| {
             // This is the call; that the job starts later is none.
-            self.0.count(&incoming)?;
-            let pipeline = Arc::clone(&self.0);
+            self.pipeline.count(&incoming)?;
+            let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
             let read = {
-                let (pipeline, incoming) = (Arc::clone(&self.0), incoming.clone());
+                let (pipeline, incoming) = (Arc::clone(&self.pipeline), incoming.clone());
                 move || {
                     let method = "jig.v1.JobService/SubmitJob";
                     let call = pipeline.repeatable(&incoming, method, &request)?;
@@ -74,7 +78,7 @@ impl JobService for Jobs {
                 })
             };
             // In a task of its own: a caller who goes away does not leave half a job.
-            let submitted = self.0.once_whole(call, work);
+            let submitted = self.pipeline.once_whole(call, work);
             submitted.await
         })
         .await
@@ -85,7 +89,10 @@ impl JobService for Jobs {
         request: Request<GetJobRequest>,
     ) -> Result<Response<GetJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self.0.catalog.check("jig.v1.GetJobRequest", request)?;
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.GetJobRequest", request)?;
             let seen = match self.find(&incoming, &request.job_id).await? {
                 Found::Live(live) => live.seen(),
                 Found::Ended(seen) => *seen,
@@ -102,8 +109,11 @@ impl JobService for Jobs {
         request: Request<ListJobsRequest>,
     ) -> Result<Response<ListJobsResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self.0.catalog.check("jig.v1.ListJobsRequest", request)?;
-            let workspace = self.0.scene(&incoming)?.workspace.name();
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.ListJobsRequest", request)?;
+            let workspace = self.pipeline.scene(&incoming)?.workspace.name();
             let selection = selected(request, workspace)?;
             let asked = Selection {
                 tools: incoming.principal.tools().map(Vec::from_iter),
@@ -111,7 +121,7 @@ impl JobService for Jobs {
                 number: selection.number + 1,
                 ..selection.clone()
             };
-            let mut jobs = self.0.jobs.list(asked).await?;
+            let mut jobs = self.pipeline.jobs.list(asked).await?;
             let last = cut_page(&mut jobs, selection.number as usize);
             Ok(ListJobsResponse {
                 next_page_token: last.map(token).unwrap_or_default(),
@@ -126,17 +136,22 @@ impl JobService for Jobs {
         request: Request<WaitJobRequest>,
     ) -> Result<Response<WaitJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self.0.catalog.check("jig.v1.WaitJobRequest", request)?;
+            let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
             let seen = match self.find(&incoming, &request.job_id).await? {
                 Found::Ended(seen) => *seen,
-                Found::Live(live) => match request.wait_ms {
-                    None => live.ended().await,
-                    Some(wait) => {
-                        let wait = Duration::from_millis(u64::from(wait));
-                        let ended = timeout(wait, live.ended()).await;
-                        ended.unwrap_or_else(|_| live.seen())
+                Found::Live(live) => {
+                    let wait = request.wait_ms.map(u64::from).map(Duration::from_millis);
+                    let until = wait.map(|wait| Instant::now() + wait);
+                    tokio::select! {
+                        biased;
+                        seen = live.ended() => seen,
+                        () = task::until(until) => live.seen(),
+                        () = self.pipeline.drain.end_token().cancelled_owned() => {
+                            let text = "the daemon is shutting down, and the job has not ended: wait on when it is back";
+                            return Err(Error::new(Reason::Draining, text));
+                        }
                     }
-                },
+                }
             };
             Ok(WaitJobResponse {
                 job: Some(job(seen)?),
@@ -150,17 +165,20 @@ impl JobService for Jobs {
         request: Request<CancelJobRequest>,
     ) -> Result<Response<CancelJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let call = self
-                .0
-                .repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
-            let request = self.0.catalog.check("jig.v1.CancelJobRequest", request)?;
-            let door = Self(Arc::clone(&self.0));
+            let call =
+                self.pipeline
+                    .repeatable(&incoming, "jig.v1.JobService/CancelJob", &request)?;
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.CancelJobRequest", request)?;
+            let pipeline = Arc::clone(&self.pipeline);
             // Ended once or twice, it has ended.
             let work = async move |_is_unfinished: bool| {
-                let seen = match door.find(&incoming, &request.job_id).await? {
+                let seen = match pipeline.find_job(&incoming, &request.job_id).await? {
                     Found::Ended(seen) => *seen,
                     Found::Live(live) => {
-                        door.0.jobs.cancel(&live).await;
+                        pipeline.jobs.cancel(&live).await;
                         live.ended().await
                     }
                 };
@@ -168,7 +186,7 @@ impl JobService for Jobs {
                     job: Some(job(seen)?),
                 })
             };
-            self.0.once_whole(call, work).await
+            self.pipeline.once_whole(call, work).await
         })
         .await
     }
@@ -178,10 +196,15 @@ impl JobService for Jobs {
         request: Request<WatchJobRequest>,
     ) -> Result<Response<Self::WatchJobStream>, Status> {
         answered(request, async |incoming, request| {
-            let request = self.0.catalog.check("jig.v1.WatchJobRequest", request)?;
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.WatchJobRequest", request)?;
             let found = self.find(&incoming, &request.job_id).await?;
+            let place = self.watchers.enter(&incoming.principal)?;
             let (sender, last, answers) = outlet(AHEAD, &incoming.call_id);
-            let watch = Watch::new(Arc::clone(&self.0), incoming, found, &request)?;
+            let pipeline = Arc::clone(&self.pipeline);
+            let watch = Watch::new(pipeline, incoming, found, &request, place)?;
             task::spawn_tracked("watch of a job", watch.send(sender, last));
             Ok(answers)
         })
@@ -190,8 +213,16 @@ impl JobService for Jobs {
 }
 
 impl Jobs {
+    /// Those of a pipeline.
+    pub(crate) fn new(pipeline: Arc<Pipeline>) -> Self {
+        Self {
+            pipeline,
+            watchers: Watchers::default(),
+        }
+    }
+
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
-        self.0.find_job(incoming, id).await
+        self.pipeline.find_job(incoming, id).await
     }
 }
 

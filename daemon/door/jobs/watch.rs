@@ -21,6 +21,7 @@ use crate::{
         },
         door::outlet::{Answer, LastWord},
         error::{Error, Reason},
+        queue::Place,
         store::{
             jobs::Job,
             session::{Artifact, Session, SessionId, Step},
@@ -31,6 +32,8 @@ use crate::{
 
 /// Most bytes of output in one message.
 const CHUNK_BYTES: usize = 64 * 1024;
+/// How long a client may read nothing, as of a download.
+const SILENCE: Duration = Duration::from_secs(60);
 
 /// One who watches.
 pub(super) struct Watch {
@@ -41,6 +44,7 @@ pub(super) struct Watch {
     written: watch::Receiver<()>,
     streams: [Stream; 2],
     keep_alive: Duration,
+    _place: Place,
 }
 
 /// One of the two outputs.
@@ -65,6 +69,7 @@ impl Watch {
         incoming: Incoming,
         found: Found,
         request: &WatchJobRequest,
+        place: Place,
     ) -> Result<Self, Error> {
         let (seen, written) = match found {
             Found::Live(live) => (live.watch(), live.written().subscribe()),
@@ -93,6 +98,7 @@ impl Watch {
                 stream(request.stderr_offset, Event::Stderr),
             ],
             keep_alive: Duration::from_secs(u64::from(request.keep_alive_sec.unwrap_or(30))),
+            _place: place,
         })
     }
 
@@ -200,7 +206,17 @@ impl Watch {
 
 async fn tell(sender: &Sender<Answer<WatchJobResponse>>, event: Event) -> Result<(), Over> {
     let message = WatchJobResponse { event: Some(event) };
-    sender.send(Ok(message)).await.map_err(|_| Over::Gone)
+    tokio::select! {
+        biased;
+        sent = sender.send(Ok(message)) => sent.map_err(|_| Over::Gone),
+        () = sleep(SILENCE) => {
+            let text = format!(
+                "nothing was read for {} seconds: watch on from the last offsets when you can",
+                SILENCE.as_secs()
+            );
+            Err(Over::Failed(Error::new(Reason::Timeout, text)))
+        }
+    }
 }
 
 async fn open(session: Arc<Session>, path: String) -> Result<Option<Arc<File>>, Error> {

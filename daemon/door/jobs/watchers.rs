@@ -1,0 +1,45 @@
+//! How many watch jobs at one time.
+
+use std::sync::Arc;
+
+use crate::daemon::{
+    call::access::principal::Principal,
+    error::{Error, Reason},
+    queue::{Entry, Place, Queue, Share},
+};
+
+/// Streams of one caller.
+const OF_ONE: usize = 64;
+/// Streams of all callers. Each has two files open, and a few messages of 64 KiB on their way.
+const OF_ALL: usize = 512;
+/// Of these, one caller has at most so many times as many as he leaves free.
+const SHARE: Share = Share::OfFree(15);
+
+/// Those who watch.
+#[derive(Debug)]
+pub(super) struct Watchers(Arc<Queue>);
+
+impl Default for Watchers {
+    fn default() -> Self {
+        Self(Queue::new(OF_ALL, SHARE, 0))
+    }
+}
+
+impl Watchers {
+    /// Takes a place.
+    pub(super) fn enter(&self, principal: &Principal) -> Result<Place, Error> {
+        let full = match self.0.enter(principal.lane(), OF_ONE) {
+            Ok(Entry::Place(place)) => return Ok(place),
+            Ok(Entry::Wait(_)) => self.0.fullness(principal.lane(), OF_ONE),
+            Err(full) => full,
+        };
+        let text = format!(
+            "{} watches {} jobs already, of at most {OF_ONE} of one caller and {OF_ALL} of all: end one of these streams, or retry after the time given",
+            principal.name(),
+            full.held
+        );
+        Err(Error::new(Reason::ResourceExhausted, text)
+            .with("limit", OF_ONE.to_string())
+            .retry_after(full.retry_after))
+    }
+}

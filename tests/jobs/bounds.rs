@@ -1,0 +1,127 @@
+//! What is too much: parameters that are wrong a million times, and answers that fit into no message.
+
+use std::{fs, sync::Arc, time::Duration};
+
+use jig::api::v1::{JobState, RunRequest, SubmitJobRequest};
+use prost_types::value::Kind;
+use serde_json::json;
+
+use super::{Jobs, command, field, job, result};
+use crate::support::{Daemon, Refusal, promptly};
+
+fn text(tool: &str, params_json: String) -> SubmitJobRequest {
+    SubmitJobRequest {
+        tool: tool.to_owned(),
+        params_json,
+        ..SubmitJobRequest::default()
+    }
+}
+
+/// Most memory that a process has had, in KiB.
+fn peak_of(daemon: &Daemon) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let number = line.unwrap().split_whitespace().nth(1);
+    number.unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_request_that_is_wrong_a_million_times_costs_little() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let ones = "1,".repeat(6_500_000);
+    let names: String = (0..1_000_000).map(|n| format!("\"{n}\":1,")).collect();
+    let bad = vec!["1"; 1000].join(",");
+    for (params, fields, told) in [
+        (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
+        (format!("{{{names}\"x\":1}}"), 1, "262144"),
+        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields"),
+    ] {
+        let submitting = jobs.try_submit(text("run", params));
+        let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
+        let refusal = refused.unwrap().unwrap_err();
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+        assert_eq!(refusal.violations.len(), fields, "{refusal:?}");
+        assert!(refusal.message.contains(told), "{refusal:?}");
+    }
+    let run = RunRequest {
+        argv: vec!["\0".to_owned(); 1_000_000],
+        env: (0..20_000)
+            .map(|n| (format!("A={n}"), "x".to_owned()))
+            .collect(),
+        ..RunRequest::default()
+    };
+    let refused = promptly("it is refused", daemon.try_run(run)).await;
+    let refusal = Refusal::of(&refused.unwrap_err());
+    assert!(refusal.fields().contains(&"argv"), "{refusal:?}");
+    assert!(refusal.violations.len() <= 20);
+    let peak = peak_of(&daemon);
+    assert!(peak < 700 << 10, "{peak} KiB");
+}
+
+#[tokio::test]
+async fn names_that_are_given_twice_are_told() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let json = r#"{"command": "true", "command": "touch ran", "env": {"A": "1", "A": "2"}}"#;
+    let refusal = jobs.try_submit(text("run", json.to_owned())).await;
+    let refusal = refusal.unwrap_err();
+    assert_eq!(refusal.fields(), ["params.command", "params.env.A"]);
+}
+
+#[tokio::test]
+async fn what_typed_clients_write_down_is_understood() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    for (mode, path) in [
+        (json!(2), "by-number"),
+        (json!("WRITE_MODE_CREATE_NEW"), "by-name"),
+        (json!("WRITE_MODE_UNSPECIFIED"), "by-default"),
+        (json!(0), "by-zero"),
+    ] {
+        let params = json!({"path": path, "content": "x", "mode": mode});
+        let id = jobs.submit(job("write_file", params.clone())).await;
+        result(jobs.wait(&id).await, JobState::Succeeded);
+        let again = jobs.submit(job("write_file", params)).await;
+        let expected = match path {
+            "by-number" | "by-name" => JobState::Failed,
+            _ => JobState::Succeeded,
+        };
+        result(jobs.wait(&again).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn every_result_fits_into_a_message() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    fs::write(daemon.file("fits"), "x".repeat(3 << 20)).unwrap();
+    fs::write(daemon.file("large"), [1; 10 << 20]).unwrap();
+    for (path, is_whole) in [("fits", true), ("large", false)] {
+        let params = json!({"path": path, "max_bytes": 10 << 20});
+        let id = jobs.submit(job("read_file", params)).await;
+        let response = result(jobs.wait(&id).await, JobState::Succeeded);
+        let data = response.data.unwrap();
+        let Kind::StringValue(content) = field(&data, "content") else {
+            panic!("no text")
+        };
+        assert!(response.truncated);
+        assert!(response.text.len() < 300 << 10);
+        assert_eq!(content.len() == 3 << 20, is_whole, "{}", content.len());
+        assert_eq!(content.ends_with("bytes left out)"), !is_whole);
+    }
+    let id = jobs.submit(command("echo short")).await;
+    let response = result(jobs.wait(&id).await, JobState::Succeeded);
+    assert!(!response.truncated);
+}
+
+#[tokio::test]
+async fn those_that_were_submitted_first_have_the_least_ids() {
+    let daemon = Arc::new(Daemon::start().await);
+    let mut jobs = Jobs::of(&daemon);
+    let mut ids = Vec::new();
+    for _ in 0..50 {
+        ids.push(jobs.submit(job("list_files", json!({}))).await);
+    }
+    assert!(ids.is_sorted(), "{ids:?}");
+}

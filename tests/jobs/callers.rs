@@ -1,0 +1,301 @@
+//! Jobs of several callers: none is held up by those of another, and each may do what he may do now.
+
+use std::{fs, sync::Arc};
+
+use jig::api::v1::{
+    DecideApprovalRequest, Decision, GetJobRequest, InvokeStatus, Job, JobState,
+    ListApprovalsRequest, SubmitJobRequest, WaitJobRequest, WatchJobRequest,
+    approval_service_client::ApprovalServiceClient,
+};
+use serde_json::json;
+
+use super::{Jobs, command, job, result};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, with_key};
+
+/// A command that goes on until there is a file.
+const UNTIL_GO: &str = "until [ -e go ]; do sleep 0.05; done";
+
+/// A daemon with keys.
+async fn keyed(table: &str, keys: &Arc<KeyFile>) -> Daemon {
+    let path = keys.path().display().to_string();
+    Setup::new()
+        .workspace_table(table)
+        .arguments(&["--keys", &path])
+        .keeping(Arc::<KeyFile>::clone(keys))
+        .start()
+        .await
+}
+
+/// The jobs of one who has a key.
+struct Caller {
+    jobs: Jobs,
+    key: String,
+}
+
+impl Caller {
+    fn new(daemon: &Daemon, key: &str) -> Self {
+        Self {
+            jobs: Jobs::of(daemon),
+            key: key.to_owned(),
+        }
+    }
+
+    async fn submit(&mut self, queue: &str, request: SubmitJobRequest) -> String {
+        self.try_submit(queue, request).await.unwrap()
+    }
+
+    async fn try_submit(
+        &mut self,
+        queue: &str,
+        request: SubmitJobRequest,
+    ) -> Result<String, Refusal> {
+        let request = SubmitJobRequest {
+            queue: Some(queue.to_owned()),
+            ..request
+        };
+        let submitted = self.jobs.try_submit(with_key(&self.key, request)).await;
+        submitted.map(|job| job.job_id)
+    }
+
+    async fn state(&mut self, id: &str) -> JobState {
+        let job_id = id.to_owned();
+        let request = with_key(&self.key, GetJobRequest { job_id });
+        let got = self.jobs.0.get_job(request).await.unwrap().into_inner();
+        got.job.unwrap().state()
+    }
+
+    async fn wait(&mut self, id: &str) -> Job {
+        let request = WaitJobRequest {
+            job_id: id.to_owned(),
+            wait_ms: None,
+        };
+        let waited = self.jobs.0.wait_job(with_key(&self.key, request));
+        let waited = promptly("the job ends", waited).await;
+        waited.unwrap().into_inner().job.unwrap()
+    }
+
+    async fn is(&mut self, id: &str, state: JobState) {
+        eventually(&format!("{id} is {state:?}"), async || {
+            self.state(id).await == state
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
+    let keys = Arc::new(KeyFile::new());
+    let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
+    let daemon = keyed("[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n", &keys).await;
+    let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
+    let mut ids = Vec::new();
+    for number in 0..8 {
+        let request = SubmitJobRequest {
+            priority: Some(100),
+            ..command(UNTIL_GO)
+        };
+        ids.push(many.submit(&format!("q{number}"), request).await);
+    }
+    many.is(&ids[2], JobState::Running).await;
+    let id = few.submit("q7", command("true")).await;
+    result(few.wait(&id).await, JobState::Succeeded);
+    assert_eq!(many.state(&ids[3]).await, JobState::Queued);
+    fs::write(daemon.file("go"), "").unwrap();
+    for id in &ids {
+        result(many.wait(id).await, JobState::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
+    let keys = Arc::new(KeyFile::new());
+    let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
+    let table = "[jobs]\nqueue_concurrency = 1\nqueued = 20\nqueued_bytes = 3000\n";
+    let daemon = keyed(table, &keys).await;
+    let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
+    let first = many.submit("q", command(UNTIL_GO)).await;
+    many.is(&first, JobState::Running).await;
+    // All at once: the bound is exact.
+    let submitting = (0..40).map(|_| {
+        let mut caller = Caller::new(&daemon, &many.key);
+        tokio::spawn(async move { caller.try_submit("q", command("true")).await })
+    });
+    let submitting: Vec<_> = submitting.collect();
+    let mut taken = Vec::new();
+    for submitted in submitting {
+        match submitted.await.unwrap() {
+            Ok(id) => taken.push(id),
+            Err(refusal) => {
+                assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+                assert_eq!(refusal.metadata["limit"], "20");
+                assert_eq!(refusal.retry_after, None, "{refusal:?}");
+                assert!(refusal.message.contains("CancelJob"), "{refusal:?}");
+            }
+        }
+    }
+    assert_eq!(taken.len(), 18);
+    let large = |bytes: usize| command(&format!("true {}", "x".repeat(bytes)));
+    let refusal = few.try_submit("q", large(3000)).await.unwrap_err();
+    assert_eq!(refusal.metadata["limit"], "3000", "{refusal:?}");
+    let id = few.submit("q", large(1000)).await;
+    fs::write(daemon.file("go"), "").unwrap();
+    result(few.wait(&id).await, JobState::Succeeded);
+    for id in &taken {
+        result(many.wait(id).await, JobState::Succeeded);
+    }
+    few.submit("q", large(2000)).await;
+}
+
+#[tokio::test]
+async fn submitting_is_a_call_and_starting_is_none() {
+    let keys = Arc::new(KeyFile::new());
+    let flags = ["--calls-per-second", "1", "--burst", "3"];
+    let slow = keys.add("slow", "invoke", &flags);
+    let daemon = keyed("", &keys).await;
+    let mut slow = Caller::new(&daemon, &slow);
+    let mut ids = Vec::new();
+    let refusal = loop {
+        match slow.try_submit("q", job("list_files", json!({}))).await {
+            Ok(id) => ids.push(id),
+            Err(refusal) => break refusal,
+        }
+    };
+    assert!(ids.len() >= 3);
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    assert!(refusal.retry_after.is_some());
+    for id in &ids {
+        result(slow.wait(id).await, JobState::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_who_may_do_no_more_at_a_time_holds_up_nobody() {
+    let keys = Arc::new(KeyFile::new());
+    let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
+    let other = keys.add("other", "invoke", &[]);
+    let daemon = keyed("[jobs]\nqueue_concurrency = 2\n", &keys).await;
+    let (mut one, mut other) = (Caller::new(&daemon, &one), Caller::new(&daemon, &other));
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        ids.push(one.submit("q", command(UNTIL_GO)).await);
+    }
+    one.is(&ids[0], JobState::Running).await;
+    let id = other.submit("q", command("true")).await;
+    result(other.wait(&id).await, JobState::Succeeded);
+    assert_eq!(one.state(&ids[1]).await, JobState::Queued);
+    fs::write(daemon.file("go"), "").unwrap();
+    for id in &ids {
+        result(one.wait(id).await, JobState::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_done_with_the_rights_that_its_caller_has_then() {
+    let keys = Arc::new(KeyFile::new());
+    let [stays, lowered] = ["stays", "lowered"].map(|name| keys.add(name, "invoke", &[]));
+    let daemon = keyed("[jobs]\nqueue_concurrency = 1\n", &keys).await;
+    let (mut stays, mut lowered) = (Caller::new(&daemon, &stays), Caller::new(&daemon, &lowered));
+    let first = stays.submit("q", command(UNTIL_GO)).await;
+    stays.is(&first, JobState::Running).await;
+    let waits = lowered.submit("q", command("touch ran")).await;
+    let file = fs::read_to_string(keys.path()).unwrap();
+    let (before, after) = file.split_once("name = \"lowered\"").unwrap();
+    let after = after.replacen("invoke", "read", 1);
+    fs::write(keys.path(), format!("{before}name = \"lowered\"{after}")).unwrap();
+    daemon.reload(Daemon::READ_AGAIN).await;
+    fs::write(daemon.file("go"), "").unwrap();
+    let failed = result(lowered.wait(&waits).await, JobState::Failed);
+    assert_eq!(failed.status(), InvokeStatus::Error);
+    assert_eq!(failed.error.unwrap().error_type, "forbidden");
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn a_job_that_waits_to_be_approved_lets_others_go_before() {
+    let table = "[jobs]\nqueue_concurrency = 1\n[policy]\ndangerous = \"ask\"\n";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let mut asked = Vec::new();
+    for name in ["a", "b", "c"] {
+        let line = format!("echo {name} >> order");
+        asked.push(jobs.submit(command(&line)).await);
+    }
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    let mut waiting = Vec::new();
+    eventually("they are asked about", async || {
+        let listed = approvals.list_approvals(ListApprovalsRequest::default());
+        waiting = listed.await.unwrap().into_inner().approvals;
+        waiting.len() == 3
+    })
+    .await;
+    let allowed = jobs.submit(job("list_files", json!({}))).await;
+    let listed = promptly("others are done", jobs.wait(&allowed)).await;
+    result(listed, JobState::Succeeded);
+    for id in &asked {
+        assert_eq!(jobs.get(id).await.state(), JobState::Queued);
+    }
+    // One that is ended while it waits asks no more.
+    jobs.cancel(&asked[1]).await;
+    eventually("it is not asked about", async || {
+        let listed = approvals.list_approvals(ListApprovalsRequest::default());
+        listed.await.unwrap().into_inner().approvals.len() == 2
+    })
+    .await;
+    let listed = approvals.list_approvals(ListApprovalsRequest::default());
+    for approval in listed.await.unwrap().into_inner().approvals {
+        let request = DecideApprovalRequest {
+            approval_id: approval.approval_id,
+            decision: Decision::Allow.into(),
+            ..DecideApprovalRequest::default()
+        };
+        approvals.decide_approval(request).await.unwrap();
+    }
+    for id in [&asked[0], &asked[2]] {
+        let done = promptly("it is done", jobs.wait(id)).await;
+        result(done, JobState::Succeeded);
+    }
+    let order = fs::read_to_string(daemon.file("order")).unwrap();
+    let mut order: Vec<_> = order.lines().collect();
+    order.sort_unstable();
+    assert_eq!(order, ["a", "c"]);
+}
+
+#[tokio::test]
+async fn a_tool_that_is_switched_off_is_refused_at_once() {
+    let table = "[policy]\ndeny_tools = [\"run\"]\n";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let refusal = jobs.try_submit(command("true")).await.unwrap_err();
+    assert_eq!(refusal.reason, "TOOL_DISABLED");
+    jobs.submit(job("list_files", json!({}))).await;
+}
+
+#[tokio::test]
+async fn watchers_are_bounded_and_those_before_stay() {
+    let daemon = Daemon::start().await;
+    let mut jobs = Jobs::of(&daemon);
+    let id = jobs.submit(command(UNTIL_GO)).await;
+    let request = || WatchJobRequest {
+        job_id: id.clone(),
+        ..WatchJobRequest::default()
+    };
+    let mut streams = Vec::new();
+    for _ in 0..64 {
+        streams.push(jobs.0.watch_job(request()).await.unwrap().into_inner());
+    }
+    let refusal = Refusal::of(&jobs.0.watch_job(request()).await.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    assert_eq!(refusal.metadata["limit"], "64");
+    fs::write(daemon.file("go"), "").unwrap();
+    for mut stream in streams {
+        while promptly("it ends", stream.message())
+            .await
+            .unwrap()
+            .is_some()
+        {}
+    }
+    eventually("there is room again", async || {
+        jobs.0.watch_job(request()).await.is_ok()
+    })
+    .await;
+}
