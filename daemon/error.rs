@@ -133,7 +133,7 @@ pub(crate) struct Error {
     pub(crate) message: Cow<'static, str>,
     /// The changing parts of the message, by name.
     pub(crate) metadata: Vec<(Cow<'static, str>, String)>,
-    /// All fields that break their rules.
+    /// The fields that break their rules; of those above [`MOST_VIOLATIONS`], one.
     pub(crate) violations: Vec<Violation>,
     /// How long to wait before trying again, where that helps.
     pub(crate) retry_after: Option<Duration>,
@@ -292,17 +292,15 @@ impl Error {
 
     /// Fields that break their rules. The message names each of them, up to [`MOST_VIOLATIONS`].
     pub(crate) fn invalid(mut violations: Vec<Violation>) -> Self {
-        let are_all = violations.len() <= MOST_VIOLATIONS;
-        violations.truncate(MOST_VIOLATIONS);
-        let mut list: Vec<String> = violations
-            .iter()
+        // With one more it is still known that there are more.
+        violations.truncate(MOST_VIOLATIONS + 1);
+        let told = violations.iter().take(MOST_VIOLATIONS);
+        let mut list: Vec<String> = told
             .map(|violation| format!("{}: {}", violation.field, violation.description))
             .collect();
-        if !are_all {
-            list.insert(
-                0,
-                format!("more than {MOST_VIOLATIONS} fields; the first of them"),
-            );
+        if violations.len() > MOST_VIOLATIONS {
+            let text = format!("more than {MOST_VIOLATIONS} fields break their rules");
+            list.insert(0, text);
         }
         Self {
             violations,

@@ -10,7 +10,7 @@ use self::inline::{fit, text_of};
 use super::{structure::structure, suggestion::suggestion};
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
-    daemon::error::Error,
+    daemon::error::{Error, MOST_VIOLATIONS},
 };
 
 /// A call, and when its work was done.
@@ -90,7 +90,7 @@ fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
         .map(|(name, value)| (name.clone().into_owned(), value.clone().into()))
         .collect();
     if !error.violations.is_empty() {
-        let fields = error.violations.iter();
+        let fields = error.violations.iter().take(MOST_VIOLATIONS);
         let fields = fields.map(
             |violation| json!({ "field": violation.field, "description": violation.description }),
         );

@@ -35,7 +35,11 @@ async fn a_request_that_is_wrong_a_million_times_costs_little() {
     for (params, fields, told) in [
         (format!("{{\"argv\":[{ones}1]}}"), 1, "262144"),
         (format!("{{{names}\"x\":1}}"), 1, "262144"),
-        (format!("{{\"argv\":[{bad}]}}"), 20, "more than 20 fields"),
+        (
+            format!("{{\"argv\":[{bad}]}}"),
+            20,
+            "more than 20 fields break",
+        ),
     ] {
         let submitting = jobs.try_submit(text("run", params));
         let refused = tokio::time::timeout(Duration::from_secs(20), submitting).await;
@@ -96,7 +100,7 @@ async fn every_result_fits_into_a_message() {
     let daemon = Daemon::start().await;
     let mut jobs = Jobs::of(&daemon);
     fs::write(daemon.file("fits"), "x".repeat(3 << 20)).unwrap();
-    fs::write(daemon.file("large"), [1; 10 << 20]).unwrap();
+    fs::write(daemon.file("large"), vec![1_u8; 10 << 20]).unwrap();
     for (path, is_whole) in [("fits", true), ("large", false)] {
         let params = json!({"path": path, "max_bytes": 10 << 20});
         let id = jobs.submit(job("read_file", params)).await;
