@@ -133,7 +133,7 @@ async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
             }
         }
     }
-    assert_eq!(taken.len(), 18);
+    assert_eq!(taken.len(), 15);
     let large = |bytes: usize| command(&format!("true {}", "x".repeat(bytes)));
     let refusal = few.try_submit("q", large(3000)).await.unwrap_err();
     assert_eq!(refusal.metadata["limit"], "3000", "{refusal:?}");

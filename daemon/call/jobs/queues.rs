@@ -2,8 +2,8 @@
 //!
 //! A place goes to the caller who has waited longest since he had one, and of his jobs, among the queues that
 //! have room, to the first. So neither priorities nor numbers of one caller's jobs hold up those of another.
-//! Where callers are told apart, one of them does not get the last places of all: a job may last for ever,
-//! and whoever comes next finds one.
+//! Where callers are told apart, a quarter of all places is left for those who have few: a job may last for
+//! ever, and whoever comes next finds one.
 //!
 //! Of two jobs of one caller that wait, the one whose rank is lower comes first: the time at which it was
 //! submitted, put back by [`AGEING_MS`] for each step of its priority. So whoever waits for that long is as
@@ -19,9 +19,10 @@ use crate::daemon::store::jobs::Job;
 
 /// Milliseconds of waiting that count as much as one step of priority.
 const AGEING_MS: i64 = 60_000;
-/// Of all places, one caller has at most so many times as many as he leaves free, where callers are told
-/// apart: as of the places of calls.
-const SHARE: usize = 15;
+/// Of so many places, one is left for callers who have few, where callers are told apart.
+const RESERVE: usize = 4;
+/// So many callers have something of those.
+const IN_RESERVE: usize = 16;
 
 /// A queue of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -172,12 +173,15 @@ impl Queues {
 
     /// The job whose turn it is, which has a place from now on. `most`: how many of one caller may have one.
     pub(super) fn next(&mut self, most: impl Fn(&str) -> usize) -> Option<String> {
-        let free = self.concurrency.all.saturating_sub(self.running.len());
-        let is_shared = self.concurrency.is_shared;
+        let all = self.concurrency.all;
+        let free = all.saturating_sub(self.running.len());
+        let reserve = match self.concurrency.is_shared {
+            true => (all / RESERVE).max(usize::from(all > 1)),
+            false => 0,
+        };
         let may_have_another = |name: &str, caller: &Caller| {
-            let leaves_some =
-                caller.running == 0 || free > 1 && caller.running < SHARE.saturating_mul(free);
-            free > 0 && (!is_shared || leaves_some) && caller.running < most(name)
+            let has_few = caller.running < (reserve / IN_RESERVE).max(1);
+            free > 0 && (free > reserve || has_few) && caller.running < most(name)
         };
         let mut callers: Vec<_> = self
             .callers
@@ -393,12 +397,12 @@ mod tests {
             let whose = format!("a:w/{}", number / 4);
             queues.push(&entry(&whose, &format!("a{number:03}"), 0, 0));
         }
-        assert_eq!(taken(&mut queues).len(), 60);
+        assert_eq!(taken(&mut queues).len(), 48);
         for number in 0..100 {
             let whose = format!("b:w/{}", number / 4 + 50);
             queues.push(&entry(&whose, &format!("b{number:03}"), 0, 0));
         }
-        assert_eq!(taken(&mut queues).len(), 3);
+        assert_eq!(taken(&mut queues).len(), 1);
         queues.push(&entry("c:w/c", "c", 0, 0));
         assert_eq!(taken(&mut queues), ["c"]);
         let mut queues = Queues::new(Concurrency {

@@ -1,12 +1,14 @@
-//! Room for jobs that wait: for so many of them, and for so many bytes of what they are to do. One caller does
-//! not get all of it, where callers are told apart. A decision, without locks or files.
+//! Room for jobs that wait: for so many of them, and for so many bytes of what they are to do. Where callers are
+//! told apart, a quarter is left for those who have little of it. A decision, without locks or files.
 
 use std::collections::HashMap;
 
 use crate::daemon::error::{Error, Reason};
 
-/// One caller has at most so many times as much as he leaves free, as of the places of calls.
-const SHARE: u64 = 15;
+/// Of so much, one part is left for callers who have little.
+const RESERVE: u64 = 4;
+/// So many callers have something of that.
+const IN_RESERVE: u64 = 16;
 
 /// The room.
 #[derive(Debug)]
@@ -62,9 +64,12 @@ impl Room {
         let own = self.callers.get(caller).copied().unwrap_or_default();
         let (all, own_then) = (self.taken.plus(amount), own.plus(amount));
         let left = self.most.minus(all);
-        let is_alone = own == Amount::default();
         let fits = |all: u64, most: u64, own: u64, left: u64| {
-            all <= most && (!self.is_shared || is_alone || own <= SHARE.saturating_mul(left))
+            let reserve = match self.is_shared {
+                true => most / RESERVE,
+                false => 0,
+            };
+            all <= most && (left >= reserve || own <= (reserve / IN_RESERVE).max(1))
         };
         let (what, limit) = if !fits(all.jobs, self.most.jobs, own_then.jobs, left.jobs) {
             ("jobs", self.most.jobs)
@@ -76,7 +81,7 @@ impl Room {
         };
         // When there is room is not known: jobs last as long as they want.
         let text = format!(
-            "{} jobs of {caller} wait, with {} bytes of parameters, and there is no room for another: at most {limit} {what} may wait, of all callers together, of which one leaves some to others; wait until some have started (WaitJob), or cancel some (CancelJob)",
+            "{} jobs of {caller} wait, with {} bytes of parameters, and there is no room for another: at most {limit} {what} may wait, of all callers together, of which a quarter is left for those who have few; wait until some have started (WaitJob), or cancel some (CancelJob)",
             own.jobs, own.bytes
         );
         Err(Error::new(Reason::ResourceExhausted, text).with("limit", limit.to_string()))
@@ -121,12 +126,12 @@ mod tests {
         let mut shared = room(1600, 1 << 30, true);
         assert_eq!(
             [most(&mut shared, "a", 1), most(&mut shared, "b", 1)],
-            [1500, 93]
+            [1200, 25]
         );
         let mut bytes = room(1000, 1600, true);
         assert_eq!(
             [most(&mut bytes, "a", 10), most(&mut bytes, "b", 10)],
-            [150, 9]
+            [120, 2]
         );
         let mut of_one = room(3, 1 << 30, false);
         assert_eq!(most(&mut of_one, "a", 1), 3);
@@ -143,6 +148,6 @@ mod tests {
         room.give_back("a", Amount::of_job(60));
         assert!(room.callers.is_empty());
         assert_eq!(room.taken, Amount::default());
-        assert_eq!(most(&mut room, "b", 100), 1);
+        assert_eq!(most(&mut room, "b", 75), 1);
     }
 }

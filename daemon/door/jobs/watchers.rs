@@ -12,8 +12,6 @@ use crate::daemon::{
 const OF_ONE: usize = 64;
 /// Streams of all callers. Each has two files open, and a few messages of 64 KiB on their way.
 const OF_ALL: usize = 512;
-/// Of these, one caller has at most so many times as many as he leaves free.
-const SHARE: Share = Share::OfFree(15);
 
 /// Those who watch.
 #[derive(Debug)]
@@ -21,7 +19,7 @@ pub(super) struct Watchers(Arc<Queue>);
 
 impl Default for Watchers {
     fn default() -> Self {
-        Self(Queue::new(OF_ALL, SHARE, 0))
+        Self(Queue::new(OF_ALL, Share::Reserve, 0))
     }
 }
 
