@@ -240,7 +240,7 @@ async fn calls_that_wait_hold_a_bounded_number_of_bytes() {
     let keys = Arc::new(KeyFile::new());
     let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
     let other = keys.add("other", "invoke", &["--concurrent-calls", "1"]);
-    let daemon = limited("", &keys).await;
+    let daemon = limited("queue_wait = \"10m\"\n", &keys).await;
     let blockers = [&one, &other].map(|key| daemon.begin(with_key(key, until("go"))));
     settled(&daemon, Some(&one), (2, 0)).await;
     let large = |key: &str, number: usize| {

@@ -29,7 +29,7 @@ fn begun(daemon: &Daemon) -> usize {
 async fn runs_of_one_key_do_not_keep_another_from_running() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_runs = 4\n", &keys).await;
+    let daemon = limited("concurrent_runs = 4\nqueue_wait = \"10m\"\n", &keys).await;
     let long: Vec<_> = (0..10)
         .map(|_| daemon.begin(with_key(&a, sleeping())))
         .collect();
@@ -57,7 +57,7 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
 async fn nobody_finds_nothing_because_others_came_first() {
     let keys = Arc::new(KeyFile::new());
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = limited("concurrent_calls = 12\n", &keys).await;
+    let daemon = limited("concurrent_calls = 12\nqueue_wait = \"10m\"\n", &keys).await;
     let mut long = Vec::new();
     for (key, wanted, then) in [(&a, 20, (9, 11)), (&b, 5, (10, 15))] {
         long.extend((0..wanted).map(|_| daemon.begin(with_key(key, sleeping()))));
@@ -76,13 +76,14 @@ async fn nobody_finds_nothing_because_others_came_first() {
 async fn keys_that_are_added_while_it_runs_share_from_then_on() {
     let keys = KeyFile::new();
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
-    let setup = Setup::new().workspace_table("[limits]\nconcurrent_calls = 4");
+    let setup =
+        Setup::new().workspace_table("[limits]\nconcurrent_calls = 4\nqueue_wait = \"10m\"");
     let daemon = setup.start().await;
     // Which it may read from the start, as one that is not named then it could not be.
     let (workspace, path) = (daemon.workspace(), daemon.state().join("keys.toml"));
     fs::copy(keys.path(), &path).unwrap();
     let text = format!(
-        "keys = {path:?}\n[[workspaces]]\npath = {workspace:?}\n[limits]\nconcurrent_calls = 4\n"
+        "keys = {path:?}\n[[workspaces]]\npath = {workspace:?}\n[limits]\nconcurrent_calls = 4\nqueue_wait = \"10m\"\n"
     );
     fs::write(daemon.beside("jig.toml"), text).unwrap();
     daemon.reload(Daemon::READ_AGAIN).await;
@@ -108,7 +109,7 @@ async fn what_goes_on_can_be_fed_ended_and_decided_about_while_all_is_full() {
     let path = keys.path().display().to_string();
     let daemon = Setup::new()
         .workspace_table(
-            "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueued_calls = 2\nconcurrent_processes = 1",
+            "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueued_calls = 2\nqueue_wait = \"10m\"\nconcurrent_processes = 1",
         )
         .arguments(&["--keys", &path])
         .keeping(Arc::clone(&keys) as _)
