@@ -3,7 +3,10 @@
 use std::time::Instant;
 
 use super::{
-    InPlace, Pipeline, access::principal::Principal, admission::Applicant, context::Incoming,
+    InPlace, Pipeline,
+    access::principal::Principal,
+    admission::{Admitted, Applicant},
+    context::Incoming,
 };
 use crate::daemon::{error::Error, task, tool::Tool};
 
@@ -11,6 +14,16 @@ impl Pipeline {
     /// Counts a call, before anything is done for it: one that comes too soon after others is refused.
     pub(crate) fn count(&self, incoming: &Incoming) -> Result<(), Error> {
         incoming.principal.count_call(Instant::now())
+    }
+
+    /// Counts a call that is no tool's, and waits for a place for it.
+    pub(crate) async fn enter(&self, incoming: &Incoming) -> Result<Admitted, Error> {
+        self.count(incoming)?;
+        let applicant = Applicant {
+            deadline: incoming.deadline,
+            ..Applicant::from(&*incoming.principal)
+        };
+        self.admission.enter(applicant, &self.drain).await
     }
 
     /// Leaves something for others, of all that is had in turn, from now on: callers are told apart by keys.

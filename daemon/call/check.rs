@@ -35,7 +35,7 @@ impl Pipeline {
     ) -> Result<(Option<Repeatable>, Checked<T>), Error> {
         let bytes = request.encoded_len();
         if bytes <= LARGE {
-            return self.look::<T>(incoming, request, method);
+            return self.inspect::<T>(incoming, request, method);
         }
         let applicant = Applicant {
             principal: &incoming.principal,
@@ -45,14 +45,14 @@ impl Pipeline {
         let place = self.admission.look(applicant, &self.drain).await?;
         let (pipeline, incoming) = (Arc::clone(self), incoming.clone());
         let looked = task::blocking(move || {
-            let looked = pipeline.look::<T>(&incoming, request, method);
+            let looked = pipeline.inspect::<T>(&incoming, request, method);
             drop(place);
             looked
         });
         looked.await.map_err(Error::internal)?
     }
 
-    fn look<T: Tool>(
+    fn inspect<T: Tool>(
         &self,
         incoming: &Incoming,
         request: T::Request,

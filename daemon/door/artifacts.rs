@@ -110,6 +110,7 @@ impl Artifacts {
             .catalog
             .check("jig.v1.ReadArtifactRequest", request)?;
         incoming.principal.may_call(maker(&request.path))?;
+        pipeline.count(&incoming)?;
         let place = self.places.enter(&incoming.principal, &pipeline.drain)?;
         let place = Arc::new(place);
         let path = request.path.clone();
@@ -161,10 +162,7 @@ impl Artifacts {
             .map(|token| read_token(&token, &filters))
             .transpose()?;
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let admitted = pipeline
-            .admission
-            .enter(&incoming.principal, &pipeline.drain);
-        let admitted = Arc::new(admitted.await?);
+        let admitted = Arc::new(pipeline.enter(&incoming).await?);
         let step = request.step;
         // One more than are told, to know whether there is another page.
         let list = move |sessions: &Sessions, workspace: &str, id: &SessionId| {

@@ -81,10 +81,7 @@ impl Events {
         let workspace = pipeline.scene(&incoming)?.workspace.name().to_owned();
         let session = (workspace.clone(), incoming.session.clone());
         let place = self.watchers.enter(session, incoming.principal.lane())?;
-        let admitted = pipeline
-            .admission
-            .enter(&incoming.principal, &pipeline.drain);
-        let admitted = Arc::new(admitted.await?);
+        let admitted = Arc::new(pipeline.enter(&incoming).await?);
         // Before it is looked for: one that is made meanwhile is not missed.
         let more = pipeline.store.sessions().wait_for_more();
         let look = |sessions: &Sessions, workspace: &str, id: &SessionId| {
@@ -147,10 +144,7 @@ impl Events {
             .transpose()?;
         let after = after.and_then(|id| SessionId::parse(&id));
         let page_size = request.page_size.unwrap_or_default() as usize;
-        let admitted = pipeline
-            .admission
-            .enter(&incoming.principal, &pipeline.drain);
-        let admitted = Arc::new(admitted.await?);
+        let admitted = Arc::new(pipeline.enter(&incoming).await?);
         // One more than are told, to know whether there is another page.
         let list = move |sessions: &Sessions, workspace: &str, _: &SessionId| {
             sessions.list(workspace, after.as_ref(), page_size + 1)

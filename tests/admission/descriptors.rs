@@ -5,10 +5,10 @@ use std::{fs, os::unix::net::UnixStream, time::Duration};
 
 use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
-    EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest, SearchRequest,
-    StatPathRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest, WriteFileRequest,
-    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
-    upload_request::Part,
+    EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest,
+    SearchRequest, StatPathRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
+    WriteFileRequest, job_service_client::JobServiceClient,
+    transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use tonic::Status;
