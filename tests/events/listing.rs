@@ -164,11 +164,12 @@ async fn who_only_looks_has_a_rate_too() {
 
 #[tokio::test]
 async fn artifacts_that_nobody_reads_are_bounded() {
-    let daemon = Daemon::start().await;
-    let path = daemon
-        .run(shell("head -c 1000000 /dev/zero"))
-        .await
-        .stdout_path;
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("few", "invoke", &["--concurrent-calls", "4"]);
+    let daemon = with_keys(Setup::new(), &keys).await;
+    // More than what is on its way to a client that takes nothing.
+    let text = with_key(&key, shell("head -c 20000000 /dev/zero"));
+    let path = daemon.run(text).await.stdout_path;
     let mut reading = Vec::new();
     let refusal = loop {
         // So many streams of one connection are not started yet, and wait for it.
