@@ -13,7 +13,7 @@ const TEXT_BYTES: usize = 256 << 10;
 /// Longest texts that are left where all of it would be too much: as long as fit.
 const LONGEST_TEXTS: [usize; 5] = [3 << 20, 1 << 20, 256 << 10, 16 << 10, 1 << 10];
 /// Longest lists that are left where that is not enough.
-const LONGEST_LISTS: [usize; 3] = [1000, 100, 10];
+const LONGEST_LISTS: [usize; 5] = [20_000, 5000, 1000, 100, 10];
 /// What a value takes beside its text, at most.
 const AROUND: usize = 16;
 
