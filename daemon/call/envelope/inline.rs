@@ -73,7 +73,7 @@ fn cut(value: &mut Value, longest_text: usize, longest_list: usize) {
                 cut(field, longest_text, longest_list);
             }
         }
-        _ => {}
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
     }
 }
 
@@ -84,7 +84,7 @@ fn size(value: &Value) -> usize {
             Value::String(text) => text.len(),
             Value::Array(items) => items.iter().map(size).sum(),
             Value::Object(fields) => size_of_fields(fields),
-            _ => 0,
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
         }
 }
 
