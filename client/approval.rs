@@ -5,9 +5,10 @@ use tonic::Streaming;
 use super::{call::Client, deadline::Deadline, error::CallError, methods::methods};
 use crate::api::v1::{
     CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
-    DeleteRuleRequest, DeleteRuleResponse, ListApprovalsRequest, ListApprovalsResponse,
-    ListRulesRequest, ListRulesResponse, UpdateRuleRequest, UpdateRuleResponse,
-    WatchApprovalsRequest, WatchApprovalsResponse, watch_approvals_response::Event,
+    DeleteRuleRequest, DeleteRuleResponse, GetApprovalRequest, GetApprovalResponse,
+    ListApprovalsRequest, ListApprovalsResponse, ListRulesRequest, ListRulesResponse,
+    UpdateRuleRequest, UpdateRuleResponse, WatchApprovalsRequest, WatchApprovalsResponse,
+    watch_approvals_response::Event,
 };
 
 /// The calls that wait to be approved, and what becomes of them.
@@ -60,6 +61,8 @@ impl ApprovalEvents {
 methods! { approvals {
     /// Lists one page of the calls that wait to be approved, or have waited.
     list_approvals(ListApprovalsRequest) -> ListApprovalsResponse;
+    /// Tells about one of them, with all of its parameters while it waits.
+    get_approval(GetApprovalRequest) -> GetApprovalResponse;
     /// Allows a call that waits, or denies it.
     decide_approval(DecideApprovalRequest) -> DecideApprovalResponse;
     /// Lists the rules.

@@ -89,17 +89,30 @@ pub(crate) fn rules(global: &Global, args: RulesArgs) -> ExitCode {
 
 fn list(address: &str, global: &Global) -> Result<(), Failure> {
     let listed = connection::call_at(address, global, async |client: Client| {
-        Ok(client.list_rules(ListRulesRequest {}).await?)
+        let mut rules = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let request = ListRulesRequest {
+                page_token,
+                ..ListRulesRequest::default()
+            };
+            let page = client.list_rules(request).await?;
+            rules.extend(page.rules);
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                return Ok(rules);
+            }
+        }
     })?;
     if global.json {
-        let rules: Vec<Value> = listed.rules.iter().map(rule_json).collect();
+        let rules: Vec<Value> = listed.iter().map(rule_json).collect();
         return output::json(&json!({ "rules": rules }));
     }
-    if listed.rules.is_empty() {
+    if listed.is_empty() {
         output::note("there are no rules");
         return Ok(());
     }
-    output::stdout(table(&listed.rules).as_bytes())
+    output::stdout(table(&listed).as_bytes())
 }
 
 fn add(address: &str, global: &Global, args: AddArgs) -> Result<(), Failure> {

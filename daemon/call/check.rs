@@ -5,8 +5,11 @@ use std::{collections::HashSet, sync::Arc};
 use prost::Message as _;
 
 use super::{
-    Checked, Pipeline, admission::Applicant, context::Incoming, repeatable::Repeatable,
-    subject::Subject,
+    Checked, Pipeline,
+    admission::Applicant,
+    context::Incoming,
+    repeatable::Repeatable,
+    subject::{Subject, told},
 };
 use crate::daemon::{
     catalog::{self, ToolSpec},
@@ -76,28 +79,27 @@ impl Pipeline {
         incoming.principal.may_call(T::NAME)?;
         let spec = self.spec::<T>()?;
         let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
-        let tells = self.looks_at(T::NAME, risk, &workspace);
+        let snapshot = self.policy.snapshot();
+        let keeps = snapshot.looks_at(T::NAME, risk, &workspace);
         let mut checked = match T::MESSAGE {
-            None => spec.check(request, tells)?,
-            Some(message) => self.catalog.look_at(message, request, tells)?,
+            None => spec.check(request, keeps)?,
+            Some(message) => self.catalog.look_at(message, request, keeps)?,
         };
-        let told = checked.told.take();
+        let given = checked.given.take();
         let (params, shown) = validate::<T>(checked, &scene)?;
-        let files = match tells {
-            true => T::files(&params, &scene),
-            false => Vec::new(),
+        let subject = Subject::new(T::NAME, risk, workspace, snapshot);
+        let subject = match given {
+            Some(given) => {
+                let files = T::files(&params, &scene);
+                subject.with(told(&given, &scene), files, given.size())
+            }
+            None => subject,
         };
         Ok(Checked {
             scene,
             params,
             shown,
-            subject: Subject {
-                tool: T::NAME,
-                risk,
-                workspace,
-                told,
-                files,
-            },
+            subject,
             default_timeout: spec.default_timeout(),
             bytes,
         })
@@ -114,7 +116,7 @@ fn validate<T: Tool>(
         request,
         params: shown,
         mut violations,
-        told: _,
+        given: _,
     } = checked;
     let params = T::check(request, scene, &mut violations);
     if !violations.is_empty() {

@@ -27,7 +27,7 @@ pub(crate) mod job_work;
 pub(crate) mod jobs;
 mod kept;
 pub(crate) mod params;
-pub(crate) mod permit;
+mod permit;
 pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
@@ -37,7 +37,7 @@ mod sent;
 pub(crate) mod start;
 mod state_error;
 pub(crate) mod structure;
-mod subject;
+pub(crate) mod subject;
 pub(crate) mod suggestion;
 
 use std::{
@@ -64,7 +64,7 @@ use self::{
     idempotency::Idempotency,
     jobs::Jobs,
     policy::book::RuleBook,
-    subject::Subject,
+    subject::{Permitted, Subject},
 };
 use crate::daemon::{
     catalog::Catalog,
@@ -132,8 +132,7 @@ struct LetIn<T: Tool> {
     params: T::Params,
     /// What a record shows of them.
     shown: serde_json::Value,
-    /// What has let it in, where that is not the risk of its tool.
-    by: Option<String>,
+    permitted: Permitted,
     default_timeout: Duration,
     /// How long its request is.
     bytes: usize,
@@ -278,7 +277,12 @@ impl Pipeline {
             deadline: let_in.incoming.deadline,
             bytes: let_in.bytes,
         };
-        let admitted = self.admit::<T>(applicant).await?;
+        let admitted = loop {
+            match self.admit::<T>(applicant).await {
+                Err(error) if self.waits_on(&let_in.permitted, &error).await => {}
+                admitted => break admitted?,
+            }
+        };
         self.record_start(let_in, admitted).await
     }
 
@@ -295,7 +299,7 @@ impl Pipeline {
             scene: checked.scene,
             params: checked.params,
             shown: checked.shown,
-            by: permitted.by,
+            permitted,
             default_timeout: checked.default_timeout,
             bytes: checked.bytes,
         })
@@ -312,7 +316,7 @@ impl Pipeline {
             scene,
             params,
             shown,
-            by,
+            permitted: Permitted { by, .. },
             default_timeout,
             bytes: _,
         } = let_in;
@@ -322,11 +326,15 @@ impl Pipeline {
         } = place;
         let session = self.session_while(&incoming, Some(&turn)).await?;
         let about = record::about(T::NAME, &incoming, scene.workspace.name());
-        let begun = record::started(&about, &incoming, shown, by);
+        let begun = record::started(&about, &incoming, shown, by.clone());
         let step = session
             .begin_step(begun)
             .map_err(|error| state_error::of_files(&error))?;
 
+        let span = self.start_span(T::NAME, &incoming, &scene);
+        if let Some(by) = by {
+            span.set_text(semconv::ALLOWED_BY, &by);
+        }
         let abandon = self.drain.kill_token().child_token();
         let work = Work {
             session,
@@ -343,7 +351,7 @@ impl Pipeline {
             default_timeout,
             job: incoming.job.clone(),
             deadline: incoming.deadline,
-            span: Arc::new(self.start_span(T::NAME, &incoming, &scene)),
+            span: Arc::new(span),
             telemetry: self.telemetry.clone(),
             scene,
         };

@@ -9,11 +9,17 @@ use prost::Message;
 
 use super::{
     Pipeline,
-    approval::asked::{Approval, Question},
+    approval::{
+        asked::{Approval, Question, let_in_by},
+        shown::Shown,
+    },
     context::Incoming,
-    policy::decision::{Asked, By, Snapshot, Verdict},
+    policy::{
+        decision::{By, Snapshot},
+        judged::Judged,
+    },
     record,
-    subject::Subject,
+    subject::{Permitted, Subject, told},
     timed_out,
 };
 use crate::{
@@ -26,29 +32,11 @@ use crate::{
             milliseconds,
         },
         task,
+        telemetry::semconv,
     },
 };
 
-/// Parameters that are compared with rules at once; longer ones are on a thread that may block.
-const LARGE: usize = 64 << 10;
-/// Most files that who is asked is told of.
-const MOST_FILES: usize = 100;
-/// Longest parameters that are held while a call waits, to see whether a pattern for it matches it.
-const HELD: usize = 64 << 10;
-
-/// A call that may be made.
-#[derive(Debug, Default)]
-pub(crate) struct Permitted {
-    /// What has let it in, where that is not the risk of its tool.
-    pub(crate) by: Option<String>,
-}
-
 impl Pipeline {
-    /// Whether the parameters of a call of this tool can matter to what is decided about it.
-    pub(super) fn looks_at(&self, tool: &str, risk: Risk, workspace: &str) -> bool {
-        self.policy.snapshot().looks_at(tool, risk, workspace)
-    }
-
     /// Refuses a tool that the operator has switched off, whatever it is called with.
     pub(super) fn is_switched_on(&self, tool: &str) -> Result<(), Error> {
         match self.policy.snapshot().settings.has_tool(tool) {
@@ -58,7 +46,7 @@ impl Pipeline {
     }
 
     /// Lets a call in that is no tool's, but does what `tool` does; `message` is the full name of what it
-    /// says. Waits until somebody has decided, where the policy says so.
+    /// says, as it was given. Waits until somebody has decided, where the policy says so.
     pub(crate) async fn permit_as<M: Message>(
         self: &Arc<Self>,
         tool: &'static str,
@@ -68,19 +56,20 @@ impl Pipeline {
         file: &str,
     ) -> Result<Permitted, Error> {
         incoming.principal.may_call(tool)?;
-        let workspace = self.scene(incoming)?.workspace.name().to_owned();
+        let scene = self.scene(incoming)?;
+        let workspace = scene.workspace.name().to_owned();
         let spec = self.catalog.tool(tool);
         let risk = spec.map_or(Risk::Dangerous, |spec| spec.options.risk());
-        let told = match self.looks_at(tool, risk, &workspace) {
-            true => Some(self.catalog.tell(message, said)?),
-            false => None,
-        };
-        let subject = Subject {
-            tool,
-            risk,
-            workspace,
-            told,
-            files: vec![file.to_owned()],
+        let snapshot = self.policy.snapshot();
+        let is_looked_at = snapshot.looks_at(tool, risk, &workspace);
+        let subject = Subject::new(tool, risk, workspace, snapshot);
+        let subject = match is_looked_at {
+            true => {
+                let given = self.catalog.given(message, said)?;
+                let told = told(&given, scene);
+                subject.with(told, vec![file.to_owned()], given.size())
+            }
+            false => subject,
         };
         self.permit(incoming, subject).await
     }
@@ -91,18 +80,24 @@ impl Pipeline {
         incoming: &Incoming,
         subject: Subject,
     ) -> Result<Permitted, Error> {
-        let snapshot = self.policy.snapshot();
-        let (subject, verdict) = decide(Arc::clone(&snapshot), subject).await?;
+        let (snapshot, call) = (Arc::clone(&subject.snapshot), Arc::clone(&subject.call));
+        let verdict = self.policy.decide(snapshot, call).await?;
         match (verdict.action, &verdict.by) {
             (Action::Allow, By::Rule(_)) => Ok(Permitted {
                 by: Some(verdict.by.text()),
+                until: None,
             }),
             (Action::Allow, By::Lists | By::Risk(_)) => Ok(Permitted::default()),
-            (Action::Deny, by) => {
-                self.note_denial(incoming, &subject, &by.text()).await;
-                Err(denied(subject.tool, by))
+            (Action::Deny, by) => Err(self.deny(incoming, &subject.call, by).await),
+            (Action::Ask, by) => {
+                let tool = subject.call.tool;
+                let by = by.text();
+                let asked = self.ask(incoming, subject, by.clone()).await;
+                if let Err(error) = &asked {
+                    self.leave_span(incoming, tool, error, &by);
+                }
+                asked
             }
-            (Action::Ask, by) => self.ask(incoming, subject, &snapshot, by.text()).await,
         }
     }
 
@@ -111,26 +106,31 @@ impl Pipeline {
         self: &Arc<Self>,
         incoming: &Incoming,
         subject: Subject,
-        snapshot: &Snapshot,
         asked_by: String,
     ) -> Result<Permitted, Error> {
-        let settings = snapshot.settings.approvals;
+        let settings = subject.snapshot.settings.approvals;
         if self.drain.has_begun() {
             return Err(draining());
         }
         let session = self.session(incoming).await?;
         let (now, clock) = (Instant::now(), SystemTime::now());
         let until = incoming.deadline.unwrap_or(now + settings.wait);
-        let told = subject.told.ok_or_else(changed)?;
+        let call = subject.call;
+        let shown = Shown {
+            parameters: subject.shown,
+            files: subject.files,
+        };
+        let kept = shown.kept();
         let record = ApprovalRecord {
             id: ulid::Ulid::generate().to_string(),
-            workspace: subject.workspace.clone(),
+            workspace: call.workspace.clone(),
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
             call_id: incoming.call_id.clone(),
-            tool: subject.tool.to_owned(),
-            parameters: told.shown,
-            files: subject.files.into_iter().take(MOST_FILES).collect(),
+            tool: call.tool.to_owned(),
+            parameters: kept.parameters,
+            files: kept.files,
+            more_files: kept.more_files,
             asked_by,
             asked_ms: milliseconds::of(clock),
             expires_ms: milliseconds::of(clock + until.saturating_duration_since(now)),
@@ -139,11 +139,13 @@ impl Pipeline {
         let question = Question {
             approval: Approval {
                 record,
-                suggested_pattern: told.pattern,
+                suggested_pattern: subject.pattern,
             },
-            text: (told.text.len() <= HELD).then_some(told.text),
+            call: Arc::clone(&call),
+            shown,
+            size: subject.size,
             session,
-            about: record::about(subject.tool, incoming, &subject.workspace),
+            about: record::about(call.tool, incoming, &call.workspace),
             until,
             at_most: settings.pending,
         };
@@ -155,22 +157,85 @@ impl Pipeline {
         let end = ended.record.end.as_ref();
         let end = end.ok_or_else(|| Error::internal("a wait ended without an end"))?;
         match end.state {
-            EndState::Allowed => Ok(Permitted {
-                by: Some(format!("approval {}", ended.record.id)),
-            }),
+            EndState::Allowed => {
+                self.may_still(incoming, &subject.snapshot, &call).await?;
+                Ok(Permitted {
+                    by: Some(let_in_by(&ended.record, end)),
+                    until: Some(incoming.deadline.unwrap_or(Instant::now() + settings.wait)),
+                })
+            }
             EndState::Withdrawn if self.drain.has_begun() => Err(draining()),
-            EndState::Expired if incoming.deadline.is_some() => Err(timed_out(subject.tool)),
+            EndState::Expired if incoming.deadline.is_some() => Err(timed_out(call.tool)),
             EndState::Denied | EndState::Expired | EndState::Withdrawn | EndState::Lost => {
                 Err(not_allowed(&ended.record, end))
             }
         }
     }
 
+    /// Refuses a call that was allowed, but meanwhile may not be made any more: who has allowed it was not
+    /// asked about that.
+    async fn may_still(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        before: &Arc<Snapshot>,
+        call: &Arc<Judged>,
+    ) -> Result<(), Error> {
+        if incoming.principal.is_dismissed() {
+            let text = "the key of this call was taken away, has expired, or was given other rights while the call waited to be approved: call again with one that is right";
+            return Err(Error::new(Reason::Unauthenticated, text));
+        }
+        let now = self.policy.snapshot();
+        if Arc::ptr_eq(before, &now) {
+            return Ok(());
+        }
+        let verdict = self.policy.decide(now, Arc::clone(call)).await?;
+        match verdict.action {
+            Action::Deny => Err(self.deny(incoming, call, &verdict.by).await),
+            Action::Allow | Action::Ask => Ok(()),
+        }
+    }
+
+    /// Leaves a record of a call that is denied; answers what it is told.
+    async fn deny(self: &Arc<Self>, incoming: &Incoming, call: &Judged, by: &By) -> Error {
+        self.note_denial(incoming, call, &by.text()).await;
+        let error = denied(call.tool, by);
+        self.leave_span(incoming, call.tool, &error, &by.text());
+        error
+    }
+
+    /// Leaves the span of a call that was not let in.
+    fn leave_span(&self, incoming: &Incoming, tool: &'static str, error: &Error, by: &str) {
+        let Ok(scene) = self.scene(incoming) else {
+            return;
+        };
+        let span = self.start_span(tool, incoming, scene);
+        span.set_text(semconv::REFUSED_BY, by);
+        let mut metadata = error.metadata.iter();
+        if let Some((_, id)) = metadata.find(|(name, _)| name == "approval_id") {
+            span.set(semconv::APPROVAL_ID, id.clone());
+        }
+        span.fail(error.reason.name());
+        span.end();
+    }
+
+    /// Whether a call for which there was no place is to try again; then it is time to. Who has approved it
+    /// is not to be asked again for want of a place.
+    pub(super) async fn waits_on(&self, permitted: &Permitted, error: &Error) -> bool {
+        let again = error.retry_after.map(|wait| Instant::now() + wait);
+        if error.reason != Reason::ResourceExhausted || again.is_none() || again > permitted.until {
+            return false;
+        }
+        tokio::select! {
+            () = task::until(again) => true,
+            () = self.drain.begun_token().cancelled_owned() => false,
+        }
+    }
+
     /// Leaves a record of a call that was denied. Where there is no room for it, it is denied all the same.
-    async fn note_denial(self: &Arc<Self>, incoming: &Incoming, subject: &Subject, by: &str) {
+    async fn note_denial(self: &Arc<Self>, incoming: &Incoming, call: &Judged, by: &str) {
         let noted = match self.session(incoming).await {
             Ok(session) => {
-                let about = record::about(subject.tool, incoming, &subject.workspace);
+                let about = record::about(call.tool, incoming, &call.workspace);
                 let fields = record::denied(&about, by);
                 session.note(fields).map_err(|error| error.to_string())
             }
@@ -182,31 +247,6 @@ impl Pipeline {
                 "the record of a call that was denied could not be kept"
             );
         }
-    }
-}
-
-/// Decides, without holding up others where there is much to look at.
-async fn decide(snapshot: Arc<Snapshot>, subject: Subject) -> Result<(Subject, Verdict), Error> {
-    let text = subject.told.as_ref().map(|told| told.text.as_str());
-    if text.is_none() && snapshot.looks_at(subject.tool, subject.risk, &subject.workspace) {
-        // The policy is another one than when the parameters were looked at.
-        return Err(changed());
-    }
-    let is_large = text.is_some_and(|text| text.len() > LARGE);
-    let decide = move || {
-        let text = subject.told.as_ref().map(|told| told.text.as_str());
-        let asked = Asked {
-            tool: subject.tool,
-            risk: subject.risk,
-            workspace: &subject.workspace,
-            texts: text.as_slice(),
-        };
-        let verdict = snapshot.decide(asked, SystemTime::now());
-        (subject, verdict)
-    };
-    match is_large {
-        true => task::blocking(decide).await.map_err(Error::internal),
-        false => Ok(decide()),
     }
 }
 
@@ -264,9 +304,4 @@ fn not_allowed(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
 fn draining() -> Error {
     let text = "the daemon is shutting down, and this call was not approved yet: retry elsewhere, or when it is back";
     Error::new(Reason::Draining, text).retry_after(std::time::Duration::from_secs(1))
-}
-
-fn changed() -> Error {
-    let text = "the operator changed the policy while this call came in: try again";
-    Error::new(Reason::PolicyDenied, text)
 }

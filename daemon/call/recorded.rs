@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Instant};
 use serde_json::{Map, Value};
 
 use super::{
-    Pipeline, context::Incoming, end_span, log_end, permit::Permitted, record,
-    state_error::of_files,
+    Pipeline, context::Incoming, end_span, log_end, record, state_error::of_files,
+    subject::Permitted,
 };
 use crate::daemon::{
     error::Error,

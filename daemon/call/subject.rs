@@ -1,18 +1,88 @@
 //! What is known of a call before it is decided whether it may be made.
 
-use crate::{api::v1::Risk, daemon::catalog::Told};
+use std::{sync::Arc, time::Instant};
+
+use super::policy::{decision::Snapshot, judged::Judged};
+use crate::{
+    api::v1::Risk,
+    daemon::{
+        catalog::{Given, Told},
+        tool::Scene,
+    },
+};
 
 /// What is to be decided about.
 #[derive(Debug)]
 pub(super) struct Subject {
-    /// The tool.
-    pub(super) tool: &'static str,
-    /// Its risk.
-    pub(super) risk: Risk,
-    /// Name of the workspace.
-    pub(super) workspace: String,
-    /// The parameters, where they can matter.
-    pub(super) told: Option<Told>,
+    /// The call.
+    pub(super) call: Arc<Judged>,
+    /// What decides: it has said which parameters can matter.
+    pub(super) snapshot: Arc<Snapshot>,
+    /// What who is asked is told, where that can be.
+    pub(super) shown: Vec<(String, String)>,
+    /// A pattern for the call and its like, where there can be one.
+    pub(super) pattern: Option<String>,
     /// Files that the call names, likewise.
     pub(super) files: Vec<String>,
+    /// Bytes that the call holds while it waits, about.
+    pub(super) size: usize,
+}
+
+/// A call that may be made.
+#[derive(Debug, Default)]
+pub(crate) struct Permitted {
+    /// What has let it in, where that is not the risk of its tool.
+    pub(crate) by: Option<String>,
+    /// Until when a place may be waited for, where somebody was asked: that is not to be for nothing.
+    pub(super) until: Option<Instant>,
+}
+
+impl Subject {
+    /// A call of which nobody needs to know the parameters, as `snapshot` decides.
+    pub(super) fn new(
+        tool: &'static str,
+        risk: Risk,
+        workspace: String,
+        snapshot: Arc<Snapshot>,
+    ) -> Self {
+        Self {
+            call: Arc::new(Judged {
+                tool,
+                risk,
+                workspace,
+                texts: Vec::new(),
+            }),
+            snapshot,
+            shown: Vec::new(),
+            pattern: None,
+            files: Vec::new(),
+            size: 0,
+        }
+    }
+
+    /// The same with its parameters, which take so many bytes, and the files that it names.
+    pub(super) fn with(self, told: Told, files: Vec<String>, size: usize) -> Self {
+        let texts = told.texts.iter().map(|text| text.text.len());
+        let shown = told.shown.iter().map(|(_, value)| value.len());
+        let named = files.iter().map(String::len);
+        Self {
+            size: size + texts.chain(shown).chain(named).sum::<usize>(),
+            call: Arc::new(Judged {
+                tool: self.call.tool,
+                risk: self.call.risk,
+                workspace: self.call.workspace.clone(),
+                texts: told.texts,
+            }),
+            shown: told.shown,
+            pattern: told.pattern,
+            files,
+            ..self
+        }
+    }
+}
+
+/// What was given, for those who decide about it.
+pub(super) fn told(given: &Given, scene: &Scene) -> Told {
+    let plain = |path: &str| scene.workspace.resolve(path).ok();
+    given.tell(|path| plain(path).map(|path| path.to_string()))
 }

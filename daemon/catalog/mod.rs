@@ -8,6 +8,7 @@ mod told;
 
 use std::{
     collections::{BTreeMap, HashMap},
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,7 +17,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDes
 use serde_json::{Map, Value};
 
 use self::rules::{Looked, Rules};
-pub(crate) use self::told::Told;
+pub(crate) use self::told::{Text, Told};
 use crate::{
     api::{self, v1},
     daemon::{
@@ -29,8 +30,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Catalog {
     pool: DescriptorPool,
-    tools: HashMap<String, ToolSpec>,
-    messages: HashMap<String, Rules>,
+    tools: BTreeMap<String, ToolSpec>,
+    messages: HashMap<String, Arc<Rules>>,
     /// Each with the role that it needs.
     methods: BTreeMap<String, Access>,
 }
@@ -42,7 +43,7 @@ pub(crate) struct ToolSpec {
     pub(crate) options: v1::ToolOptions,
     /// The role that it needs.
     pub(crate) role: Role,
-    rules: Rules,
+    rules: Arc<Rules>,
     request: MessageDescriptor,
     response: MessageDescriptor,
 }
@@ -57,7 +58,14 @@ pub(crate) struct Checked<T> {
     /// Fields that break their rules.
     pub(crate) violations: Vec<Violation>,
     /// What was given, for those who decide about the call, where that was asked for.
-    pub(crate) told: Option<Told>,
+    pub(crate) given: Option<Given>,
+}
+
+/// What was given, field by field, and nothing else.
+#[derive(Debug)]
+pub(crate) struct Given {
+    rules: Arc<Rules>,
+    message: DynamicMessage,
 }
 
 /// Who may call a method.
@@ -75,7 +83,7 @@ impl Catalog {
     /// Reads the descriptors that the daemon was built with.
     pub(crate) fn load() -> Result<Self, Error> {
         let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).map_err(Error::internal)?;
-        let mut tools = HashMap::new();
+        let mut tools = BTreeMap::new();
         let mut messages = HashMap::new();
         let mut methods = BTreeMap::new();
         for service in pool.services() {
@@ -92,13 +100,14 @@ impl Catalog {
                     let spec = ToolSpec {
                         options,
                         role: access.role,
-                        rules,
+                        rules: Arc::new(rules),
                         request: input,
                         response: method.output(),
                     };
                     tools.insert(spec.options.name.clone(), spec);
                 } else {
-                    messages.insert(input.full_name().to_owned(), Rules::of(&pool, &input));
+                    let rules = Rules::of(&pool, &input);
+                    messages.insert(input.full_name().to_owned(), Arc::new(rules));
                 }
             }
         }
@@ -115,8 +124,7 @@ impl Catalog {
         self.tools.get(name)
     }
 
-    /// The names of all tools.
-    #[cfg(test)]
+    /// The names of all tools, sorted.
     pub(crate) fn tools(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
     }
@@ -132,28 +140,30 @@ impl Catalog {
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
-    /// defaults. `tells` what it says, too, for those who decide about it.
+    /// defaults. `keeps` what was given, too, for those who decide about it.
     pub(crate) fn look_at<T: Message + Default>(
         &self,
         message: &str,
         request: T,
-        tells: bool,
+        keeps: bool,
     ) -> Result<Checked<T>, Error> {
         match self.messages.get(message) {
-            Some(rules) => check(rules, request, tells),
+            Some(rules) => check(rules, request, keeps),
             None => Err(Error::internal(format!("no method takes {message}"))),
         }
     }
 
-    /// What a message says that is no request by itself, named by its full name, for those who decide
-    /// about it.
-    pub(crate) fn tell(&self, message: &str, said: &impl Message) -> Result<Told, Error> {
+    /// What a message says that need not be a request by itself, named by its full name, for those who
+    /// decide about it.
+    pub(crate) fn given(&self, message: &str, said: &impl Message) -> Result<Given, Error> {
         let descriptor = self.pool.get_message_by_name(message);
         let descriptor =
             descriptor.ok_or_else(|| Error::internal(format!("there is no {message}")))?;
         let rules = Rules::of(&self.pool, &descriptor);
-        let message = rules.reflect(said)?;
-        Ok(Told::new(&rules, &message, &rules.for_people(&message)?))
+        Ok(Given {
+            message: rules.reflect(said)?,
+            rules: Arc::new(rules),
+        })
     }
 
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
@@ -174,14 +184,14 @@ impl Catalog {
 // === impl ToolSpec ===
 
 impl ToolSpec {
-    /// Checks a request of this tool, and fills in defaults. `tells` what it says, too, for those who
+    /// Checks a request of this tool, and fills in defaults. `keeps` what was given, too, for those who
     /// decide about it.
     pub(crate) fn check<T: Message + Default>(
         &self,
         request: T,
-        tells: bool,
+        keeps: bool,
     ) -> Result<Checked<T>, Error> {
-        check(&self.rules, request, tells)
+        check(&self.rules, request, keeps)
     }
 
     /// Reads parameters by their names as a request of this tool.
@@ -206,20 +216,37 @@ impl ToolSpec {
     }
 }
 
+// === impl Given ===
+
+impl Given {
+    /// What was given, for those who decide about it. `plain` says how a path reads without detours, if it
+    /// is one of the workspace.
+    pub(crate) fn tell(&self, plain: impl Fn(&str) -> Option<String>) -> Told {
+        Told::new(&self.rules, &self.message, plain)
+    }
+
+    /// Bytes that it takes, about.
+    pub(crate) fn size(&self) -> usize {
+        self.message.encoded_len()
+    }
+}
+
 fn check<T: Message + Default>(
-    rules: &Rules,
+    rules: &Arc<Rules>,
     request: T,
-    tells: bool,
+    keeps: bool,
 ) -> Result<Checked<T>, Error> {
     let Looked {
         request,
         params,
-        shown,
         violations,
         given,
-    } = rules.check(request, tells)?;
+    } = rules.check(request, keeps)?;
     Ok(Checked {
-        told: given.map(|given| Told::new(rules, &given, &shown)),
+        given: given.map(|message| Given {
+            rules: Arc::clone(rules),
+            message,
+        }),
         request,
         params,
         violations,

@@ -84,7 +84,7 @@ fn cut_texts(value: &mut Json, longest: usize) {
 }
 
 /// The beginning of a text that is longer, and how much more there is.
-pub(super) fn beginning(text: &str, longest: usize) -> String {
+fn beginning(text: &str, longest: usize) -> String {
     let mut end = longest;
     while !text.is_char_boundary(end) {
         end -= 1;

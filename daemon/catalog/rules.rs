@@ -26,8 +26,6 @@ pub(super) struct Looked<T> {
     pub(super) request: T,
     /// What was given, as a record has it: JSON without what may be secret and without lines of files.
     pub(super) params: serde_json::Value,
-    /// What was given, for people: as JSON without what may be secret; null where it is too much.
-    pub(super) shown: serde_json::Value,
     /// Fields that break their rules.
     pub(super) violations: Vec<Violation>,
     /// The request as it was given, field by field, where that was asked for.
@@ -90,6 +88,31 @@ impl Rules {
         fields.find(|field| field.descriptor == *descriptor)
     }
 
+    /// Fields that are told although they were not given, with their defaults.
+    pub(super) fn always_told(&self, message: &DynamicMessage) -> Vec<(FieldDescriptor, Value)> {
+        let absent = self
+            .fields
+            .iter()
+            .filter(|field| field.rules.always_told && !message.has_field(&field.descriptor));
+        let told = absent.filter_map(|field| {
+            let default = default_of(&field.descriptor, &field.rules)?;
+            Some((field.descriptor.clone(), default))
+        });
+        told.collect()
+    }
+
+    /// The paths that were given.
+    pub(super) fn paths<'a>(
+        &'a self,
+        message: &'a DynamicMessage,
+    ) -> impl Iterator<Item = (&'a FieldDescriptor, String)> {
+        let paths = self.fields.iter().filter(|field| field.rules.path);
+        paths
+            .map(|field| &field.descriptor)
+            .filter(|field| message.has_field(field))
+            .filter_map(|field| Some((field, message.get_field(field).as_str()?.to_owned())))
+    }
+
     /// The request by its fields.
     pub(super) fn reflect(&self, request: &impl Message) -> Result<DynamicMessage, Error> {
         reflect(&self.message, request)
@@ -104,13 +127,12 @@ impl Rules {
         let mut message = reflect(&self.message, &request)?;
         let mut violations = Vec::new();
         self.check_fields(&message, "", &mut violations);
-        // What is refused is neither shown nor decided about.
+        // What is refused is neither recorded nor decided about.
         let is_fine = violations.is_empty();
-        let shown = match is_fine {
-            true => self.shown(&message)?,
+        let params = match is_fine {
+            true => self.for_record(&message, self.shown(&message)?),
             false => serde_json::Value::Null,
         };
-        let params = self.for_record(&message, shown.clone());
         let given = (keep && is_fine).then(|| message.clone());
         let request = if self.fill(&mut message) {
             message.transcode_to().map_err(Error::internal)?
@@ -120,7 +142,6 @@ impl Rules {
         Ok(Looked {
             request,
             params,
-            shown: if_short(shown),
             violations,
             given,
         })
@@ -183,11 +204,6 @@ impl Rules {
         changed
     }
 
-    /// What was given, for people, as in [`Looked::shown`].
-    pub(super) fn for_people(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
-        self.shown(message).map(if_short)
-    }
-
     /// What was given, as JSON, with the size in place of what may be secret or is large.
     fn shown(&self, message: &DynamicMessage) -> Result<serde_json::Value, Error> {
         let mut shown = DynamicMessage::new(self.message.clone());
@@ -217,14 +233,6 @@ impl Rules {
             object.extend(hidden);
         }
         Ok(json)
-    }
-}
-
-/// What people are shown at once: null where it is too much.
-fn if_short(shown: serde_json::Value) -> serde_json::Value {
-    match shown.to_string().len() <= LARGEST_PARAMS {
-        true => shown,
-        false => serde_json::Value::Null,
     }
 }
 

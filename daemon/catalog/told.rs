@@ -7,18 +7,15 @@
 )]
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, Value};
+use prost_reflect::{
+    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, SerializeOptions, Value,
+};
 use serde_json::Value as Json;
 
-use super::{
-    recorded::beginning,
-    rules::{Rules, size_text},
-};
+use super::rules::{Rules, size_text};
 
 /// Longest pattern that is made of a call: a rule has no longer one.
 const LONGEST_PATTERN: usize = 16 << 10;
-/// Bytes of a text that people are shown where all of it would be too much.
-const BEGINNING: usize = 4096;
 /// What matches any text in JSON.
 const ANY_TEXT: &str = r#""(?:[^"\\]|\\.)*""#;
 /// What matches any other value that is neither a list nor an object.
@@ -27,42 +24,99 @@ const ANY_VALUE: &str = r"[^,\[\]{}]*";
 /// The parameters of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Told {
-    /// Compact JSON of those that were given: names as in the contract, sorted at every level, values of
-    /// enums without their prefix, bytes in base64. It holds what may be secret: never to be kept.
-    pub(crate) text: String,
-    /// A regular expression for this text, whatever its values are that may be secret or are the content
-    /// of a file. None where it would be too long.
+    /// What rules are compared with; the first is what else is told of. They hold what may be secret: never
+    /// to be kept.
+    pub(crate) texts: Vec<Text>,
+    /// A regular expression for the first text, whatever its values are that follow from the content of a
+    /// file. None where it would be too long, or the call has what may be secret: nobody has seen that, and
+    /// a rule would let any in.
     pub(crate) pattern: Option<String>,
     /// Names and values for people, in the order of the contract, without what may be secret and without
     /// the content of files.
     pub(crate) shown: Vec<(String, String)>,
 }
 
+/// Compact JSON of the parameters: names as in the contract, sorted at every level, values of enums without
+/// their prefix, bytes in base64.
+#[derive(Debug, Clone)]
+pub(crate) struct Text {
+    /// The JSON.
+    pub(crate) text: String,
+    /// Whether a rule that allows may go by it: one that asks or denies goes by any.
+    pub(crate) may_allow: bool,
+}
+
+/// Fields as they are told in place of what was given.
+type Instead = Vec<(FieldDescriptor, Value)>;
+
 /// The text and the pattern, as they are written.
 struct Writer {
     text: String,
-    /// None once it is too long.
+    /// None once it is too long, or where it would say less than was seen.
     pattern: Option<String>,
 }
 
 impl Told {
-    /// What `message` has, by `rules`. `shown` is what of it people are shown at once.
-    pub(super) fn new(rules: &Rules, message: &DynamicMessage, shown: &Json) -> Self {
-        let mut writer = Writer {
-            text: String::new(),
-            pattern: Some("^".to_owned()),
-        };
-        writer.message(Some(rules), message);
+    /// What `message` has, by `rules`. `plain` says how a path reads without detours.
+    ///
+    /// Rules are compared with the parameters as they were given, with paths without detours, and with the
+    /// defaults that are always told: what allows, never with less than that is told, nor with a path that
+    /// leads back, which may end somewhere else than it seems to.
+    pub(super) fn new(
+        rules: &Rules,
+        message: &DynamicMessage,
+        plain: impl Fn(&str) -> Option<String>,
+    ) -> Self {
+        let defaults: Instead = rules.always_told(message);
+        let mut paths = Instead::new();
+        let mut leads_back = false;
+        for (field, given) in rules.paths(message) {
+            if let Some(plain) = plain(&given).filter(|plain| *plain != given) {
+                leads_back |= given.split('/').any(|name| name == "..");
+                paths.push((field.clone(), Value::String(plain)));
+            }
+        }
+        let all: Instead = defaults.iter().chain(&paths).cloned().collect();
+        let mut writer = Writer::new(Some("^".to_owned()));
+        writer.message(Some(rules), message, &all);
         writer.pattern("$");
-        Self {
+        let mut texts = vec![Text {
             text: writer.text,
+            may_allow: true,
+        }];
+        let mut add = |instead: &Instead, may_allow| {
+            let mut writer = Writer::new(None);
+            writer.message(Some(rules), message, instead);
+            texts.push(Text {
+                text: writer.text,
+                may_allow,
+            });
+        };
+        if !paths.is_empty() {
+            add(&defaults, !leads_back);
+        }
+        if !defaults.is_empty() {
+            add(&Instead::new(), false);
+            if !paths.is_empty() {
+                add(&paths, false);
+            }
+        }
+        Self {
+            texts,
             pattern: writer.pattern,
-            shown: for_people(rules, message, shown),
+            shown: for_people(rules, message, &defaults),
         }
     }
 }
 
 impl Writer {
+    fn new(pattern: Option<String>) -> Self {
+        Self {
+            text: String::new(),
+            pattern,
+        }
+    }
+
     /// Writes what the pattern has as it is.
     fn literal(&mut self, text: &str) {
         self.text.push_str(text);
@@ -98,8 +152,11 @@ impl Writer {
         self.scalar(&Json::from(text).to_string(), ANY_TEXT, open);
     }
 
-    fn message(&mut self, rules: Option<&Rules>, message: &DynamicMessage) {
-        let mut fields: Vec<_> = message.fields().collect();
+    fn message(&mut self, rules: Option<&Rules>, message: &DynamicMessage, instead: &Instead) {
+        let is_told = |field: &FieldDescriptor| !instead.iter().any(|(other, _)| other == field);
+        let given = message.fields().filter(|(field, _)| is_told(field));
+        let instead = instead.iter().map(|(field, value)| (field.clone(), value));
+        let mut fields: Vec<_> = given.chain(instead).collect();
         fields.sort_by(|(one, _), (other, _)| one.name().cmp(other.name()));
         self.literal("{");
         for (index, (field, value)) in fields.into_iter().enumerate() {
@@ -107,7 +164,10 @@ impl Writer {
             self.literal(field.name());
             self.literal("\":");
             let known = rules.and_then(|rules| rules.field(&field));
-            let open = known.is_some_and(|known| known.rules.sensitive || known.rules.payload);
+            if known.is_some_and(|known| known.rules.sensitive) {
+                self.pattern = None;
+            }
+            let open = known.is_some_and(|known| known.rules.payload || known.rules.varies);
             let inner = known.and_then(|known| known.inner.as_ref());
             self.value(value, &field.kind(), inner, open);
         }
@@ -122,7 +182,7 @@ impl Writer {
                 Some(name) => self.string(&name, open),
                 None => self.scalar(&number.to_string(), ANY_VALUE, open),
             },
-            Value::Message(message) => self.message(rules, message),
+            Value::Message(message) => self.message(rules, message, &Instead::new()),
             Value::List(items) => {
                 self.literal("[");
                 for (index, item) in items.iter().enumerate() {
@@ -197,102 +257,48 @@ fn scalar(value: &Value) -> Json {
     }
 }
 
-/// What people are shown, in the order of the contract, and of what is to be in a file its size only. Where it
-/// is too much, the beginning of each text.
-fn for_people(rules: &Rules, message: &DynamicMessage, shown: &Json) -> Vec<(String, String)> {
-    let text = |value: &Json| match value {
-        Json::String(text) => text.clone(),
-        other => other.to_string(),
-    };
-    let mut fields: Vec<(FieldDescriptor, &Value)> = message.fields().collect();
+/// What was given and what is always told, in the order of the contract; of what may be secret and of what is
+/// to be in a file the size only.
+fn for_people(
+    rules: &Rules,
+    message: &DynamicMessage,
+    defaults: &Instead,
+) -> Vec<(String, String)> {
+    let defaults = defaults.iter().map(|(field, value)| (field.clone(), value));
+    let mut fields: Vec<(FieldDescriptor, &Value)> = message.fields().chain(defaults).collect();
     fields.sort_by_key(|(field, _)| field.number());
-    let known = fields.into_iter().map(|(field, value)| {
+    let told = fields.into_iter().map(|(field, value)| {
         let known = rules.field(&field).map(|known| &known.rules);
-        let (name, size) = (field.name().to_owned(), || text(&size_text(value)));
-        let told = match (known, shown.get(&name), value) {
-            (Some(known), _, _) if known.payload => size(),
-            (_, Some(shown), _) => text(shown),
-            (Some(known), None, _) if known.sensitive => size(),
-            (_, None, Value::String(long)) if long.len() > BEGINNING => beginning(long, BEGINNING),
-            (_, None, Value::String(short)) => short.clone(),
-            (_, None, _) => size(),
+        let hidden = known.is_some_and(|known| known.payload || known.sensitive);
+        let told = match value {
+            value if hidden => as_text(size_text(value)),
+            Value::String(text) => text.clone(),
+            value => as_text(as_json(&field, value)),
         };
-        (name, told)
+        (field.name().to_owned(), told)
     });
-    known.collect()
+    told.collect()
+}
+
+fn as_text(value: Json) -> String {
+    match value {
+        Json::String(text) => text,
+        other => other.to_string(),
+    }
+}
+
+fn as_json(field: &FieldDescriptor, value: &Value) -> Json {
+    let mut alone = DynamicMessage::new(field.parent_message().clone());
+    alone.set_field(field, value.clone());
+    let options = SerializeOptions::new()
+        .use_proto_field_name(true)
+        .stringify_64_bit_integers(false);
+    let json = alone.serialize_with_options(serde_json::value::Serializer, &options);
+    let field = json
+        .ok()
+        .and_then(|mut json| Some(json.get_mut(field.name())?.take()));
+    field.unwrap_or_else(|| size_text(value))
 }
 
 #[cfg(test)]
-mod tests {
-    use regex::Regex;
-
-    use crate::{api::v1, daemon::catalog::Catalog};
-
-    fn told<T: prost::Message + Default>(tool: &str, request: T) -> super::Told {
-        let catalog = Catalog::load().unwrap();
-        let checked = catalog.tool(tool).unwrap().check(request, true);
-        checked.unwrap().told.unwrap()
-    }
-
-    #[test]
-    fn parameters_are_told_as_rules_want_them() {
-        let told = told(
-            "write_file",
-            v1::WriteFileRequest {
-                path: "a \"b\"\n{é}.txt".to_owned(),
-                content: "x".repeat(20),
-                mode: Some(v1::WriteMode::CreateNew.into()),
-                file_mode: Some(0o600),
-                ..v1::WriteFileRequest::default()
-            },
-        );
-        assert_eq!(
-            told.text,
-            format!(
-                r#"{{"content":"{}","file_mode":384,"mode":"CREATE_NEW","path":"a \"b\"\n{{é}}.txt"}}"#,
-                "x".repeat(20)
-            )
-        );
-        let shown: Vec<_> = told
-            .shown
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect();
-        assert_eq!(
-            shown,
-            [
-                ("path", "a \"b\"\n{é}.txt"),
-                ("content", "<20 bytes>"),
-                ("mode", "WRITE_MODE_CREATE_NEW"),
-                ("file_mode", "384"),
-            ]
-        );
-    }
-
-    #[test]
-    fn the_pattern_matches_the_call_and_those_with_other_secrets() {
-        let request = |command: &str, secret: &str| v1::RunRequest {
-            command: Some(command.to_owned()),
-            env: [("TOKEN".to_owned(), secret.to_owned())].into(),
-            stdin: bytes::Bytes::copy_from_slice(secret.as_bytes()),
-            ..v1::RunRequest::default()
-        };
-        let first = told("run", request("a.*b{2} (x|y)", "hunter2"));
-        let pattern = first.pattern.unwrap();
-        assert!(!pattern.contains("hunter2") && !pattern.contains("aHVudGVyMg"));
-        let regex = Regex::new(&pattern).unwrap();
-        assert!(regex.is_match(&first.text));
-        let like = told("run", request("a.*b{2} (x|y)", "other \"\\ one")).text;
-        assert!(regex.is_match(&like), "{pattern} {like}");
-        let other = told("run", request("a.*b{2} (x|y); rm", "hunter2")).text;
-        assert!(!regex.is_match(&other));
-        assert!(
-            !first
-                .shown
-                .iter()
-                .any(|(_, value)| value.contains("hunter2"))
-        );
-        let large = told("run", request(&"x".repeat(20_000), ""));
-        assert_eq!(large.pattern, None);
-    }
-}
+mod tests;

@@ -1,13 +1,14 @@
 //! The log of calls that waited to be approved: what was asked, and how it ended.
 
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use serde::{Deserialize, Serialize};
 
 use super::{
     database::{Database, DatabaseError},
     rules::{StoredRule, insert as insert_rule},
 };
 
-/// Most approvals that are kept: each takes up to some 20 KiB.
+/// Most approvals that are kept: each takes up to some 40 KiB.
 const MOST_KEPT: u32 = 100_000;
 /// Most that are removed in one go: others wait meanwhile.
 const REMOVED_TOGETHER: u32 = 1000;
@@ -17,7 +18,7 @@ const REMOVED_TOGETHER: u32 = 1000;
 pub(crate) struct ApprovalLog(Database);
 
 /// What was asked.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ApprovalRecord {
     /// A ULID.
     pub(crate) id: String,
@@ -31,10 +32,12 @@ pub(crate) struct ApprovalRecord {
     pub(crate) call_id: String,
     /// The tool.
     pub(crate) tool: String,
-    /// Names and values of its parameters for people, without what may be secret.
-    pub(crate) parameters: Vec<(String, String)>,
-    /// Files that it is about.
+    /// Its parameters.
+    pub(crate) parameters: Vec<Parameter>,
+    /// Files that it is about, the first of them.
     pub(crate) files: Vec<String>,
+    /// How many more there are.
+    pub(crate) more_files: u32,
     /// What has it asked.
     pub(crate) asked_by: String,
     /// When, in milliseconds since 1970.
@@ -43,6 +46,21 @@ pub(crate) struct ApprovalRecord {
     pub(crate) expires_ms: i64,
     /// How it ended; none while it waits.
     pub(crate) end: Option<ApprovalEnd>,
+}
+
+/// A parameter for people, without what may be secret.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Parameter {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its value, or the beginning of it.
+    pub(crate) value: String,
+    /// Bytes that are left out behind the beginning.
+    #[serde(default)]
+    pub(crate) omitted_bytes: u32,
+    /// What stands behind these.
+    #[serde(default)]
+    pub(crate) ending: String,
 }
 
 /// How an approval ended.
@@ -107,7 +125,7 @@ impl ApprovalLog {
     pub(crate) async fn ask(&self, record: ApprovalRecord) -> Result<(), DatabaseError> {
         let json = |value: serde_json::Result<String>| value.unwrap_or_else(|_| "[]".to_owned());
         let parameters = json(serde_json::to_string(&record.parameters));
-        let files = json(serde_json::to_string(&record.files));
+        let files = json(serde_json::to_string(&(&record.files, record.more_files)));
         self.0
             .apply(move |connection| {
                 connection
@@ -194,12 +212,17 @@ impl ApprovalLog {
             .await
     }
 
-    /// Removes what ended before that time, and what is too much, oldest first; never what waits.
+    /// Removes what ended before that time, and what is too much: what nobody has decided before what
+    /// somebody has, of who has most, and oldest first; never what waits.
     pub(crate) async fn retain(&self, since_ms: i64) -> Result<(), DatabaseError> {
+        self.retain_most(since_ms, MOST_KEPT).await
+    }
+
+    async fn retain_most(&self, since_ms: i64, most: u32) -> Result<(), DatabaseError> {
         loop {
             let removed = self
                 .0
-                .apply(move |connection| remove(connection, since_ms))
+                .apply(move |connection| remove(connection, since_ms, most))
                 .await?;
             if removed < REMOVED_TOGETHER as usize {
                 return Ok(());
@@ -214,6 +237,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let json = |column: usize| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
     let state = row.get_ref(11)?.as_str()?;
     let state = EndState::ALL.into_iter().find(|end| end.name() == state);
+    let (files, more_files) = serde_json::from_str(json(7)?).unwrap_or_default();
     let end = match state {
         None => None,
         Some(state) => Some(ApprovalEnd {
@@ -232,7 +256,8 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         call_id: row.get(4)?,
         tool: row.get(5)?,
         parameters: serde_json::from_str(json(6)?).unwrap_or_default(),
-        files: serde_json::from_str(json(7)?).unwrap_or_default(),
+        files,
+        more_files,
         asked_by: row.get(8)?,
         asked_ms: row.get(9)?,
         expires_ms: row.get(10)?,
@@ -241,16 +266,25 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
 }
 
 /// Removes some of what is not to be kept any more; answers how many.
-fn remove(connection: &Connection, since_ms: i64) -> rusqlite::Result<usize> {
+fn remove(connection: &Connection, since_ms: i64, most: u32) -> rusqlite::Result<usize> {
+    let old = connection.execute(
+        "DELETE FROM approval WHERE id IN (SELECT id FROM approval WHERE decided_ms < ?1 LIMIT ?2)",
+        params![since_ms, REMOVED_TOGETHER],
+    )?;
+    let count: u32 = connection.query_row("SELECT count(*) FROM approval", [], |row| row.get(0))?;
+    let excess = count.saturating_sub(most).min(REMOVED_TOGETHER);
+    if old > 0 || excess == 0 {
+        return Ok(old);
+    }
     connection.execute(
         "DELETE FROM approval WHERE id IN (
-             SELECT id FROM approval WHERE decided_ms < ?1
-             UNION
-             SELECT id FROM (SELECT id FROM approval WHERE decided_ms IS NOT NULL ORDER BY decided_ms
-                 LIMIT max(0, (SELECT count(*) FROM approval) - ?2))
-             LIMIT ?3
+             SELECT id FROM approval
+             JOIN (SELECT principal, count(*) AS many FROM approval GROUP BY principal) USING (principal)
+             WHERE decided_ms IS NOT NULL
+             ORDER BY state IN ('ALLOWED', 'DENIED'), many DESC, decided_ms
+             LIMIT ?1
          )",
-        params![since_ms, MOST_KEPT, REMOVED_TOGETHER],
+        params![excess],
     )
 }
 
@@ -266,8 +300,14 @@ mod tests {
             principal: "key:a".to_owned(),
             call_id: "c".to_owned(),
             tool: "run".to_owned(),
-            parameters: vec![("command".to_owned(), "a\n\"b\"".to_owned())],
+            parameters: vec![Parameter {
+                name: "command".to_owned(),
+                value: "a\n\"b\"".to_owned(),
+                omitted_bytes: 7,
+                ending: "c".to_owned(),
+            }],
             files: vec!["f".to_owned()],
+            more_files: 3,
             asked_by: "risk dangerous".to_owned(),
             asked_ms: 1,
             expires_ms: 2,
@@ -297,7 +337,11 @@ mod tests {
         log.end("1".into(), again, None).await.unwrap();
         let found = log.find("1".into()).await.unwrap().unwrap();
         assert_eq!(found.end, Some(ended), "the first end is the one");
-        assert_eq!(found.parameters, record("1", "a").parameters);
+        let asked = record("1", "a");
+        assert_eq!(
+            (found.parameters, found.files, found.more_files),
+            (asked.parameters, asked.files, asked.more_files)
+        );
         let ids = async |workspaces: &[&str], before: Option<&str>, most| {
             let names = workspaces.iter().map(|name| (*name).to_owned()).collect();
             let listed = log.list(names, before.map(str::to_owned), most).await;
@@ -313,5 +357,37 @@ mod tests {
         assert_eq!(ids(&["a", "b"], None, 9).await.len(), 4);
         log.retain(11).await.unwrap();
         assert_eq!(ids(&["a", "b"], None, 9).await, ["4", "3", "2"]);
+    }
+
+    #[tokio::test]
+    async fn who_floods_does_not_push_out_what_was_decided() {
+        let log = ApprovalLog::new(Database::in_memory().unwrap());
+        let ask = async |id: &str, principal: &str, state: Option<EndState>| {
+            let record = ApprovalRecord {
+                principal: principal.to_owned(),
+                ..record(id, "a")
+            };
+            log.ask(record).await.unwrap();
+            if let Some(state) = state {
+                log.end(id.into(), end(state, 10), None).await.unwrap();
+            }
+        };
+        ask("1", "key:a", Some(EndState::Allowed)).await;
+        ask("2", "key:a", Some(EndState::Expired)).await;
+        ask("3", "key:flood", None).await;
+        for id in ["4", "5", "6", "7"] {
+            ask(id, "key:flood", Some(EndState::Withdrawn)).await;
+        }
+        for (most, left) in [
+            (5, &["1", "2", "3", "6", "7"][..]),
+            (4, &["1", "2", "3", "7"]),
+            (1, &["3"]),
+        ] {
+            log.retain_most(0, most).await.unwrap();
+            let listed = log.list(vec!["a".to_owned()], None, 9).await.unwrap();
+            let mut ids: Vec<_> = listed.into_iter().map(|record| record.id).collect();
+            ids.sort();
+            assert_eq!(ids, left);
+        }
     }
 }

@@ -41,12 +41,12 @@ impl RuleLog {
         Self(database)
     }
 
-    /// All of them, newest first.
+    /// All of them.
     pub(crate) async fn all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
         self.0
             .apply(|connection| {
                 let mut select = connection.prepare(
-                    "SELECT id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id FROM rule ORDER BY id DESC",
+                    "SELECT id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id FROM rule",
                 )?;
                 select.query_map([], read)?.collect()
             })

@@ -161,11 +161,21 @@ async fn somebody_at_a_terminal_answers() {
     promptly("it is told", second).await.unwrap().unwrap_err();
     assert!(!third.is_finished());
     somebody.types("always\n");
+    // What is made is seen before it is.
+    let seen = somebody
+        .sees("Make this rule? (y/n, or another pattern): ", 1)
+        .await;
+    assert!(
+        seen.contains("Rule for 30 days: allow write_file in workspace workspace, where\n  ^"),
+        "{seen}"
+    );
+    assert!(!third.is_finished());
+    somebody.types("y\n");
     promptly("it is written", third).await.unwrap().unwrap();
     somebody.sees("and its like by the rule", 1).await;
     write(&daemon, file("c", "y")).await.unwrap().unwrap();
     let rules = approvals(&daemon)
-        .list_rules(ListRulesRequest {})
+        .list_rules(ListRulesRequest::default())
         .await
         .unwrap();
     assert_eq!(rules.into_inner().rules.len(), 1);
@@ -232,6 +242,29 @@ async fn what_is_typed_ahead_answers_nothing_that_was_not_seen() {
     somebody.sees("jig: denied", 1).await;
     promptly("it is told", second).await.unwrap().unwrap_err();
     assert!(!daemon.file("b").exists());
+}
+
+#[tokio::test]
+async fn all_of_a_call_is_shown_on_demand_and_its_rule_can_be_another() {
+    let daemon = with_policy(ASK).await;
+    let mut somebody = Somebody::before(&daemon);
+    let command = format!("echo {} >&2; echo the-end", "x".repeat(40_000));
+    let run = daemon.begin(shell(&command));
+    let seen = somebody.sees(ASKS, 1).await;
+    assert!(seen.contains("bytes of command are not shown"), "{seen}");
+    assert!(seen.contains("the-end"), "{seen}");
+    somebody.types("all\n");
+    let seen = somebody.sees(ASKS, 2).await;
+    assert!(seen.matches('x').count() > 40_000);
+    somebody.types("always\n");
+    somebody.sees("Pattern (n for no rule): ", 1).await;
+    somebody.types("n\n");
+    somebody.sees(ASKS, 3).await;
+    somebody.types("always\n");
+    somebody.sees("Pattern (n for no rule): ", 2).await;
+    somebody.types("the-end\n");
+    promptly("it runs", run).await.unwrap().unwrap();
+    daemon.run(shell("echo the-end")).await;
 }
 
 #[tokio::test]

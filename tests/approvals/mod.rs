@@ -4,6 +4,7 @@ mod asked;
 mod bounds;
 mod client;
 mod ends;
+mod judged;
 mod policy;
 mod reload;
 mod rules;

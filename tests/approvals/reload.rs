@@ -49,7 +49,9 @@ async fn another_policy_counts_from_then_on_and_what_waits_goes_on_waiting() {
     decide(&daemon, decision(&approval, Decision::Allow))
         .await
         .unwrap();
-    assert_eq!(waiting.await.unwrap().unwrap().stdout, "waited\n");
+    // Who has allowed it was not asked about a tool that there is not any more.
+    let refused = waiting.await.unwrap().unwrap_err();
+    assert_eq!(Refusal::of(&refused).reason, "TOOL_DISABLED");
     assert_eq!(
         count(&daemon, Daemon::NOT_READ_AGAIN),
         0,

@@ -14,7 +14,9 @@ use super::{
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with, with_key};
 
 async fn rules(daemon: &Daemon) -> Vec<Rule> {
-    let listed = approvals(daemon).list_rules(ListRulesRequest {}).await;
+    let listed = approvals(daemon)
+        .list_rules(ListRulesRequest::default())
+        .await;
     listed.unwrap().into_inner().rules
 }
 
@@ -289,7 +291,7 @@ async fn who_is_for_one_workspace_sees_and_decides_nothing_of_another() {
     assert_eq!(Refusal::of(&refused).reason, "APPROVAL_NOT_FOUND");
     let rules = async |key: &str| {
         let listed = approvals(&daemon)
-            .list_rules(with_key(key, ListRulesRequest {}))
+            .list_rules(with_key(key, ListRulesRequest::default()))
             .await;
         let rules = listed.unwrap().into_inner().rules;
         rules

@@ -26,6 +26,7 @@ const NEEDED: &[(&str, &[Row])] = &[
                 "CreateRule",
                 "DecideApproval",
                 "DeleteRule",
+                "GetApproval",
                 "ListApprovals",
                 "ListRules",
                 "UpdateRule",

@@ -9,14 +9,15 @@ use std::{io, process::ExitCode, time::SystemTime};
 use clap::{Args, Subcommand, ValueEnum};
 use jig::{
     api::v1::{
-        Approval, ApprovalState, DecideApprovalRequest, Decision, ListApprovalsRequest, Risk,
+        Approval, ApprovalState, DecideApprovalRequest, Decision, GetApprovalRequest,
+        ListApprovalsRequest, Risk,
     },
     client::Client,
 };
 use rustix::termios::isatty;
 use serde_json::{Value, json};
 
-use self::prompt::state;
+use self::prompt::{columns_of_terminal, question, state};
 use super::{columns::columns, finish, processes::of_a_daemon, rules::rule_json};
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
@@ -42,6 +43,11 @@ enum Action {
         #[arg(long)]
         all: bool,
     },
+    /// Show one call whole, as it was asked about.
+    Show {
+        /// The approval, by its id.
+        id: String,
+    },
     Decide(DecideArgs),
 }
 
@@ -55,8 +61,8 @@ struct DecideArgs {
     /// Why, for the record and, where it is denied, for the caller.
     #[arg(long, value_name = "TEXT", default_value = "")]
     comment: String,
-    /// Regular expression of the rule of `always`; without it, one for this call, whatever it holds that
-    /// may be secret or is the content of a file.
+    /// Regular expression of the rule of `always`; without it, one for this call, whatever is to be in a
+    /// file. Where the call has an environment or a standard input, it must be given.
     #[arg(long, value_name = "REGEX")]
     pattern: Option<String>,
     /// Days that the rule of `always` lasts: 30 by default.
@@ -75,6 +81,7 @@ pub(crate) fn approvals(global: &Global, args: ApprovalsArgs) -> ExitCode {
     let is_terminal = isatty(io::stdin()) && isatty(io::stdout());
     let result = of_a_daemon(global).and_then(|address| match args.action {
         Some(Action::List { all }) => list(address, global, all),
+        Some(Action::Show { id }) => show(address, global, id),
         Some(Action::Decide(args)) => decide(address, global, args),
         None if is_terminal && !global.json => watch::watch(global),
         None => list(address, global, false),
@@ -109,6 +116,18 @@ fn list(address: &str, global: &Global, all: bool) -> Result<(), Failure> {
         return Ok(());
     }
     output::stdout(table(&listed, SystemTime::now()).as_bytes())
+}
+
+fn show(address: &str, global: &Global, approval_id: String) -> Result<(), Failure> {
+    let request = GetApprovalRequest { approval_id };
+    let found = connection::call_at(address, global, async |client: Client| {
+        Ok(client.get_approval(request).await?)
+    })?;
+    let approval = found.approval.unwrap_or_default();
+    match global.json {
+        true => output::json(&approval_json(&approval)),
+        false => output::stdout(question(&approval, columns_of_terminal()).as_bytes()),
+    }
 }
 
 fn decide(address: &str, global: &Global, args: DecideArgs) -> Result<(), Failure> {
@@ -202,7 +221,14 @@ fn approval_json(approval: &Approval) -> Value {
     let risk = Risk::try_from(approval.risk).map(|risk| risk.as_str_name());
     let parameters = approval.parameters.iter();
     let parameters: Vec<Value> = parameters
-        .map(|parameter| json!({ "name": parameter.name, "value": parameter.value }))
+        .map(|parameter| {
+            json!({
+                "name": parameter.name,
+                "value": parameter.value,
+                "omitted_bytes": parameter.omitted_bytes,
+                "ending": parameter.ending,
+            })
+        })
         .collect();
     json!({
         "approval_id": approval.approval_id,
@@ -212,6 +238,7 @@ fn approval_json(approval: &Approval) -> Value {
         "risk": name(risk, approval.risk),
         "parameters": parameters,
         "files_affected": approval.files_affected,
+        "more_files": approval.more_files,
         "workspace": approval.workspace,
         "session": approval.session,
         "principal": approval.principal,
@@ -238,6 +265,7 @@ mod tests {
         let parameter = |name: &str, value: &str| ApprovalParameter {
             name: name.to_owned(),
             value: value.to_owned(),
+            ..ApprovalParameter::default()
         };
         let approval = Approval {
             approval_id: "01A".to_owned(),

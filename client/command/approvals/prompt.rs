@@ -1,11 +1,16 @@
 //! The question about one call.
 
+use std::io;
+
 use jig::api::v1::{Approval, Decision, Risk};
+use rustix::termios::tcgetwinsize;
 
 use crate::escape;
 
 /// What stands before lines that go on from the one above: no value can begin a line as ours do.
 const INDENT: &str = "    ";
+/// Columns of a terminal that does not say.
+const COLUMNS: usize = 80;
 /// Least columns that are made use of.
 const NARROW: usize = 40;
 
@@ -14,6 +19,8 @@ const NARROW: usize = 40;
 pub(super) enum Answer {
     /// A decision.
     Decided(Decision),
+    /// Show what is not shown.
+    All,
     /// Nothing that is known.
     Unknown,
 }
@@ -24,6 +31,14 @@ pub(super) fn question(approval: &Approval, width: usize) -> String {
     text += "Parameters:\n";
     for parameter in &approval.parameters {
         text += &line(&format!("  {}: {}", parameter.name, parameter.value), width);
+        if parameter.omitted_bytes > 0 {
+            let omitted = parameter.omitted_bytes;
+            text += &format!(
+                "  … {omitted} bytes of {} are not shown …\n",
+                parameter.name
+            );
+            text += &line(&format!("{INDENT}{}", parameter.ending), width);
+        }
     }
     let files = approval
         .files_affected
@@ -32,12 +47,75 @@ pub(super) fn question(approval: &Approval, width: usize) -> String {
     let files = files.collect::<Vec<_>>().join(", ");
     let files = if files.is_empty() { "-" } else { &files };
     text += &line(&format!("Files affected: {files}"), width);
+    if approval.more_files > 0 {
+        text += &format!("  … and {} more\n", approval.more_files);
+    }
     text += &format!("Risk level: {}\n\n", risk(approval));
     text
 }
 
+/// Columns of the terminal.
+pub(super) fn columns_of_terminal() -> usize {
+    let size = tcgetwinsize(io::stdout()).ok();
+    let columns = size.map(|size| usize::from(size.ws_col));
+    columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+}
+
 /// What asks for the answer.
 pub(super) const ASK: &str = "Approve? (y/n/always): ";
+
+/// Whether there is more of a call than is shown.
+pub(super) fn is_cut(approval: &Approval) -> bool {
+    let mut parameters = approval.parameters.iter();
+    approval.more_files > 0 || parameters.any(|parameter| parameter.omitted_bytes > 0)
+}
+
+/// The rule that `always` makes of a call, for a terminal of so many columns, up to what asks for the answer.
+pub(super) fn rule(approval: &Approval, width: usize) -> String {
+    let Approval {
+        tool, workspace, ..
+    } = approval;
+    let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
+    match approval.suggested_pattern.as_str() {
+        "" => line(
+            &format!(
+                "{about} a pattern matches: none is made of a call like this one, as no one would see what else it lets in"
+            ),
+            width,
+        ),
+        pattern => line(&about, width) + &line(&format!("  {pattern}"), width),
+    }
+}
+
+/// What asks for the answer about a rule.
+pub(super) fn ask_rule(approval: &Approval) -> &'static str {
+    match approval.suggested_pattern.is_empty() {
+        true => "Pattern (n for no rule): ",
+        false => "Make this rule? (y/n, or another pattern): ",
+    }
+}
+
+/// What somebody has answered about a rule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum RuleAnswer {
+    /// Make it, with another pattern where one is given.
+    Make(Option<String>),
+    /// Make none.
+    No,
+}
+
+/// Understands an answer about the rule that `always` makes.
+pub(super) fn rule_answer(approval: &Approval, line: &str) -> RuleAnswer {
+    match answer(line) {
+        Answer::Decided(Decision::Allow) if !approval.suggested_pattern.is_empty() => {
+            RuleAnswer::Make(None)
+        }
+        Answer::Unknown if !line.trim().is_empty() => {
+            RuleAnswer::Make(Some(line.trim().to_owned()))
+        }
+        Answer::Decided(_) | Answer::Unknown | Answer::All => RuleAnswer::No,
+    }
+}
 
 /// Understands an answer.
 pub(super) fn answer(line: &str) -> Answer {
@@ -45,6 +123,7 @@ pub(super) fn answer(line: &str) -> Answer {
         "y" | "yes" => Answer::Decided(Decision::Allow),
         "n" | "no" => Answer::Decided(Decision::Deny),
         "always" => Answer::Decided(Decision::Always),
+        "all" => Answer::All,
         _ => Answer::Unknown,
     }
 }
@@ -103,6 +182,7 @@ mod tests {
         let parameters = parameters.iter().map(|(name, value)| ApprovalParameter {
             name: (*name).to_owned(),
             value: (*value).to_owned(),
+            ..ApprovalParameter::default()
         });
         Approval {
             tool: "write_file".to_owned(),
@@ -120,6 +200,47 @@ mod tests {
             question(&approval, 80),
             "Tool: write_file\nParameters:\n  path: hello.py\n  content: <20 bytes>\nFiles affected: hello.py\nRisk level: safe_write\n\n"
         );
+    }
+
+    #[test]
+    fn what_is_not_shown_is_told() {
+        let mut approval = approval(&[("command", "begins")]);
+        assert!(!is_cut(&approval));
+        approval.parameters[0].omitted_bytes = 7;
+        approval.parameters[0].ending = "ends".to_owned();
+        approval.more_files = 3;
+        assert!(is_cut(&approval));
+        let text = question(&approval, 80);
+        let expected = "  command: begins\n  … 7 bytes of command are not shown …\n    ends\nFiles affected: hello.py\n  … and 3 more\n";
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
+    fn a_rule_is_shown_before_it_is_made() {
+        let mut approval = approval(&[("command", "cat")]);
+        let make = |pattern: &str| RuleAnswer::Make(Some(pattern.to_owned()));
+        assert!(rule(&approval, 80).contains("none is made"));
+        for (line, expected) in [
+            ("y", RuleAnswer::No),
+            ("", RuleAnswer::No),
+            ("^x", make("^x")),
+        ] {
+            assert_eq!(rule_answer(&approval, line), expected, "{line}");
+        }
+        approval.suggested_pattern = "^cat$".to_owned();
+        approval.workspace = "w".to_owned();
+        assert_eq!(
+            rule(&approval, 80),
+            "Rule for 30 days: allow write_file in workspace w, where\n  ^cat$\n"
+        );
+        for (line, expected) in [
+            ("y\n", RuleAnswer::Make(None)),
+            ("n", RuleAnswer::No),
+            ("", RuleAnswer::No),
+            ("^c", make("^c")),
+        ] {
+            assert_eq!(rule_answer(&approval, line), expected, "{line}");
+        }
     }
 
     #[test]

@@ -5,22 +5,15 @@
 
 use std::{
     collections::BTreeMap,
-    io,
     time::{Duration, SystemTime},
 };
 
-use jig::{
-    api::v1::{
-        Approval, ApprovalState, DecideApprovalRequest, Decision, WatchApprovalsRequest,
-        watch_approvals_response::Event,
-    },
-    client::{ApprovalEvents, CallError, Client},
-};
-use rustix::termios::tcgetwinsize;
-
 use super::{
     keyboard::Keyboard,
-    prompt::{ASK, Answer, answer, question, state},
+    prompt::{
+        ASK, Answer, RuleAnswer, answer, ask_rule, columns_of_terminal, is_cut, question, rule,
+        rule_answer, state,
+    },
 };
 use crate::{
     connection::{self, Connecting},
@@ -29,9 +22,14 @@ use crate::{
     global::Global,
     output,
 };
+use jig::{
+    api::v1::{
+        Approval, ApprovalState, DecideApprovalRequest, Decision, GetApprovalRequest,
+        WatchApprovalsRequest, watch_approvals_response::Event,
+    },
+    client::{ApprovalEvents, CallError, Client},
+};
 
-/// Columns of a terminal that does not say.
-const COLUMNS: usize = 80;
 /// Rest between two attempts to watch, where the daemon does not say how long.
 const REST: Duration = Duration::from_secs(1);
 
@@ -56,6 +54,8 @@ struct Session {
     waiting: BTreeMap<String, Approval>,
     /// The call that is asked about.
     asked: Option<String>,
+    /// Whether the rule that `always` makes of it is asked about.
+    is_rule: bool,
     /// Whether a line is to be read before the next question.
     is_held: bool,
 }
@@ -77,7 +77,7 @@ impl Session {
                     }
                 },
                 line = keyboard.line() => match line? {
-                    Some(line) => self.take(&client, &line).await?,
+                    Some(line) => self.take(&client, &mut keyboard, &line).await?,
                     None => return Ok(()),
                 },
             }
@@ -110,6 +110,7 @@ impl Session {
     /// Says that the call that is asked about does not wait any more.
     fn give_up(&mut self, approval: &Approval) -> Result<(), Failure> {
         self.asked = None;
+        self.is_rule = false;
         self.is_held = true;
         output::stdout(b"\n")?;
         output::note(&format!(
@@ -129,38 +130,88 @@ impl Session {
             return Ok(());
         };
         self.asked = Some(id.clone());
+        self.is_rule = false;
         output::note(&about(approval, SystemTime::now()));
-        let size = tcgetwinsize(io::stdout()).ok();
-        let columns = size.map(|size| usize::from(size.ws_col));
-        let columns = columns.filter(|columns| *columns > 0);
-        output::stdout(question(approval, columns.unwrap_or(COLUMNS)).as_bytes())?;
-        // What was typed so far was not typed at this question.
-        keyboard.forget();
-        output::stdout(ASK.as_bytes())
+        output::stdout(question(approval, columns_of_terminal()).as_bytes())?;
+        if is_cut(approval) {
+            output::note("not all of this call is shown: answer all to see the rest");
+        }
+        ask(keyboard, ASK)
     }
 
     /// Takes a line that was typed.
-    async fn take(&mut self, client: &Client, line: &str) -> Result<(), Failure> {
+    async fn take(
+        &mut self,
+        client: &Client,
+        keyboard: &mut Keyboard,
+        line: &str,
+    ) -> Result<(), Failure> {
         if self.is_held {
             self.is_held = false;
             return Ok(());
         }
-        let Some(id) = self.asked.clone() else {
+        let asked = self.asked.as_ref().and_then(|id| self.waiting.get(id));
+        let Some(approval) = asked.cloned() else {
             return Ok(());
         };
-        let decision = match answer(line) {
-            Answer::Decided(decision) => decision,
+        if self.is_rule {
+            self.is_rule = false;
+            return match rule_answer(&approval, line) {
+                RuleAnswer::Make(pattern) => {
+                    let request = decision(&approval, Decision::Always, pattern);
+                    self.decide(client, keyboard, request).await
+                }
+                RuleAnswer::No => ask(keyboard, ASK),
+            };
+        }
+        match answer(line) {
+            Answer::Decided(Decision::Always) => {
+                self.is_rule = true;
+                output::stdout(rule(&approval, columns_of_terminal()).as_bytes())?;
+                ask(keyboard, ask_rule(&approval))
+            }
+            Answer::Decided(decided) => {
+                let request = decision(&approval, decided, None);
+                self.decide(client, keyboard, request).await
+            }
+            Answer::All => self.show_all(client, keyboard, approval.approval_id).await,
             Answer::Unknown => {
                 output::note("answer y (this call), n (not), or always (this call and its like)");
-                return output::stdout(ASK.as_bytes());
+                ask(keyboard, ASK)
             }
-        };
+        }
+    }
+
+    /// Shows the whole of a call, and asks about it again.
+    async fn show_all(
+        &mut self,
+        client: &Client,
+        keyboard: &mut Keyboard,
+        approval_id: String,
+    ) -> Result<(), Failure> {
+        match client
+            .get_approval(GetApprovalRequest { approval_id })
+            .await
+        {
+            Ok(found) => {
+                let whole = found.approval.unwrap_or_default();
+                output::stdout(question(&whole, columns_of_terminal()).as_bytes())?;
+            }
+            Err(error) => output::note(&error.message),
+        }
+        ask(keyboard, ASK)
+    }
+
+    /// Decides about the call that is asked about.
+    async fn decide(
+        &mut self,
+        client: &Client,
+        keyboard: &mut Keyboard,
+        request: DecideApprovalRequest,
+    ) -> Result<(), Failure> {
+        let id = request.approval_id.clone();
+        let decision = request.decision();
         self.asked = None;
-        let request = DecideApprovalRequest {
-            approval_id: id.clone(),
-            decision: decision.into(),
-            ..DecideApprovalRequest::default()
-        };
         match client.decide_approval(request).await {
             Ok(decided) => {
                 self.waiting.remove(&id);
@@ -180,10 +231,10 @@ impl Session {
                 Ok(())
             }
             // It waits on, and can be answered otherwise.
-            Err(error) if error.name() == "INVALID_PARAMS" => {
+            Err(error) if ["INVALID_PARAMS", "INVALID_REGEX"].contains(&error.name()) => {
                 output::note(&error.message);
                 self.asked = Some(id);
-                output::stdout(ASK.as_bytes())
+                ask(keyboard, ASK)
             }
             Err(error) => Err(error.into()),
         }
@@ -223,6 +274,25 @@ impl Session {
             output::stderr(b"\n");
             output::note("nothing was decided about this call: it waits on");
         }
+    }
+}
+
+/// Asks for an answer: what was typed before was not typed at this question.
+fn ask(keyboard: &mut Keyboard, question: &str) -> Result<(), Failure> {
+    keyboard.forget();
+    output::stdout(question.as_bytes())
+}
+
+fn decision(
+    approval: &Approval,
+    decision: Decision,
+    pattern: Option<String>,
+) -> DecideApprovalRequest {
+    DecideApprovalRequest {
+        approval_id: approval.approval_id.clone(),
+        decision: decision.into(),
+        pattern,
+        ..DecideApprovalRequest::default()
     }
 }
 

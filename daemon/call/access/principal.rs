@@ -124,6 +124,11 @@ impl Principal {
         self.dismissed.cancel();
     }
 
+    /// Whether it may not call any more, or not as before.
+    pub(crate) fn is_dismissed(&self) -> bool {
+        self.dismissed.is_cancelled() || self.has_expired()
+    }
+
     /// Waits until it may not call any more, or not as before.
     pub(crate) async fn dismissed(&self) {
         let Some(expires) = self.expires else {

@@ -7,11 +7,12 @@ use std::{
 
 use serde_json::{Map, Value};
 
+use super::shown::Shown;
 use crate::daemon::{
-    call::policy::{pattern::Pattern, rule::Rule},
+    call::policy::{judged::Judged, pattern::Pattern, rule::Rule},
     error::Error,
     store::{
-        approvals::{ApprovalEnd, ApprovalRecord, EndState},
+        approvals::{ApprovalEnd, ApprovalRecord, EndState, Parameter},
         milliseconds,
         session::Session,
     },
@@ -32,8 +33,12 @@ pub(crate) struct Approval {
 pub(crate) struct Question {
     /// What is asked.
     pub(crate) approval: Approval,
-    /// The parameters, which a pattern for the call must match, where they are not too long to be held.
-    pub(crate) text: Option<String>,
+    /// What rules look at: a pattern for the call must match it.
+    pub(crate) call: Arc<Judged>,
+    /// What people are shown who ask for all.
+    pub(crate) shown: Shown,
+    /// Bytes that it holds, about.
+    pub(crate) size: usize,
     /// Its session.
     pub(crate) session: Arc<Session>,
     /// What each record of the call says.
@@ -59,6 +64,9 @@ pub(crate) enum Decision {
         expires: SystemTime,
     },
 }
+
+/// What those who end a wait are called that are rules: their ids follow.
+const BY_RULE: &str = "rule ";
 
 /// How a wait is to end.
 #[derive(Debug)]
@@ -90,9 +98,22 @@ impl Ending {
         }
     }
 
+    /// A rule lets the call in that was made while it waited.
+    pub(super) fn by_rule(id: &str) -> Self {
+        Self {
+            state: EndState::Allowed,
+            by: format!("{BY_RULE}{id}"),
+            comment: String::new(),
+            rule: None,
+        }
+    }
+
     /// As it is kept.
     pub(super) fn kept(&self) -> ApprovalEnd {
-        let rule_id = self.rule.as_ref().map(|rule| rule.id.clone());
+        let rule_id = match &self.rule {
+            Some(rule) => Some(rule.id.clone()),
+            None => self.by.strip_prefix(BY_RULE).map(str::to_owned),
+        };
         ApprovalEnd {
             state: self.state,
             at_ms: milliseconds::of(SystemTime::now()),
@@ -108,12 +129,36 @@ pub(super) fn requested(record: &ApprovalRecord, about: &Map<String, Value>) -> 
     let mut fields = common("approval_requested", record, about);
     let parameters = record.parameters.iter();
     let parameters: Map<String, Value> = parameters
-        .map(|(name, value)| (name.clone(), value.as_str().into()))
+        .map(|parameter| (parameter.name.clone(), on_one_line(parameter).into()))
         .collect();
     fields.insert("params".to_owned(), parameters.into());
     fields.insert("files_affected".to_owned(), record.files.clone().into());
+    if record.more_files > 0 {
+        fields.insert("more_files".to_owned(), record.more_files.into());
+    }
     fields.insert("asked_by".to_owned(), record.asked_by.as_str().into());
     fields
+}
+
+fn on_one_line(parameter: &Parameter) -> String {
+    let Parameter {
+        value,
+        omitted_bytes,
+        ending,
+        ..
+    } = parameter;
+    match omitted_bytes {
+        0 => value.clone(),
+        _ => format!("{value} … ({omitted_bytes} bytes left out) … {ending}"),
+    }
+}
+
+/// What has let in a call that was allowed.
+pub(crate) fn let_in_by(record: &ApprovalRecord, end: &ApprovalEnd) -> String {
+    match end.by.starts_with(BY_RULE) {
+        true => end.by.clone(),
+        false => format!("approval {}", record.id),
+    }
 }
 
 /// The record of how that ended.
@@ -159,21 +204,20 @@ fn common(event: &str, record: &ApprovalRecord, about: &Map<String, Value>) -> M
 /// else the suggested one.
 pub(super) fn pattern_for(
     question: &Approval,
-    text: Option<&str>,
+    call: &Judged,
     given: Option<Pattern>,
 ) -> Result<Pattern, Error> {
     let Some(given) = given else {
         let suggested = question.suggested_pattern.as_deref().ok_or_else(|| {
-            let text = "must be given: this call is too large to make a pattern of it";
+            let text = "must be given: none is made of a call that is too large, or that has an environment or a standard input, which nobody is shown";
             Error::invalid_field("pattern", text)
         })?;
         return Pattern::parse(suggested).map_err(Error::internal);
     };
-    match text {
-        Some(text) if !given.is_in(text) => {
-            let text = "does not match this call: its rule would not have let it in";
-            Err(Error::invalid_field("pattern", text))
-        }
-        _ => Ok(given),
+    let mut texts = call.texts.iter().filter(|text| text.may_allow);
+    if texts.any(|text| given.is_in(&text.text)) {
+        return Ok(given);
     }
+    let text = "does not match this call: its rule would not have let it in";
+    Err(Error::invalid_field("pattern", text))
 }

@@ -14,4 +14,6 @@
 
 pub(crate) mod asked;
 pub(crate) mod pending;
+mod places;
+pub(crate) mod shown;
 mod waiting;

@@ -1,25 +1,30 @@
 //! All calls that wait, and those who watch them.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, broadcast},
-    time::sleep,
+    sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast},
+    time::timeout,
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     asked::{Approval, Decision, Ended, Ending, Question, about, decided, pattern_for, requested},
+    places::Places,
     waiting::Waiting,
 };
 use crate::daemon::{
     call::{
         policy::{
             book::RuleBook,
+            decision::By,
             rule::{Made, Rule},
         },
         state_error::{of_database, of_files},
@@ -42,6 +47,8 @@ const WATCHERS: usize = 64;
 const BEHIND: usize = 1024;
 /// Time between two looks for what is not to be kept any more.
 const TIME_BETWEEN: Duration = Duration::from_secs(3600);
+/// Calls that are asked about after which is looked before that time is over.
+const ASKED_BETWEEN: u32 = 1000;
 /// How long a caller is told to wait where too many do: somebody must decide first.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
@@ -54,22 +61,15 @@ const AHEAD: Duration = Duration::from_millis(100);
 pub(crate) struct Approvals {
     log: ApprovalLog,
     book: Arc<RuleBook>,
-    pending: Mutex<Pending>,
+    /// Those that wait, by id.
+    pending: Mutex<BTreeMap<String, Arc<Waiting>>>,
+    places: Arc<Places>,
+    /// Calls that were asked about since the last look for what is not to be kept any more.
+    asked: AtomicU32,
+    /// Told when these are many.
+    many: Arc<Notify>,
     changes: broadcast::Sender<Arc<Approval>>,
     watchers: Arc<Semaphore>,
-}
-
-#[derive(Debug, Default)]
-struct Pending {
-    waiting: BTreeMap<String, Arc<Waiting>>,
-    /// How many of each workspace wait, or are about to.
-    places: HashMap<String, usize>,
-}
-
-/// The right to wait, in a workspace.
-struct Place {
-    owner: Arc<Approvals>,
-    workspace: String,
 }
 
 /// Somebody who watches: those that wait, and every change from then on.
@@ -96,15 +96,18 @@ impl Approvals {
             log,
             book,
             pending: Mutex::default(),
+            places: Arc::default(),
+            asked: AtomicU32::new(0),
+            many: Arc::default(),
             changes: broadcast::Sender::new(BEHIND),
             watchers: Arc::new(Semaphore::new(WATCHERS)),
         });
-        let weak = Arc::downgrade(&approvals);
+        let (weak, many) = (Arc::downgrade(&approvals), Arc::clone(&approvals.many));
         task::spawn("retention of approvals", async move {
             while let Some(approvals) = weak.upgrade() {
                 approvals.retain().await;
                 drop(approvals);
-                sleep(TIME_BETWEEN).await;
+                let _time_is_over = timeout(TIME_BETWEEN, many.notified()).await;
             }
         });
         Ok(approvals)
@@ -117,8 +120,11 @@ impl Approvals {
         question: Question,
         draining: CancellationToken,
     ) -> Result<Arc<Approval>, Error> {
-        let workspace = question.approval.record.workspace.clone();
-        let place = self.place(workspace, question.at_most)?;
+        let record = &question.approval.record;
+        let place = self.places.take(record, question.size, question.at_most)?;
+        if self.asked.fetch_add(1, Ordering::Relaxed) == ASKED_BETWEEN {
+            self.many.notify_one();
+        }
         // Cancelled with the caller, whose future this is.
         let gone = CancellationToken::new();
         let _gone = gone.clone().drop_guard();
@@ -139,7 +145,9 @@ impl Approvals {
     ) -> Result<Arc<Approval>, Error> {
         let Question {
             approval,
-            text,
+            call,
+            shown,
+            size: _,
             session,
             about,
             until,
@@ -148,7 +156,8 @@ impl Approvals {
         let kept = self.log.ask(approval.record.clone()).await;
         kept.map_err(|error| of_database(&error))?;
         let recorded = session.note(requested(&approval.record, &about));
-        let waiting = Arc::new(Waiting::new(Arc::new(approval), text, session, about));
+        let approval = Arc::new(approval);
+        let waiting = Arc::new(Waiting::new(approval, call, shown, session, about));
         if let Err(error) = recorded {
             // Nobody has been asked yet.
             let ending = Ending::undecided(EndState::Withdrawn);
@@ -172,22 +181,45 @@ impl Approvals {
         }
     }
 
-    /// Decides about a call. `sees` tells for which workspaces `by` may.
+    /// One of them; where it waits, with all that can be shown of it. `sees` tells which the caller may
+    /// know of.
+    pub(crate) async fn get(
+        &self,
+        id: &str,
+        sees: impl Fn(&ApprovalRecord) -> bool,
+    ) -> Result<Arc<Approval>, Error> {
+        let found = self.pending().get(id).map(Arc::clone);
+        if let Some(found) = found.filter(|found| sees(&found.approval.record)) {
+            let whole = found.shown.whole();
+            let mut approval = Approval::clone(&found.approval);
+            approval.record.parameters = whole.parameters;
+            approval.record.files = whole.files;
+            approval.record.more_files = whole.more_files;
+            return Ok(Arc::new(approval));
+        }
+        let found = self.log.find(id.to_owned()).await;
+        let found = found.map_err(|error| of_database(&error))?;
+        let record = found.filter(sees).ok_or_else(|| not_found(id))?;
+        Ok(Arc::new(Approval {
+            record,
+            suggested_pattern: None,
+        }))
+    }
+
+    /// Decides about a call. `sees` tells about which `by` may.
     pub(crate) async fn decide(
         &self,
         id: &str,
-        sees: impl Fn(&str) -> bool,
+        sees: impl Fn(&ApprovalRecord) -> bool,
         by: &str,
         decision: Decision,
         comment: String,
     ) -> Result<(Arc<Approval>, Option<Arc<Rule>>), Error> {
-        let waiting = self.pending().waiting.get(id).map(Arc::clone);
-        let Some(waiting) = waiting.filter(|found| sees(&found.approval.record.workspace)) else {
-            let found = self.log.find(id.to_owned()).await;
-            let found = found.map_err(|error| of_database(&error))?;
-            let ended = found.filter(|record| sees(&record.workspace));
-            return Err(match ended.and_then(|record| record.end) {
-                Some(end) => decided_before(id, &end),
+        let waiting = self.pending().get(id).map(Arc::clone);
+        let Some(waiting) = waiting.filter(|found| sees(&found.approval.record)) else {
+            let ended = self.get(id, sees).await?;
+            return Err(match &ended.record.end {
+                Some(end) => decided_before(id, end),
                 None => not_found(id),
             });
         };
@@ -196,7 +228,7 @@ impl Approvals {
             Decision::Allow => (EndState::Allowed, None),
             Decision::Always { pattern, expires } => {
                 let approval = &waiting.approval;
-                let pattern = pattern_for(approval, waiting.text.as_deref(), pattern)?;
+                let pattern = pattern_for(approval, &waiting.call, pattern)?;
                 let record = &approval.record;
                 let rule = Rule {
                     id: ulid::Ulid::generate().to_string(),
@@ -223,7 +255,12 @@ impl Approvals {
             rule,
         };
         match self.finish(&waiting, ending).await? {
-            Ended::Now(approval, rule) => Ok((approval, rule)),
+            Ended::Now(approval, rule) => {
+                if let Some(rule) = &rule {
+                    self.let_in_by(rule).await;
+                }
+                Ok((approval, rule))
+            }
             Ended::Before(approval) => Err(match &approval.record.end {
                 Some(end) => decided_before(id, end),
                 None => not_found(id),
@@ -231,10 +268,31 @@ impl Approvals {
         }
     }
 
+    /// Lets calls go on that wait, and would not if they came now, by a rule that was just made.
+    async fn let_in_by(&self, rule: &Rule) {
+        let waiting: Vec<_> = self.pending().values().cloned().collect();
+        for waiting in waiting {
+            let call = Arc::clone(&waiting.call);
+            if call.tool != rule.tool || !rule.is_for(&call.workspace) {
+                continue;
+            }
+            let decided = self.book.decide(self.book.snapshot(), call).await;
+            let is_let_in = decided.is_ok_and(|verdict| {
+                verdict.action == Action::Allow
+                    && matches!(&verdict.by, By::Rule(by) if by.id == rule.id)
+            });
+            if is_let_in && let Err(error) = self.finish(&waiting, Ending::by_rule(&rule.id)).await
+            {
+                // It waits on, and can be decided about by itself.
+                tracing::warn!(%error, "a call that a new rule lets in could not be told so");
+            }
+        }
+    }
+
     /// Those that wait, oldest first.
     pub(crate) fn waiting(&self) -> Vec<Arc<Approval>> {
         let pending = self.pending();
-        let waiting = pending.waiting.values();
+        let waiting = pending.values();
         waiting
             .map(|waiting| Arc::clone(&waiting.approval))
             .collect()
@@ -252,7 +310,7 @@ impl Approvals {
         let pending = self.pending();
         let known = listed
             .into_iter()
-            .map(|record| match pending.waiting.get(&record.id) {
+            .map(|record| match pending.get(&record.id) {
                 Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
                 _ => Arc::new(Approval {
                     record,
@@ -270,7 +328,7 @@ impl Approvals {
             Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
         })?;
         let pending = self.pending();
-        let waiting = pending.waiting.values();
+        let waiting = pending.values();
         Ok(Watch {
             // Under the same lock as every change is: nothing comes in between.
             changes: self.changes.subscribe(),
@@ -286,7 +344,7 @@ impl Approvals {
         let mut pending = self.pending();
         let approval = Arc::clone(&waiting.approval);
         let id = approval.record.id.clone();
-        pending.waiting.insert(id, Arc::clone(waiting));
+        pending.insert(id, Arc::clone(waiting));
         // Nobody may be watching.
         let _watchers = self.changes.send(approval);
     }
@@ -294,32 +352,15 @@ impl Approvals {
     async fn finish(&self, waiting: &Waiting, ending: Ending) -> Result<Ended, Error> {
         let tell = |approval: Arc<Approval>| {
             let mut pending = self.pending();
-            if pending.waiting.remove(&approval.record.id).is_some() {
+            if pending.remove(&approval.record.id).is_some() {
                 let _watchers = self.changes.send(approval);
             }
         };
         waiting.finish(ending, &self.log, &self.book, tell).await
     }
 
-    fn place(self: &Arc<Self>, workspace: String, at_most: usize) -> Result<Place, Error> {
-        let mut pending = self.pending();
-        let taken = pending.places.entry(workspace.clone()).or_default();
-        if *taken >= at_most {
-            let text = format!(
-                "{taken} calls wait to be approved in this workspace, and no more may at one time (approvals.pending): try again when some are decided"
-            );
-            return Err(Error::new(Reason::ResourceExhausted, text)
-                .with("limit", at_most.to_string())
-                .retry_after(RETRY_AFTER));
-        }
-        *taken += 1;
-        Ok(Place {
-            owner: Arc::clone(self),
-            workspace,
-        })
-    }
-
     async fn retain(&self) {
+        self.asked.store(0, Ordering::Relaxed);
         let retention = self.book.snapshot().settings.approvals.retention;
         let since = SystemTime::now().checked_sub(retention);
         let since = since.unwrap_or(SystemTime::UNIX_EPOCH);
@@ -332,17 +373,8 @@ impl Approvals {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
+    fn pending(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Waiting>>> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut pending = self.owner.pending();
-        if let Some(taken) = pending.places.get_mut(&self.workspace) {
-            *taken -= 1;
-        }
     }
 }
 

@@ -1,26 +1,40 @@
 //! One call that waits: it ends once.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
-use tokio::sync::watch;
+use tokio::{sync::watch, time::sleep};
 
-use super::asked::{Approval, Ended, Ending, decided};
+use super::{
+    asked::{Approval, Ended, Ending, decided},
+    shown::Shown,
+};
 use crate::daemon::{
-    call::{policy::book::RuleBook, state_error::of_database},
+    call::{
+        policy::{book::RuleBook, judged::Judged},
+        state_error::of_database,
+    },
     error::Error,
     store::{
-        approvals::{ApprovalLog, ApprovalRecord, EndState},
+        approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
         session::Session,
     },
+    task,
 };
+
+/// Rest before the end of an approval that could not be written down is tried again: twice as long each time,
+/// up to the longest.
+const REST: Duration = Duration::from_secs(1);
+const LONGEST_REST: Duration = Duration::from_secs(60);
 
 /// A call that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) approval: Arc<Approval>,
-    /// The parameters.
-    pub(super) text: Option<String>,
+    /// What rules look at.
+    pub(super) call: Arc<Judged>,
+    /// What people are shown who ask for all.
+    pub(super) shown: Shown,
     pub(super) session: Arc<Session>,
     pub(super) about: Map<String, Value>,
     /// How it ended. Held while an end is written down.
@@ -33,13 +47,15 @@ impl Waiting {
     /// One that has just been asked about.
     pub(super) fn new(
         approval: Arc<Approval>,
-        text: Option<String>,
+        call: Arc<Judged>,
+        shown: Shown,
         session: Arc<Session>,
         about: Map<String, Value>,
     ) -> Self {
         Self {
             approval,
-            text,
+            call,
+            shown,
             session,
             about,
             end: tokio::sync::Mutex::default(),
@@ -92,7 +108,9 @@ impl Waiting {
             // It waits on: who decides is told, and can try again.
             Err(error) if is_decision => return Err(error),
             Err(error) => {
-                tracing::error!(%error, "the end of an approval could not be kept");
+                tracing::error!(%error, "the end of an approval could not be kept yet");
+                let (log, id) = (log.clone(), self.approval.record.id.clone());
+                task::spawn("end of an approval", keep_later(log, id, kept.clone()));
                 None
             }
         };
@@ -110,5 +128,18 @@ impl Waiting {
         tell(Arc::clone(&approval));
         self.told.send_replace(Some(Arc::clone(&approval)));
         Ok(Ended::Now(approval, rule))
+    }
+}
+
+/// Writes an end down once that can be: until then the call would seem to wait, and nobody could decide.
+async fn keep_later(log: ApprovalLog, id: String, end: ApprovalEnd) {
+    let mut rest = REST;
+    loop {
+        sleep(rest).await;
+        match log.end(id.clone(), end.clone(), None).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, "the end of an approval could still not be kept"),
+        }
+        rest = (rest * 2).min(LONGEST_REST);
     }
 }

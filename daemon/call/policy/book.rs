@@ -3,13 +3,18 @@
 //! the other; a call that is decided about meanwhile sees all of it or nothing.
 
 use std::{
+    cmp::Reverse,
     future::Future,
     sync::{Arc, PoisonError, RwLock},
+    thread::available_parallelism,
     time::{Duration, SystemTime},
 };
 
+use tokio::sync::Semaphore;
+
 use super::{
-    decision::{Settings, Snapshot},
+    decision::{Settings, Snapshot, Verdict},
+    judged::Judged,
     pattern::Pattern,
     rule::{Made, OF_FILE, Rule},
 };
@@ -22,10 +27,16 @@ use crate::daemon::{
         milliseconds,
         rules::{RuleLog, StoredRule},
     },
+    task,
 };
 
 /// Most rules of a workspace that are kept: each is compared with each call of its tool.
 const MOST_RULES: usize = 1024;
+/// Bytes of all patterns of a workspace's rules that are kept: compiled, they take some fifty times that.
+const MOST_PATTERN_BYTES: usize = 1 << 20;
+/// Parameters that are compared with rules at once; longer ones are on a thread that may block, in their
+/// turn: a pattern may take a second for each MiB.
+const LARGE: usize = 64 << 10;
 
 /// The rules.
 #[derive(Debug)]
@@ -34,18 +45,24 @@ pub(crate) struct RuleBook {
     log: RuleLog,
     /// Held while a rule is changed on disk and here.
     turn: tokio::sync::Mutex<()>,
+    /// Large calls that are looked at at one time: half of the cores are for others.
+    large: Arc<Semaphore>,
 }
 
 impl RuleBook {
     /// The rules of a configuration file, and those that are kept.
     pub(crate) async fn open(settings: Settings, log: RuleLog) -> Result<Self, DatabaseError> {
         let stored = log.all().await?;
-        let stored = stored.into_iter().filter_map(rule).map(Arc::new).collect();
-        let snapshot = Snapshot::new(Arc::new(settings), stored);
+        let stored = stored.into_iter().filter_map(rule).map(Arc::new);
+        let mut stored: Vec<_> = stored.collect();
+        stored.sort_by_key(|rule| Reverse(age(rule)));
+        let snapshot = Snapshot::new(Arc::new(settings), stored.into());
+        let cores = available_parallelism().map_or(1, usize::from);
         Ok(Self {
             current: RwLock::new(Arc::new(snapshot)),
             log,
             turn: tokio::sync::Mutex::default(),
+            large: Arc::new(Semaphore::new(cores.div_ceil(2))),
         })
     }
 
@@ -53,6 +70,24 @@ impl RuleBook {
     pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(&current)
+    }
+
+    /// Decides about a call, without holding up others where there is much to look at.
+    pub(crate) async fn decide(
+        &self,
+        snapshot: Arc<Snapshot>,
+        call: Arc<Judged>,
+    ) -> Result<Verdict, Error> {
+        if call.size() <= LARGE {
+            return Ok(snapshot.decide(call.asked(), SystemTime::now()));
+        }
+        let turn = Arc::clone(&self.large).acquire_owned().await;
+        let turn = turn.map_err(Error::internal)?;
+        let decided = task::blocking(move || {
+            let _turn = turn;
+            snapshot.decide(call.asked(), SystemTime::now())
+        });
+        decided.await.map_err(Error::internal)
     }
 
     /// Has another configuration file decide from now on.
@@ -76,10 +111,18 @@ impl RuleBook {
         let _turn = self.turn.lock().await;
         let snapshot = self.snapshot();
         let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
-        let count = snapshot.stored().iter().filter(is_beside).count();
+        let beside = || snapshot.stored().iter().filter(is_beside);
+        let count = beside().count();
         if count >= MOST_RULES {
             let text = format!(
                 "this workspace has {count} rules, and {MOST_RULES} are the most: delete some (ListRules, DeleteRule)"
+            );
+            return Err(Error::new(Reason::ResourceExhausted, text));
+        }
+        let bytes: usize = beside().map(|rule| rule.pattern_bytes()).sum();
+        if bytes + rule.pattern_bytes() > MOST_PATTERN_BYTES {
+            let text = format!(
+                "the patterns of this workspace's rules have {bytes} bytes, and {MOST_PATTERN_BYTES} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
             );
             return Err(Error::new(Reason::ResourceExhausted, text));
         }
@@ -87,16 +130,18 @@ impl RuleBook {
             .await
             .map_err(|error| of_database(&error))?;
         let rule = Arc::new(rule);
-        let added = [Arc::clone(&rule)];
-        self.set_stored(added.into_iter().chain(snapshot.stored().iter().cloned()));
+        let mut rules: Vec<_> = snapshot.stored().to_vec();
+        rules.push(Arc::clone(&rule));
+        rules.sort_by_key(|rule| Reverse(age(rule)));
+        self.set_stored(rules.into_iter());
         Ok(rule)
     }
 
-    /// Changes whether a rule counts, and when it ends. `sees` tells for which workspaces that may be asked.
+    /// Changes whether a rule counts, and when it ends. `sees` tells of which that may be asked.
     pub(crate) async fn change(
         &self,
         id: &str,
-        sees: impl Fn(&str) -> bool,
+        sees: impl Fn(&Rule) -> bool,
         enabled: Option<bool>,
         expires: Option<Option<SystemTime>>,
     ) -> Result<Arc<Rule>, Error> {
@@ -119,8 +164,8 @@ impl RuleBook {
         Ok(changed)
     }
 
-    /// Removes a rule. `sees` tells for which workspaces that may be asked.
-    pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&str) -> bool) -> Result<(), Error> {
+    /// Removes a rule. `sees` tells of which that may be asked.
+    pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&Rule) -> bool) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
         let snapshot = self.snapshot();
         find(&snapshot, id, sees)?;
@@ -154,19 +199,25 @@ impl RuleBook {
     }
 }
 
+/// What newer rules have more of: as the database has it, so that they are asked in the same order after a
+/// restart.
+fn age(rule: &Rule) -> (i64, String) {
+    let made = rule.made.as_ref().map(|made| milliseconds::of(made.at));
+    (made.unwrap_or_default(), rule.id.clone())
+}
+
 /// The rule of this id, if it can be changed here.
 fn find<'s>(
     snapshot: &'s Snapshot,
     id: &str,
-    sees: impl Fn(&str) -> bool,
+    sees: impl Fn(&Rule) -> bool,
 ) -> Result<&'s Arc<Rule>, Error> {
     if id.starts_with(OF_FILE) {
         let text = "is of the configuration file: change it there, and send the daemon SIGHUP";
         return Err(Error::invalid_field("rule_id", text));
     }
     let mut rules = snapshot.stored().iter();
-    let found =
-        rules.find(|rule| rule.id == id && rule.workspaces.iter().flatten().all(|name| sees(name)));
+    let found = rules.find(|rule| rule.id == id && sees(rule));
     found.ok_or_else(|| {
         let text = format!("there is no rule {id:?}: ListRules tells which there are");
         Error::new(Reason::RuleNotFound, text).with("rule_id", id)

@@ -6,7 +6,7 @@ use super::rule::Rule;
 use crate::{
     api::v1::Risk,
     daemon::{
-        catalog::Catalog,
+        catalog::{Catalog, Text},
         config::policy::{Action, Approvals, Levels, Policy},
     },
 };
@@ -40,8 +40,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) risk: Risk,
     /// The workspace.
     pub(crate) workspace: &'a str,
-    /// The parameters as text: those of the contract and, of a call in another vocabulary, its own.
-    pub(crate) texts: &'a [&'a str],
+    /// The parameters as texts: those of the contract and, of a call in another vocabulary, its own.
+    pub(crate) texts: &'a [Text],
 }
 
 /// What was decided, and by what.
@@ -73,13 +73,15 @@ impl Settings {
         workspaces: &[&str],
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
+        let known = || catalog.tools().collect::<Vec<_>>().join(", ");
+        let no_tool = |name: &str| format!("there is no tool {name:?}; there are {}", known());
         for (key, names) in [
             ("allow_tools", policy.allow_tools.as_ref()),
             ("deny_tools", Some(&policy.deny_tools)),
         ] {
             for name in names.into_iter().flatten() {
                 if catalog.tool(name).is_none() {
-                    problems.push(format!("policy.{key}: there is no tool {name:?}"));
+                    problems.push(format!("policy.{key}: {}", no_tool(name)));
                 }
             }
         }
@@ -89,7 +91,7 @@ impl Settings {
             let mut report =
                 |text: &str| problems.push(format!("policy.rules: rule {name:?}: {text}"));
             if catalog.tool(&written.tool).is_none() {
-                report(&format!("there is no tool {:?}", written.tool));
+                report(&no_tool(&written.tool));
             }
             for workspace in written.workspaces.iter().flatten() {
                 if !workspaces.contains(&workspace.as_str()) {

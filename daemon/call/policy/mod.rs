@@ -11,5 +11,6 @@
 
 pub(crate) mod book;
 pub(crate) mod decision;
+pub(crate) mod judged;
 pub(crate) mod pattern;
 pub(crate) mod rule;

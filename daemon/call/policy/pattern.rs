@@ -10,9 +10,12 @@ use regex_syntax::ast::{self, ErrorKind};
 
 /// Longest pattern, in bytes.
 pub(super) const LONGEST: usize = 16 << 10;
-/// Bytes that a pattern may have once it is compiled, and again for what is remembered while it is
-/// searched for: a call is compared with many of them.
-const COMPILED_BYTES: usize = 1 << 20;
+/// Bytes that a pattern may have once it is compiled: the longest text by itself takes so many. Time and
+/// memory grow with them, and what takes more repeats something large many times.
+const COMPILED_BYTES: usize = 640 << 10;
+/// Bytes of what is remembered while a pattern is searched for: with fewer, many are searched for much more
+/// slowly.
+const REMEMBERED_BYTES: usize = 1 << 20;
 /// Most braces that are taken for themselves: the pattern is read once more for each.
 const MOST_BRACES: usize = 256;
 
@@ -34,7 +37,7 @@ impl Pattern {
         }
         let regex = RegexBuilder::new(&with_literal_braces(written)?)
             .size_limit(COMPILED_BYTES)
-            .dfa_size_limit(COMPILED_BYTES)
+            .dfa_size_limit(REMEMBERED_BYTES)
             .build();
         let regex = regex.map_err(|error| match error {
             regex::Error::CompiledTooBig(_) => {
@@ -152,6 +155,14 @@ mod tests {
     }
 
     #[test]
+    fn what_people_write_is_not_too_large() {
+        let long = "x".repeat(LONGEST);
+        for written in [r#""path":"[^"]{0,255}""#, ".{0,100}x", &long] {
+            Pattern::parse(written).unwrap();
+        }
+    }
+
+    #[test]
     fn what_cannot_be_read_is_refused_on_one_line() {
         let many = "{".repeat(MOST_BRACES + 2);
         let long = "a".repeat(LONGEST + 1);
@@ -164,6 +175,7 @@ mod tests {
             (r"(a)\1", "backreferences"),
             ("(?=a)", "look-around"),
             ("(a{1000}){1000}", "too large"),
+            ("a.{0,300}b.{0,300}c.{0,300}zz", "too large"),
             (&many, "more than 256 braces"),
             (&long, "16384 are the most"),
         ] {

@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, time::SystemTime};
 
 use super::pattern::Pattern;
-use crate::daemon::config::policy::{Action, PolicyRule};
+use crate::daemon::{
+    catalog::Text,
+    config::policy::{Action, PolicyRule},
+};
 
 /// What ids of rules of the configuration file begin with.
 pub(crate) const OF_FILE: &str = "file:";
@@ -59,6 +62,12 @@ impl Rule {
         })
     }
 
+    /// Bytes of its pattern.
+    pub(super) fn pattern_bytes(&self) -> usize {
+        let pattern = self.pattern.as_ref();
+        pattern.map_or(0, |pattern| pattern.as_str().len())
+    }
+
     /// Whether it is about a tool in a workspace.
     pub(super) fn is_about(&self, tool: &str, workspace: &str) -> bool {
         self.tool == tool && self.is_for(workspace)
@@ -76,8 +85,12 @@ impl Rule {
     }
 
     /// Whether one of these texts is what it is looking for.
-    pub(super) fn matches(&self, texts: &[&str]) -> bool {
-        let pattern = self.pattern.as_ref();
-        pattern.is_none_or(|pattern| texts.iter().any(|text| pattern.is_in(text)))
+    pub(super) fn matches(&self, texts: &[Text]) -> bool {
+        let goes_by = |text: &&Text| text.may_allow || self.action != Action::Allow;
+        let is_in = |pattern: &Pattern| {
+            let mut texts = texts.iter().filter(goes_by);
+            texts.any(|text| pattern.is_in(&text.text))
+        };
+        self.pattern.as_ref().is_none_or(is_in)
     }
 }

@@ -37,12 +37,15 @@ pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
             .unwrap_or_default(),
         risk: options.map(|options| options.risk).unwrap_or_default(),
         parameters: parameters
-            .map(|(name, value)| v1::ApprovalParameter {
-                name: name.clone(),
-                value: value.clone(),
+            .map(|parameter| v1::ApprovalParameter {
+                name: parameter.name.clone(),
+                value: parameter.value.clone(),
+                omitted_bytes: parameter.omitted_bytes,
+                ending: parameter.ending.clone(),
             })
             .collect(),
         files_affected: record.files.clone(),
+        more_files: record.more_files,
         workspace: record.workspace.clone(),
         session: record.session.clone(),
         principal: record.principal.clone(),

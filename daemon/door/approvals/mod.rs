@@ -1,6 +1,8 @@
 //! `jig.v1.ApprovalService`: deciding about the calls of others, and the rules that decide without anybody.
 
 mod message;
+mod page;
+mod scope;
 mod stream;
 
 use std::{
@@ -14,15 +16,18 @@ use tonic::{Request, Response, Status};
 
 use self::{
     message::{action, approval, rule},
+    page::Page,
+    scope::Scope,
     stream::Sending,
 };
-use super::{answered, cut_page, once, outlet::Answers};
+use super::{answered, once, outlet::Answers};
 use crate::{
     api::v1::{
         self, CreateRuleRequest, CreateRuleResponse, DecideApprovalRequest, DecideApprovalResponse,
-        DeleteRuleRequest, DeleteRuleResponse, ListApprovalsRequest, ListApprovalsResponse,
-        ListRulesRequest, ListRulesResponse, UpdateRuleRequest, UpdateRuleResponse,
-        WatchApprovalsRequest, WatchApprovalsResponse, approval_service_server::ApprovalService,
+        DeleteRuleRequest, DeleteRuleResponse, GetApprovalRequest, GetApprovalResponse,
+        ListApprovalsRequest, ListApprovalsResponse, ListRulesRequest, ListRulesResponse,
+        UpdateRuleRequest, UpdateRuleResponse, WatchApprovalsRequest, WatchApprovalsResponse,
+        approval_service_server::ApprovalService,
     },
     daemon::{
         call::{
@@ -37,6 +42,7 @@ use crate::{
         },
         config::policy::Action,
         error::{Error, Reason, Violation},
+        store::approvals::ApprovalRecord,
         task,
     },
 };
@@ -49,16 +55,6 @@ const RULE_LIFETIME_SEC: u32 = 30 * 24 * 3600;
 #[derive(Debug)]
 pub(crate) struct Approvals(pub(crate) Arc<Pipeline>);
 
-/// The workspaces that a call is about.
-#[derive(Debug, Clone)]
-struct Scope(BTreeSet<String>);
-
-impl Scope {
-    fn has(&self, workspace: &str) -> bool {
-        self.0.contains(workspace)
-    }
-}
-
 #[tonic::async_trait]
 impl ApprovalService for Approvals {
     type WatchApprovalsStream = Answers<WatchApprovalsResponse>;
@@ -70,16 +66,31 @@ impl ApprovalService for Approvals {
         answered(request, |incoming, request| self.list(incoming, request)).await
     }
 
+    async fn get_approval(
+        &self,
+        request: Request<GetApprovalRequest>,
+    ) -> Result<Response<GetApprovalResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let request = self.check("GetApprovalRequest", request)?;
+            let scope = Scope::of(&self.0, &incoming)?;
+            let sees = |record: &ApprovalRecord| scope.has(record);
+            let found = self.0.approvals.get(&request.approval_id, sees).await?;
+            Ok(GetApprovalResponse {
+                approval: Some(approval(&found, &self.0.catalog)),
+            })
+        })
+        .await
+    }
+
     async fn watch_approvals(
         &self,
         request: Request<WatchApprovalsRequest>,
     ) -> Result<Response<Self::WatchApprovalsStream>, Status> {
         answered(request, async |incoming, request| {
             let request = self.check("WatchApprovalsRequest", request)?;
-            let scope = self.scope(&incoming)?;
             let sending = Sending {
                 watch: self.0.approvals.watch()?,
-                sees: Box::new(move |workspace: &str| scope.has(workspace)),
+                scope: Scope::of(&self.0, &incoming)?,
                 pipeline: Arc::clone(&self.0),
                 silence: Duration::from_secs(request.keep_alive_sec.unwrap_or(30).into()),
                 deadline: incoming.deadline,
@@ -105,16 +116,8 @@ impl ApprovalService for Approvals {
         &self,
         request: Request<ListRulesRequest>,
     ) -> Result<Response<ListRulesResponse>, Status> {
-        answered(request, async |incoming, _| {
-            let scope = self.scope(&incoming)?;
-            let snapshot = self.0.policy.snapshot();
-            let is_for_any = |rule: &&Arc<Rule>| scope.0.iter().any(|name| rule.is_for(name));
-            let stored = snapshot.stored().iter().filter(is_for_any);
-            let of_file = snapshot.settings.rules().iter().filter(is_for_any);
-            let shown = |found: &Arc<Rule>| rule(found, &scope.0);
-            Ok(ListRulesResponse {
-                rules: stored.chain(of_file).map(shown).collect(),
-            })
+        answered(request, async |incoming, request| {
+            self.rules(&incoming, request)
         })
         .await
     }
@@ -191,50 +194,78 @@ impl Approvals {
         Ok((checked.request, checked.violations))
     }
 
-    /// The workspace that a call names, or all that are there for its caller.
-    fn scope(&self, incoming: &Incoming) -> Result<Scope, Error> {
-        let name = |scene: &crate::daemon::tool::Scene| scene.workspace.name().to_owned();
-        Ok(Scope(match incoming.workspace {
-            Some(_) => [name(self.0.scene(incoming)?)].into(),
-            None => self.0.scenes_of(&incoming.principal).map(name).collect(),
-        }))
-    }
-
     async fn list(
         &self,
         incoming: Incoming,
         request: ListApprovalsRequest,
     ) -> Result<ListApprovalsResponse, Error> {
         let request = self.check("ListApprovalsRequest", request)?;
-        let scope = self.scope(&incoming)?;
+        let scope = Scope::of(&self.0, &incoming)?;
         let token = request.page_token;
         if !token.is_empty() && ulid::Ulid::from_string(&token).is_err() {
-            let text =
-                "is not the next_page_token of a page: leave it out to start with the first page";
-            return Err(Error::invalid_field("page_token", text));
+            return Err(no_token());
         }
         let last = (!token.is_empty()).then_some(token);
         let size = request.page_size.unwrap_or(100);
         // One more tells whether there is another page.
         let most = size.saturating_add(1);
-        let mut found = if request.decided {
-            let names = scope.0.into_iter().collect();
+        let found = if request.decided {
+            let names = scope.workspaces().iter().cloned().collect();
             self.0.approvals.list(names, last, most).await?
         } else {
             let waiting = self.0.approvals.waiting().into_iter();
             let waiting = waiting.filter(|approval| {
                 let record = &approval.record;
-                scope.has(&record.workspace) && last.as_ref().is_none_or(|last| record.id > *last)
+                scope.has(record) && last.as_ref().is_none_or(|last| record.id > *last)
             });
             waiting.take(most as usize).collect()
         };
-        let last = cut_page(&mut found, size as usize);
+        let mut page = Page::new();
+        let mut is_more = found.len() > size as usize;
+        for found in found.iter().take(size as usize) {
+            let id = &found.record.id;
+            if !scope.has(&found.record) {
+                page.pass(id);
+            } else if !page.add(id, approval(found, &self.0.catalog)) {
+                is_more = true;
+                break;
+            }
+        }
+        let (approvals, next_page_token) = page.end(is_more);
         Ok(ListApprovalsResponse {
-            next_page_token: last.map(|last| last.record.id.clone()).unwrap_or_default(),
-            approvals: found
-                .iter()
-                .map(|found| approval(found, &self.0.catalog))
-                .collect(),
+            next_page_token,
+            approvals,
+        })
+    }
+
+    fn rules(
+        &self,
+        incoming: &Incoming,
+        request: ListRulesRequest,
+    ) -> Result<ListRulesResponse, Error> {
+        let request = self.check("ListRulesRequest", request)?;
+        let scope = Scope::of(&self.0, incoming)?;
+        let snapshot = self.0.policy.snapshot();
+        let stored = snapshot.stored().iter();
+        let all = stored.chain(snapshot.settings.rules());
+        let mut rules = all.filter(|rule| scope.touches(rule)).peekable();
+        let token = request.page_token;
+        if !token.is_empty() && !rules.any(|rule| rule.id == token) {
+            return Err(no_token());
+        }
+        let size = request.page_size.unwrap_or(100);
+        let mut page = Page::new();
+        for _ in 0..size {
+            let Some(next) = rules.peek() else { break };
+            if !page.add(&next.id, rule(next, scope.workspaces())) {
+                break;
+            }
+            rules.next();
+        }
+        let (rules, next_page_token) = page.end(rules.peek().is_some());
+        Ok(ListRulesResponse {
+            rules,
+            next_page_token,
         })
     }
 
@@ -266,14 +297,14 @@ impl Approvals {
         let decision = match wish {
             v1::Decision::Allow => Decision::Allow,
             v1::Decision::Always => Decision::Always {
-                pattern: pattern(request.pattern.as_deref())?,
+                pattern: pattern(request.pattern).await?,
                 expires: ending(request.rule_lifetime_sec.unwrap_or(RULE_LIFETIME_SEC)),
             },
             v1::Decision::Deny | v1::Decision::Unspecified => Decision::Deny,
         };
-        let scope = self.scope(&incoming)?;
+        let scope = Scope::of(&self.0, &incoming)?;
         let by = incoming.principal.name();
-        let sees = |workspace: &str| scope.has(workspace);
+        let sees = |record: &ApprovalRecord| scope.has(record);
         let decided =
             self.0
                 .approvals
@@ -281,7 +312,7 @@ impl Approvals {
         let (decided, made) = decided.await?;
         Ok(DecideApprovalResponse {
             approval: Some(approval(&decided, &self.0.catalog)),
-            rule: made.map(|made| rule(&made, &scope.0)),
+            rule: made.map(|made| rule(&made, scope.workspaces())),
         })
     }
 
@@ -297,13 +328,15 @@ impl Approvals {
             violations.push(Violation::new("action", text));
         }
         if self.0.catalog.tool(&request.tool).is_none() && !request.tool.is_empty() {
-            let text = format!("there is no tool {:?}", request.tool);
+            let known = self.0.catalog.tools().collect::<Vec<_>>().join(", ");
+            let text = format!("there is no tool {:?}; there are {known}", request.tool);
             violations.push(Violation::new("tool", text));
         }
         let (Some(action), []) = (wish, violations.as_slice()) else {
             return Err(Error::invalid(violations));
         };
-        let pattern = pattern(request.pattern.as_deref())?;
+        incoming.principal.may_call(&request.tool)?;
+        let pattern = pattern(request.pattern).await?;
         let verb = match action {
             Action::Allow => "allow",
             Action::Ask => "ask",
@@ -348,18 +381,18 @@ impl Approvals {
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
-        let scope = self.scope(&incoming)?;
+        let scope = Scope::of(&self.0, &incoming)?;
         let expires = request.lifetime_sec.map(|seconds| match seconds {
             0 => None,
             seconds => Some(ending(seconds)),
         });
-        let sees = |workspace: &str| scope.has(workspace);
+        let sees = |rule: &Rule| scope.holds(rule);
         let changed = self
             .0
             .policy
             .change(&request.rule_id, sees, request.enabled, expires);
         Ok(UpdateRuleResponse {
-            rule: Some(rule(&*changed.await?, &scope.0)),
+            rule: Some(rule(&*changed.await?, scope.workspaces())),
         })
     }
 
@@ -369,21 +402,31 @@ impl Approvals {
         request: DeleteRuleRequest,
     ) -> Result<DeleteRuleResponse, Error> {
         let request = self.check("DeleteRuleRequest", request)?;
-        let scope = self.scope(&incoming)?;
-        let sees = |workspace: &str| scope.has(workspace);
+        let scope = Scope::of(&self.0, &incoming)?;
+        let sees = |rule: &Rule| scope.holds(rule);
         self.0.policy.remove(&request.rule_id, sees).await?;
         Ok(DeleteRuleResponse {})
     }
 }
 
-/// The pattern that was given.
-fn pattern(written: Option<&str>) -> Result<Option<Pattern>, Error> {
-    let parsed = written.map(Pattern::parse).transpose();
-    parsed.map_err(|problem| {
-        let violation = Violation::new("pattern", problem.clone());
-        Error {
-            violations: vec![violation],
-            ..Error::new(Reason::InvalidRegex, format!("pattern {problem}"))
-        }
-    })
+/// The pattern that was given. It is read on a thread that may block: that may take a while.
+async fn pattern(written: Option<String>) -> Result<Option<Pattern>, Error> {
+    let Some(written) = written else {
+        return Ok(None);
+    };
+    if written.is_empty() {
+        let text = "matches everything where it is empty: leave it out, if that is meant";
+        return Err(Error::invalid_field("pattern", text));
+    }
+    let parsed = task::blocking(move || Pattern::parse(&written)).await;
+    let parsed = parsed.map_err(Error::internal)?.map_err(|problem| Error {
+        violations: vec![Violation::new("pattern", problem.clone())],
+        ..Error::new(Reason::InvalidRegex, format!("pattern {problem}"))
+    });
+    parsed.map(Some)
+}
+
+fn no_token() -> Error {
+    let text = "is not the next_page_token of a page, or of one that is gone: leave it out to start with the first page";
+    Error::invalid_field("page_token", text)
 }

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::message::approval;
+use super::{message::approval, scope::Scope};
 use crate::{
     api::v1::{
         ApprovalsKeepAlive, ApprovalsListed, WatchApprovalsResponse,
@@ -32,8 +32,8 @@ const MESSAGES_AHEAD: usize = 4;
 /// A stream that goes on.
 pub(super) struct Sending {
     pub(super) watch: Watch,
-    /// Which workspaces it is about.
-    pub(super) sees: Box<dyn Fn(&str) -> bool + Send + Sync>,
+    /// What it is about.
+    pub(super) scope: Scope,
     pub(super) pipeline: Arc<Pipeline>,
     /// How long nothing is said before that is said.
     pub(super) silence: Duration,
@@ -87,7 +87,7 @@ impl Sending {
         };
         let mut count = 0;
         for found in std::mem::take(&mut self.watch.pending) {
-            if (self.sees)(&found.record.workspace) {
+            if self.scope.has(&found.record) {
                 say(Event::Approval(approval(&found, &self.pipeline.catalog))).await?;
                 count += 1;
             }
@@ -96,7 +96,7 @@ impl Sending {
         loop {
             let event = tokio::select! {
                 changed = self.watch.changes.recv() => match changed {
-                    Ok(found) if (self.sees)(&found.record.workspace) => {
+                    Ok(found) if self.scope.has(&found.record) => {
                         Event::Approval(approval(&found, &self.pipeline.catalog))
                     }
                     Ok(_) => continue,
@@ -114,9 +114,7 @@ impl Sending {
     /// How many wait of those that it is about.
     fn pending(&self) -> u32 {
         let waiting = self.pipeline.approvals.waiting();
-        let seen = waiting
-            .iter()
-            .filter(|found| (self.sees)(&found.record.workspace));
+        let seen = waiting.iter().filter(|found| self.scope.has(&found.record));
         u32::try_from(seen.count()).unwrap_or(u32::MAX)
     }
 }

@@ -58,12 +58,14 @@ pub(super) async fn download(
     request: DownloadRequest,
 ) -> Result<Answers<DownloadResponse>, Error> {
     pipeline.count(&incoming)?;
+    // Who decides about it is told what was given, without defaults.
+    let given = request.clone();
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;
     let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
     let path = workspace.resolve(&request.path)?;
     let (tool, message) = (ReadFile::NAME, "jig.v1.DownloadRequest");
     pipeline
-        .permit_as(tool, &incoming, message, &request, path.as_str())
+        .permit_as(tool, &incoming, message, &given, path.as_str())
         .await?;
     let _waited_for = task::hold();
     let permit = places.enter(&incoming.principal, &pipeline.drain)?;

@@ -71,13 +71,18 @@ pub(super) async fn upload(
         Some(Part::Start(start)) => pipeline.repeatable(&incoming, METHOD, start)?,
         Some(Part::Chunk(_)) | None => None,
     };
+    // Who decides about it is told what was given, without defaults.
+    let given = match &first.part {
+        Some(Part::Start(start)) => start.clone(),
+        Some(Part::Chunk(_)) | None => UploadStart::default(),
+    };
     let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
     let Some(Part::Start(start)) = first.part else {
         let text = "must be in the first message: what is to be written, and where";
         return Err(Error::invalid_field("start", text));
     };
     let workspace = Arc::clone(&scene.workspace);
-    let plan = Plan::new(start.clone(), &workspace, &incoming.call_id)?;
+    let plan = Plan::new(start, &workspace, &incoming.call_id)?;
     let is_resumable = plan.record.upload_id.is_some();
     let (places, kept) = (Arc::clone(places), Arc::clone(kept));
     let (files, caller) = (scene.files.clone(), Arc::clone(incoming.principal.lane()));
@@ -86,7 +91,7 @@ pub(super) async fn upload(
         async move {
             let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
             let permitted = pipeline
-                .permit_as(tool, &incoming, message, &start, plan.target.path.as_str())
+                .permit_as(tool, &incoming, message, &given, plan.target.path.as_str())
                 .await?;
             // Taken before the drain is looked at: whoever is let in is waited for.
             let _waited_for = task::hold();

@@ -53,14 +53,37 @@ fn levels(read_only: Action, safe_write: Action, dangerous: Action) -> Levels {
 }
 
 fn decide(snapshot: &Snapshot, tool: &str, risk: Risk, texts: &[&str]) -> (Action, String) {
+    let texts: Vec<_> = texts.iter().map(|text| told(text, true)).collect();
     let asked = Asked {
         tool,
         risk,
         workspace: "a",
-        texts,
+        texts: &texts,
     };
     let verdict = snapshot.decide(asked, at(NOW));
     (verdict.action, verdict.by.text())
+}
+
+fn told(text: &str, may_allow: bool) -> Text {
+    Text {
+        text: text.to_owned(),
+        may_allow,
+    }
+}
+
+#[test]
+fn a_rule_that_allows_goes_by_fewer_texts_than_others() {
+    let texts = [told("plain", true), told("detour", false)];
+    for action in [Action::Allow, Action::Ask, Action::Deny] {
+        for (pattern, expected) in [
+            ("plain", true),
+            ("detour", action != Action::Allow),
+            ("other", false),
+        ] {
+            let rule = Rule::of_file(rule("one", "run", pattern, action)).unwrap();
+            assert_eq!(rule.matches(&texts), expected, "{action:?} {pattern}");
+        }
+    }
 }
 
 #[test]

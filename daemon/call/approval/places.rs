@@ -1,0 +1,188 @@
+//! How many calls may wait, and how many bytes of them are held: so many that nobody's flood leaves no room
+//! for the calls of others, nor the daemon without memory.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use crate::daemon::{
+    error::{Error, Reason},
+    store::approvals::ApprovalRecord,
+};
+
+/// Bytes of all calls that wait: some calls of the largest kind, as they came and as rules look at them.
+const HELD_BYTES: usize = 128 << 20;
+/// One caller has at most so many times what is left for others.
+const OTHERS: usize = 3;
+/// How long a caller is told to wait where too many do: somebody must decide first.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// What is taken.
+#[derive(Debug, Default)]
+pub(super) struct Places(Mutex<Taken>);
+
+#[derive(Debug, Default)]
+struct Taken {
+    /// Calls, by workspace and caller.
+    calls: HashMap<String, HashMap<String, usize>>,
+    /// Bytes, by caller.
+    bytes: HashMap<String, usize>,
+}
+
+/// The right to wait.
+#[derive(Debug)]
+pub(super) struct Place {
+    places: Arc<Places>,
+    workspace: String,
+    principal: String,
+    size: usize,
+}
+
+impl Places {
+    /// Takes a place for a call that holds so many bytes, where `at_most` may wait in its workspace.
+    pub(super) fn take(
+        self: &Arc<Self>,
+        record: &ApprovalRecord,
+        size: usize,
+        at_most: usize,
+    ) -> Result<Place, Error> {
+        let (workspace, principal) = (&record.workspace, &record.principal);
+        let mut taken = self.taken();
+        let calls = taken.calls.get(workspace);
+        let all: usize = calls.iter().flat_map(|calls| calls.values()).sum();
+        let own = calls.and_then(|calls| calls.get(principal)).copied();
+        let own = own.unwrap_or_default();
+        if all >= at_most {
+            let text = format!(
+                "{all} calls wait to be approved in this workspace, and no more may at one time (approvals.pending): try again when some are decided"
+            );
+            return Err(full(text, at_most));
+        }
+        if !is_fair(own, 1, at_most - all) {
+            let text = format!(
+                "{own} calls of {principal} wait to be approved in this workspace, and of the {at_most} that may at one time (approvals.pending) the rest is for others: try again when some are decided"
+            );
+            return Err(full(text, at_most));
+        }
+        let held: usize = taken.bytes.values().sum();
+        let own = taken.bytes.get(principal).copied().unwrap_or_default();
+        let left = HELD_BYTES.saturating_sub(held);
+        if size > left || !is_fair(own, size, left) {
+            let text = format!(
+                "this call takes {size} bytes while it waits to be approved, calls of {principal} that wait take {own}, and all that may wait {HELD_BYTES}: try again when some are decided, or ask for less at a time"
+            );
+            return Err(full(text, HELD_BYTES));
+        }
+        let calls = taken.calls.entry(workspace.clone()).or_default();
+        *calls.entry(principal.clone()).or_default() += 1;
+        *taken.bytes.entry(principal.clone()).or_default() += size;
+        Ok(Place {
+            places: Arc::clone(self),
+            workspace: workspace.clone(),
+            principal: principal.clone(),
+            size,
+        })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether who has `own` may have so much `more` of what is left. A first call always may.
+fn is_fair(own: usize, more: usize, left: usize) -> bool {
+    let rest = left.saturating_sub(more);
+    own == 0 || own.saturating_add(more) <= rest.saturating_mul(OTHERS)
+}
+
+fn full(text: String, limit: usize) -> Error {
+    Error::new(Reason::ResourceExhausted, text)
+        .with("limit", limit.to_string())
+        .retry_after(RETRY_AFTER)
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken();
+        if let Some(calls) = taken.calls.get_mut(&self.workspace) {
+            less(calls, &self.principal, 1);
+            if calls.is_empty() {
+                taken.calls.remove(&self.workspace);
+            }
+        }
+        less(&mut taken.bytes, &self.principal, self.size);
+    }
+}
+
+/// Takes so much away, and the entry where nothing is left.
+fn less(taken: &mut HashMap<String, usize>, name: &str, size: usize) {
+    if let Some(left) = taken.get_mut(name) {
+        *left = left.saturating_sub(size);
+        if *left == 0 {
+            taken.remove(name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(workspace: &str, principal: &str) -> ApprovalRecord {
+        ApprovalRecord {
+            workspace: workspace.to_owned(),
+            principal: principal.to_owned(),
+            ..ApprovalRecord::default()
+        }
+    }
+
+    #[test]
+    fn one_caller_leaves_room_for_others() {
+        let places = Arc::new(Places::default());
+        let take = |workspace: &str, principal: &str, at_most| {
+            places.take(&record(workspace, principal), 1, at_most)
+        };
+        let mut held: Vec<_> = (0..6).map(|_| take("w", "a", 8).unwrap()).collect();
+        let refused = take("w", "a", 8).unwrap_err();
+        assert!(
+            refused.message.contains("for others"),
+            "{}",
+            refused.message
+        );
+        held.push(take("w", "b", 8).unwrap());
+        take("w", "b", 8).unwrap_err();
+        held.push(take("w", "c", 8).unwrap());
+        let refused = take("w", "d", 8).unwrap_err();
+        assert!(
+            refused.message.contains("8 calls wait"),
+            "{}",
+            refused.message
+        );
+        held.push(take("other", "a", 8).unwrap());
+        assert_eq!(held.len(), 9);
+        held.clear();
+        let taken = places.taken();
+        assert!(taken.calls.is_empty() && taken.bytes.is_empty());
+        drop(taken);
+        // Where there is one place, whoever comes first has it.
+        let _one = take("w", "a", 1).unwrap();
+        take("w", "b", 1).unwrap_err();
+    }
+
+    #[test]
+    fn what_waits_is_bounded_in_bytes() {
+        let places = Arc::new(Places::default());
+        let take = |principal: &str, size| places.take(&record("w", principal), size, 1000);
+        take("a", HELD_BYTES + 1).unwrap_err();
+        let mut held = Vec::new();
+        while let Ok(place) = take("a", 10 << 20) {
+            held.push(place);
+        }
+        assert_eq!(held.len(), 9);
+        held.push(take("b", 10 << 20).unwrap());
+        held.push(take("c", 1).unwrap());
+        take("d", 30 << 20).unwrap_err();
+    }
+}
