@@ -22,8 +22,9 @@ impl JobParams {
         Self { folder }
     }
 
-    /// Keeps the parameters of a job: all of them, or nothing. They are on the disk before this returns: should
-    /// the machine lose power, a job that is in the database must not find its file empty. Blocks.
+    /// Keeps the parameters of a job: all of them, or nothing. Like the database, they outlive the daemon, and
+    /// not a machine that loses power at that moment: a job whose file is empty then is lost, and not done
+    /// without any. Blocks.
     pub(crate) fn keep(&self, id: &str, params: &[u8]) -> io::Result<()> {
         let path = self.path(id);
         let made = create(&path).or_else(|error| {
@@ -37,8 +38,7 @@ impl JobParams {
             create(&path)
         });
         let mut file = made?;
-        let kept = file.write_all(params).and_then(|()| file.sync_data());
-        kept.inspect_err(|_| self.erase(id))
+        file.write_all(params).inspect_err(|_| self.erase(id))
     }
 
     /// The parameters of a job. Blocks.

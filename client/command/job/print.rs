@@ -91,6 +91,7 @@ fn result(result: &InvokeResponse) -> Value {
         "stderr_path": result.stderr_path,
         "job_id": result.job_id,
         "pending": result.pending,
+        "truncated": result.truncated,
     })
 }
 

@@ -66,15 +66,13 @@ pub(super) async fn upload(
     let first = timeout(SILENCE, stream.message()).await;
     let first = first.map_err(|_| silent())?.map_err(|status| lost(&status));
     let first = first?.unwrap_or_default();
-    // Without the chunks: whichever call sends them, it is the same upload.
-    let call = match &first.part {
-        Some(Part::Start(start)) => pipeline.repeatable(&incoming, METHOD, start)?,
-        Some(Part::Chunk(_)) | None => None,
-    };
-    // Who decides about it is told what was given, without defaults.
-    let given = match &first.part {
-        Some(Part::Start(start)) => start.clone(),
-        Some(Part::Chunk(_)) | None => UploadStart::default(),
+    // Without the chunks, as any call may send them; and without defaults, for who decides about it.
+    let (call, given) = match &first.part {
+        Some(Part::Start(start)) => (
+            pipeline.repeatable(&incoming, METHOD, start)?,
+            start.clone(),
+        ),
+        Some(Part::Chunk(_)) | None => (None, UploadStart::default()),
     };
     let first = pipeline.catalog.check("jig.v1.UploadRequest", first)?;
     let Some(Part::Start(start)) = first.part else {
@@ -121,14 +119,11 @@ pub(super) async fn upload(
     pipeline.once_sent(call, METHOD, is_resumable, work).await
 }
 
-// === impl Plan ===
-
 impl Plan {
     fn new(start: UploadStart, workspace: &Workspace, call_id: &str) -> Result<Self, Error> {
         let mut violations = Vec::new();
-        let field = |name: &str| format!("start.{name}");
         let mut report = |name: &str, description: &str| {
-            violations.push(Violation::new(field(name), description));
+            violations.push(Violation::new(format!("start.{name}"), description));
         };
         let mode = start.mode();
         if mode == WriteMode::Append {
@@ -159,8 +154,8 @@ impl Plan {
             report("size_bytes", &text);
         }
         let expected = start.expected_sha256.as_deref();
-        violations.extend(sum_rule(&field("sha256"), &start.sha256));
-        violations.extend(expected.and_then(|sum| sum_rule(&field("expected_sha256"), sum)));
+        violations.extend(sum_rule("start.sha256", &start.sha256));
+        violations.extend(expected.and_then(|sum| sum_rule("start.expected_sha256", sum)));
         if !violations.is_empty() {
             return Err(Error::invalid(violations));
         }
