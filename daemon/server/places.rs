@@ -18,6 +18,7 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::{Status, body::Body};
 
+use super::peer::own_user;
 use crate::daemon::call::access::Origin;
 
 /// Connections of one listener at one time; each costs some 30 KiB. Each listener has its own: who fills
@@ -26,7 +27,10 @@ const CONNECTIONS: usize = 1024;
 /// Those of one peer: two fill a listener, one does not.
 const OF_PEER: usize = 512;
 /// Those of one peer on which no call was let in yet: more than a client opens at a stroke.
-const STRANGERS_OF_PEER: usize = 128;
+const STRANGERS_OF_PEER: usize = 256;
+/// Those of the daemon's own user, and of root, let in or not: who could end the daemon need not be kept from
+/// filling it, but by mistake.
+const OF_OWNER: usize = CONNECTIONS - 64;
 /// How long a connection may last on which no call was let in: a client connects because it has a call to
 /// make.
 pub(super) const STRANGERS_PATIENCE: Duration = Duration::from_secs(30);
@@ -121,7 +125,13 @@ impl Places {
         let party = party(origin, address);
         let mut taken = lock(&self.taken);
         let of_party = taken.entry(party).or_default();
-        if of_party.connections >= OF_PEER || of_party.strangers >= STRANGERS_OF_PEER {
+        let (most, strangers) = match party {
+            Party::User(uid) if uid == 0 || Some(uid) == own_user() => (OF_OWNER, OF_OWNER),
+            Party::User(_) | Party::Loopback | Party::Address(_) | Party::Unknown => {
+                (OF_PEER, STRANGERS_OF_PEER)
+            }
+        };
+        if of_party.connections >= most || of_party.strangers >= strangers {
             return None;
         }
         of_party.connections += 1;
@@ -265,8 +275,8 @@ impl http_body::Body for Checked {
 mod tests {
     use super::*;
 
-    const SOMEBODY: Origin = Origin::Socket { uid: 1000 };
-    const OTHER: Origin = Origin::Loopback { uid: Some(1001) };
+    const SOMEBODY: Origin = Origin::Socket { uid: 23_456 };
+    const OTHER: Origin = Origin::Loopback { uid: Some(23_457) };
 
     fn take(places: &Places, origin: Origin) -> Option<Place> {
         let free = Arc::clone(&places.free).try_acquire_owned().ok()?;
@@ -298,6 +308,15 @@ mod tests {
         late.welcome();
         assert!(lock(&places.taken).is_empty());
         assert_eq!(places.free.available_permits(), CONNECTIONS);
+        assert!(take(&places, SOMEBODY).is_some());
+    }
+
+    #[test]
+    fn root_has_nearly_all() {
+        let places = Places::new();
+        let root = Origin::Socket { uid: 0 };
+        let held: Vec<_> = std::iter::from_fn(|| take(&places, root)).collect();
+        assert_eq!(held.len(), OF_OWNER);
         assert!(take(&places, SOMEBODY).is_some());
     }
 
