@@ -80,8 +80,9 @@ impl Events {
         }
         let workspace = pipeline.scene(&incoming)?.workspace.name().to_owned();
         let session = (workspace.clone(), incoming.session.clone());
-        let place = self.watchers.enter(session, incoming.principal.lane())?;
-        let admitted = Arc::new(pipeline.enter(&incoming).await?);
+        // Not a place among those of calls: what goes on can be watched, however many those are.
+        pipeline.count(&incoming)?;
+        let place = Arc::new(self.watchers.enter(session, incoming.principal.lane())?);
         // Before it is looked for: one that is made meanwhile is not missed.
         let more = pipeline.store.sessions().wait_for_more();
         let look = |sessions: &Sessions, workspace: &str, id: &SessionId| {
@@ -94,7 +95,7 @@ impl Events {
             Some(tail) => last.saturating_sub(tail.into()),
             None => request.after_sequence,
         };
-        let (source, after) = match pipeline.look(&incoming, &admitted, look).await? {
+        let (source, after) = match pipeline.look(&incoming, &place, look).await? {
             Ok(session) => {
                 let after = after(*session.last_sequence().borrow());
                 let follower = Follower::new(session, after).map_err(beyond(after))?;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, OwnedSemaphorePermit, Semaphore, broadcast},
+    sync::{Notify, broadcast},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,7 @@ use crate::daemon::{
     },
     config::policy::Action,
     error::{Error, Reason},
+    queue::{Entry, Name, Place, Queue, Share},
     store::{
         approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
         database::DatabaseError,
@@ -41,16 +42,14 @@ use crate::daemon::{
     task,
 };
 
-/// Streams that watch at one time.
-const WATCHERS: usize = 64;
+/// Streams that watch at one time, 64 of one caller.
+const WATCHERS: usize = 85;
 /// Changes that a stream may be behind: with those of a full house, some 16 MiB.
 const BEHIND: usize = 1024;
 /// Time between two looks for what is not to be kept any more.
 const TIME_BETWEEN: Duration = Duration::from_secs(3600);
 /// Calls that are asked about after which is looked before that time is over.
 const ASKED_BETWEEN: u32 = 1000;
-/// How long a caller is told to wait where too many do: somebody must decide first.
-const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// A caller that goes away so shortly before the end of its wait does so because of that: both sides count
 /// the time, and theirs began when the call was on its way.
@@ -69,7 +68,7 @@ pub(crate) struct Approvals {
     /// Told when these are many.
     many: Arc<Notify>,
     changes: broadcast::Sender<Arc<Approval>>,
-    watchers: Arc<Semaphore>,
+    watchers: Arc<Queue>,
 }
 
 /// Somebody who watches: those that wait, and every change from then on.
@@ -79,7 +78,7 @@ pub(crate) struct Watch {
     pub(crate) pending: Vec<Arc<Approval>>,
     /// What changes.
     pub(crate) changes: broadcast::Receiver<Arc<Approval>>,
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Approvals {
@@ -100,7 +99,7 @@ impl Approvals {
             asked: AtomicU32::new(0),
             many: Arc::default(),
             changes: broadcast::Sender::new(BEHIND),
-            watchers: Arc::new(Semaphore::new(WATCHERS)),
+            watchers: Queue::new(WATCHERS, Share::Reserve, 0),
         });
         let (weak, many) = (Arc::downgrade(&approvals), Arc::clone(&approvals.many));
         task::spawn("retention of approvals", async move {
@@ -320,13 +319,12 @@ impl Approvals {
         Ok(known.collect())
     }
 
-    /// Watches them.
-    pub(crate) fn watch(&self) -> Result<Watch, Error> {
-        let place = Arc::clone(&self.watchers).try_acquire_owned();
-        let place = place.map_err(|_| {
-            let text = format!("{WATCHERS} watch already: end one of them, or try again later");
-            Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
-        })?;
+    /// Watches them, for `caller`. When there will be room where there is none, nobody knows.
+    pub(crate) fn watch(&self, caller: &Name) -> Result<Watch, Error> {
+        let Ok(Entry::Place(place)) = self.watchers.enter(caller, usize::MAX) else {
+            let text = "as many watch already as this caller may, or all together: end one of them, or try again when one has ended";
+            return Err(Error::new(Reason::ResourceExhausted, text));
+        };
         let pending = self.pending();
         let waiting = pending.values();
         Ok(Watch {

@@ -89,7 +89,7 @@ impl ApprovalService for Approvals {
         answered(request, async |incoming, request| {
             let request = self.check("WatchApprovalsRequest", request)?;
             let sending = Sending {
-                watch: self.0.approvals.watch()?,
+                watch: self.0.approvals.watch(incoming.principal.lane())?,
                 scope: Scope::of(&self.0, &incoming)?,
                 pipeline: Arc::clone(&self.0),
                 silence: Duration::from_secs(request.keep_alive_sec.unwrap_or(30).into()),

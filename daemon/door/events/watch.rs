@@ -58,7 +58,7 @@ pub(super) struct Watch {
     pub(super) silence: Duration,
     pub(super) deadline: Option<std::time::Instant>,
     pub(super) call_id: String,
-    pub(super) _place: Place,
+    pub(super) _place: Arc<Place>,
 }
 
 /// The side of a stream to which messages go.
