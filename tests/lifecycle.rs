@@ -8,7 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use jig::api::v1::{Outcome, RunRequest};
+use jig::api::v1::{
+    GetInfoRequest, Outcome, RunRequest, daemon_service_client::DaemonServiceClient,
+};
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tonic::{Code, Request};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -26,6 +28,8 @@ const PING: u8 = 6;
 const ACKNOWLEDGED: u8 = 1;
 /// Connections that a daemon takes at one time.
 const PLACES: usize = 1024;
+/// Those of them on which no call needs to be let in, for the daemon's own user.
+const STRANGERS: usize = 960;
 
 /// Connects, and sends bytes.
 fn connection(daemon: &Daemon, bytes: &[u8]) -> UnixStream {
@@ -350,8 +354,15 @@ async fn a_daemon_whose_places_are_all_taken_stops_listening_when_it_is_to_end()
     let mark = Mark::new();
     let call = daemon.begin(mark.on(shell("until [ -e end ]; do sleep 0.05; done")));
     mark.appears(1).await;
-    // The call has one.
-    let taken: Vec<_> = (1..PLACES).map(|_| served(&daemon)).collect();
+    // The call has one. Some are left for connections on which a call is let in.
+    let mut known = Vec::new();
+    for _ in STRANGERS + 1..PLACES {
+        let mut client = DaemonServiceClient::new(daemon.new_connection());
+        let info = client.get_info(GetInfoRequest {});
+        promptly("there is a place", info).await.unwrap();
+        known.push(client);
+    }
+    let strangers: Vec<_> = (0..STRANGERS).map(|_| served(&daemon)).collect();
     let waiting = connection(&daemon, PREFACE);
     daemon.signal(Signal::TERM);
     eventually("its socket is removed", async || !daemon.socket().exists()).await;
@@ -359,7 +370,7 @@ async fn a_daemon_whose_places_are_all_taken_stops_listening_when_it_is_to_end()
     blocking(move || closed(waiting)).await;
     fs::write(daemon.file("end"), "").unwrap();
     promptly("the command ends", call).await.unwrap().unwrap();
-    drop(taken);
+    drop((strangers, known));
     assert!(daemon.exit().await.success());
 }
 

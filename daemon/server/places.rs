@@ -28,9 +28,9 @@ const CONNECTIONS: usize = 1024;
 const OF_PEER: usize = 512;
 /// Those of one peer on which no call was let in yet: more than a client opens at a stroke.
 const STRANGERS_OF_PEER: usize = 256;
-/// Those of the daemon's own user, and of root, let in or not: who could end the daemon need not be kept from
-/// filling it, but by mistake.
-const OF_OWNER: usize = CONNECTIONS - 64;
+/// Those of the daemon's own user, and of root, on which no call was let in yet: who could end the daemon need
+/// not be kept from filling it, but commands may have the same user.
+const STRANGERS_OF_OWNER: usize = CONNECTIONS - 64;
 /// How long a connection may last on which no call was let in: a client connects because it has a call to
 /// make.
 pub(super) const STRANGERS_PATIENCE: Duration = Duration::from_secs(30);
@@ -126,7 +126,9 @@ impl Places {
         let mut taken = lock(&self.taken);
         let of_party = taken.entry(party).or_default();
         let (most, strangers) = match party {
-            Party::User(uid) if uid == 0 || Some(uid) == own_user() => (OF_OWNER, OF_OWNER),
+            Party::User(uid) if uid == 0 || Some(uid) == own_user() => {
+                (CONNECTIONS, STRANGERS_OF_OWNER)
+            }
             Party::User(_) | Party::Loopback | Party::Address(_) | Party::Unknown => {
                 (OF_PEER, STRANGERS_OF_PEER)
             }
@@ -316,7 +318,7 @@ mod tests {
         let places = Places::new();
         let root = Origin::Socket { uid: 0 };
         let held: Vec<_> = std::iter::from_fn(|| take(&places, root)).collect();
-        assert_eq!(held.len(), OF_OWNER);
+        assert_eq!(held.len(), STRANGERS_OF_OWNER);
         assert!(take(&places, SOMEBODY).is_some());
     }
 

@@ -151,11 +151,11 @@ async fn a_kept_home_can_fill_the_disk_that_it_is_on() {
 
 #[tokio::test]
 async fn each_workspace_keeps_its_own_home() {
-    let second = tempfile::tempdir().unwrap();
+    let [second, third] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let table = format!(
         "name = \"one\"\n[[workspaces]]\nname = \"two\"\npath = {:?}\n[[workspaces]]\nname = \"..three\"\npath = {:?}\nhome = \"fresh\"\n[sandbox]\nhome = \"keep\"",
         second.path(),
-        second.path()
+        third.path()
     );
     let daemon = Setup::new().workspace_table(&table).start().await;
     let run = async |workspace: &str, script: &str| {
