@@ -10,6 +10,8 @@ use std::{
     sync::Arc,
 };
 
+use super::reserve::Reserve;
+
 /// What tells one caller's lane from another's.
 pub(crate) type Name = Arc<str>;
 
@@ -44,10 +46,6 @@ pub(crate) enum Share {
     Alone(usize),
 }
 
-/// Of so many places, one is in the reserve.
-const RESERVE: usize = 4;
-/// So many callers have something of it.
-const IN_RESERVE: usize = 16;
 /// Lanes above which those are looked for that can be forgotten.
 const MANY: usize = 1024;
 
@@ -213,8 +211,8 @@ impl<W> Line<W> {
         let fits = match self.share {
             Share::All => true,
             Share::Reserve => {
-                let reserve = reserve(self.at_most);
-                free > reserve || lane.held < (reserve / IN_RESERVE).max(1)
+                let (own, left) = (lane.held + 1, free.saturating_sub(1));
+                Reserve::of_places(self.at_most).allows(own as u64, left as u64)
             }
             Share::OfFree(times) => lane.held < times.saturating_mul(free),
             Share::Alone(together) => {
@@ -267,14 +265,6 @@ impl<W> Lane<W> {
     /// Whether nothing is lost with it: it has nothing, wants nothing, and is not before the others.
     fn is_idle(&self, now: u64) -> bool {
         self.held == 0 && self.waiting.is_empty() && self.tag <= now
-    }
-}
-
-/// Places, of so many, that are there for those who have few.
-fn reserve(places: usize) -> usize {
-    match places {
-        0 | 1 => 0,
-        several => (several / RESERVE).max(1),
     }
 }
 

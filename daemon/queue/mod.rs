@@ -4,10 +4,12 @@
 mod line;
 mod pace;
 mod place;
+mod reserve;
 mod turn;
 
 pub(crate) use self::{
     line::{Name, Share},
     place::{Entry, Full, Place, Queue},
+    reserve::Reserve,
     turn::Turn,
 };

@@ -5,16 +5,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::daemon::queue::Name;
+use crate::daemon::queue::{Name, Reserve};
 
 /// Bytes of all requests that wait.
-const OF_ALL: usize = 256 << 20;
+const OF_ALL: u64 = 256 << 20;
 /// Bytes of those of one caller: several of the largest there can be.
-const OF_ONE: usize = 64 << 20;
-/// Bytes, of those of all, that are there for callers who have few.
-const RESERVE: usize = 64 << 20;
-/// These are few: a sixteenth of the reserve.
-const FEW: usize = RESERVE / 16;
+const OF_ONE: u64 = 64 << 20;
+/// What of those of all is there for callers who have little.
+const RESERVE: Reserve = Reserve::of(OF_ALL);
 
 /// The requests that wait.
 #[derive(Debug, Default)]
@@ -22,9 +20,9 @@ pub(super) struct Backlog(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
-    of_all: usize,
+    of_all: u64,
     /// Of those callers who have any.
-    of_each: HashMap<Name, usize>,
+    of_each: HashMap<Name, u64>,
 }
 
 /// One that waits, until this is dropped.
@@ -32,20 +30,21 @@ struct Held {
 pub(super) struct Waits {
     backlog: Arc<Backlog>,
     name: Name,
-    bytes: usize,
+    bytes: u64,
 }
 
 /// There is no room for it: so many bytes of this caller's wait already.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooMuch(pub(super) usize);
+pub(super) struct TooMuch(pub(super) u64);
 
 impl Backlog {
     /// Adds a request of so many bytes, if there is room for it.
-    pub(super) fn add(self: &Arc<Self>, name: &Name, bytes: usize) -> Result<Waits, TooMuch> {
+    pub(super) fn add(self: &Arc<Self>, name: &Name, bytes: u64) -> Result<Waits, TooMuch> {
         let mut held = self.held();
         let own = held.of_each.get(name).copied().unwrap_or_default();
         let (with, all) = (own.saturating_add(bytes), held.of_all.saturating_add(bytes));
-        if with > OF_ONE || all > OF_ALL || all > OF_ALL - RESERVE && with > FEW {
+        let fits = with <= OF_ONE && all <= OF_ALL && RESERVE.allows(with, OF_ALL - all);
+        if !fits {
             return Err(TooMuch(own));
         }
         held.of_all = all;
@@ -79,7 +78,7 @@ impl Drop for Waits {
 mod tests {
     use super::*;
 
-    const MIB: usize = 1 << 20;
+    const MIB: u64 = 1 << 20;
 
     #[test]
     fn what_waits_is_bounded_for_each_and_for_all() {

@@ -277,7 +277,7 @@ impl Admission {
     fn keep(&self, queue: &Queue, applicant: Applicant<'_>, most: usize) -> Result<Waits, Error> {
         let name = applicant.principal.lane();
         self.backlog
-            .add(name, applicant.bytes)
+            .add(name, applicant.bytes as u64)
             .map_err(|TooMuch(bytes)| {
                 let full = queue.fullness(name, most);
                 let text = format!(

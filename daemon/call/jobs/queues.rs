@@ -15,14 +15,10 @@ use std::{
     time::UNIX_EPOCH,
 };
 
-use crate::daemon::store::jobs::Job;
+use crate::daemon::{queue::Reserve, store::jobs::Job};
 
 /// Milliseconds of waiting that count as much as one step of priority.
 const AGEING_MS: i64 = 60_000;
-/// Of so many places, one is left for callers who have few, where callers are told apart.
-const RESERVE: usize = 4;
-/// So many callers have something of those.
-const IN_RESERVE: usize = 16;
 
 /// A queue of a workspace.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -176,12 +172,12 @@ impl Queues {
         let all = self.concurrency.all;
         let free = all.saturating_sub(self.running.len());
         let reserve = match self.concurrency.is_shared {
-            true => (all / RESERVE).max(usize::from(all > 1)),
-            false => 0,
+            true => Reserve::of_places(all),
+            false => Reserve::NONE,
         };
         let may_have_another = |name: &str, caller: &Caller| {
-            let has_few = caller.running < (reserve / IN_RESERVE).max(1);
-            free > 0 && (free > reserve || has_few) && caller.running < most(name)
+            let (own, left) = (caller.running + 1, free.saturating_sub(1));
+            free > 0 && reserve.allows(own as u64, left as u64) && caller.running < most(name)
         };
         let mut callers: Vec<_> = self
             .callers

@@ -3,12 +3,10 @@
 
 use std::collections::HashMap;
 
-use crate::daemon::error::{Error, Reason};
-
-/// Of so much, one part is left for callers who have little.
-const RESERVE: u64 = 4;
-/// So many callers have something of that.
-const IN_RESERVE: u64 = 16;
+use crate::daemon::{
+    error::{Error, Reason},
+    queue::Reserve,
+};
 
 /// The room.
 #[derive(Debug)]
@@ -66,10 +64,10 @@ impl Room {
         let left = self.most.minus(all);
         let fits = |all: u64, most: u64, own: u64, left: u64| {
             let reserve = match self.is_shared {
-                true => most / RESERVE,
-                false => 0,
+                true => Reserve::of(most),
+                false => Reserve::NONE,
             };
-            all <= most && (left >= reserve || own <= (reserve / IN_RESERVE).max(1))
+            all <= most && reserve.allows(own, left)
         };
         let (what, limit) = if !fits(all.jobs, self.most.jobs, own_then.jobs, left.jobs) {
             ("jobs", self.most.jobs)

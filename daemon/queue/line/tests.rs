@@ -79,9 +79,9 @@ fn nobody_finds_nothing_because_others_came_first() {
         random % bound
     };
     for places in [2, 3, 4, 8, 15, 34, 63, 64, 100, 512, 2048, 5000] {
-        let reserve = reserve(places);
-        let few = (reserve / IN_RESERVE).max(1);
-        let callers = (reserve / few).min(IN_RESERVE) + 1;
+        let reserve = (places / 4).max(1);
+        let few = (reserve / 16).max(1);
+        let callers = (reserve / few).min(16) + 1;
         let names: Vec<Name> = (0..callers).map(|name| name.to_string().into()).collect();
         for _ in 0..20 {
             let mut line = Line::<()>::new(places, Share::Reserve);
