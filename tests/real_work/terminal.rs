@@ -20,22 +20,32 @@ async fn jobs_are_controlled(setup: Setup) {
     let mut watch = daemon.watch(request).await;
     let id = watch.id.clone();
     daemon
-        .write(&id, b"PS1=; stty -echo; echo rea''dy\n")
+        .write(&id, b"PS1='<$?>'; stty -echo; false\n")
         .await
         .unwrap();
-    watch.until("ready\r\n").await;
-    daemon.write(&id, b"sleep 1000 &\njobs\n").await.unwrap();
-    watch.until("Running").await;
-    daemon.write(&id, b"fg\n").await.unwrap();
-    watch.until("sleep 1000\r\n").await;
-    // The job may not have the terminal yet: until it does, Ctrl-Z is the shell's to ignore.
-    daemon.write(&id, b"\x1a").await.unwrap();
-    watch.until("Stopped").await;
+    watch.until("<1>").await;
+    let job = b"sh -c 'while read -r line; do echo \"read $line\"; done' &\n";
+    daemon.write(&id, job).await.unwrap();
+    // Who reads the terminal without having it is stopped.
     daemon
-        .write(
-            &id,
-            b"bg; kill %1; wait; sleep 0.1 & wait; echo all d''one\n",
-        )
+        .write(&id, b"until jobs -s | grep .; do sleep 0.01; done\n")
+        .await
+        .unwrap();
+    watch.until("Stopped").await;
+    daemon.write(&id, b"echo fo''re; fg\n").await.unwrap();
+    watch.until("fore\r\n").await;
+    // The job gets the terminal a moment later, and until then Ctrl-Z is the shell's to ignore: it has
+    // it when it has read something.
+    daemon.write(&id, b"this\n").await.unwrap();
+    watch.until("read this\r\n").await;
+    daemon.write(&id, b"\x1a").await.unwrap();
+    // What is typed before the shell asks may go with the Ctrl-Z.
+    watch.until("<148>").await;
+    daemon.write(&id, b"sleep 1000 &\njobs %2\n").await.unwrap();
+    watch.until("Running").await;
+    daemon.write(&id, b"kill %1 %2; wait\n").await.unwrap();
+    daemon
+        .write(&id, b"sleep 0.1 & wait; echo all d''one\n")
         .await
         .unwrap();
     watch.until("all done\r\n").await;
