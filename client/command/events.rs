@@ -185,6 +185,30 @@ fn line(event: Event) -> String {
             };
             (text("status"), format!("{duration:>9}  {more}"))
         }
+        "tool_call_denied" => {
+            let [who, by] = ["principal", "denied_by"].map(text);
+            ("denied", format!("to {who} by {by}"))
+        }
+        "approval_requested" => {
+            let [id, who, by] = ["approval_id", "principal", "asked_by"].map(text);
+            let about = detail(record.get("params"));
+            ("asked", format!("{id} of {who} by {by}: {about}"))
+        }
+        "approval_decided" => {
+            let [id, by, rule, comment] =
+                ["approval_id", "decided_by", "rule_id", "comment"].map(text);
+            let state = text("state").to_lowercase();
+            // A rule that has decided is named already.
+            let rule = match rule.is_empty() || by.ends_with(rule) {
+                true => String::new(),
+                false => format!(", with rule {rule}"),
+            };
+            let colon = if comment.is_empty() { "" } else { ": " };
+            (
+                "decided",
+                format!("{id} {state} by {by}{rule}{colon}{comment}"),
+            )
+        }
         other => (other, String::new()),
     };
     let line = format!(
@@ -268,18 +292,30 @@ mod tests {
         }
     }
 
+    fn params(command: &str) -> WireValue {
+        let params = Struct {
+            fields: [("command".to_owned(), text(command))].into(),
+        };
+        WireValue {
+            kind: Some(Kind::StructValue(params)),
+        }
+    }
+
+    fn decided(state: &str, by: &str, more: [(&'static str, &str); 1]) -> Event {
+        let fields = [("approval_id", "01A"), ("state", state), ("decided_by", by)];
+        let fields = fields.into_iter().chain(more);
+        event(
+            "approval_decided",
+            fields.map(|(name, value)| (name, text(value))),
+        )
+    }
+
     #[test]
     fn an_event_is_a_line_whatever_is_in_it() {
-        let params = Struct {
-            fields: [("command".to_owned(), text("ls\n\x1b[31m"))].into(),
-        };
-        let params = WireValue {
-            kind: Some(Kind::StructValue(params)),
-        };
         let long = "x".repeat(500);
         for (event, expected) in [
             (
-                event("tool_call_started", [("params", params)]),
+                event("tool_call_started", [("params", params("ls\n\x1b[31m"))]),
                 "2026-11-22T07:37:11.123Z     12  run               started   ls \\033[31m\n",
             ),
             (
@@ -293,6 +329,40 @@ mod tests {
                     ],
                 ),
                 "2026-11-22T07:37:11.123Z     12  run               success      1.500s  exit 3\n",
+            ),
+            (
+                event(
+                    "tool_call_denied",
+                    [
+                        ("principal", text("key:a")),
+                        ("denied_by", text("rule file:secrets")),
+                    ],
+                ),
+                "2026-11-22T07:37:11.123Z     12  run               denied    to key:a by rule file:secrets\n",
+            ),
+            (
+                event(
+                    "approval_requested",
+                    [
+                        ("approval_id", text("01A")),
+                        ("principal", text("key:a")),
+                        ("asked_by", text("risk dangerous")),
+                        ("params", params("make\nx")),
+                    ],
+                ),
+                "2026-11-22T07:37:11.123Z     12  run               asked     01A of key:a by risk dangerous: make x\n",
+            ),
+            (
+                decided("DENIED", "key:b", [("comment", "no")]),
+                "2026-11-22T07:37:11.123Z     12  run               decided   01A denied by key:b: no\n",
+            ),
+            (
+                decided("ALLOWED", "key:b", [("rule_id", "01R")]),
+                "2026-11-22T07:37:11.123Z     12  run               decided   01A allowed by key:b, with rule 01R\n",
+            ),
+            (
+                decided("ALLOWED", "rule 01R", [("rule_id", "01R")]),
+                "2026-11-22T07:37:11.123Z     12  run               decided   01A allowed by rule 01R\n",
             ),
             (
                 event("patch_applied", []),

@@ -1,6 +1,6 @@
 //! `jig rules`: what decides about calls without asking anybody.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::SystemTime};
 
 use clap::{Args, Subcommand, ValueEnum};
 use jig::{
@@ -112,7 +112,7 @@ fn list(address: &str, global: &Global) -> Result<(), Failure> {
         output::note("there are no rules");
         return Ok(());
     }
-    output::stdout(table(&listed).as_bytes())
+    output::stdout(table(&listed, SystemTime::now()).as_bytes())
 }
 
 fn add(address: &str, global: &Global, args: AddArgs) -> Result<(), Failure> {
@@ -167,12 +167,15 @@ fn switch(address: &str, global: &Global, rule_id: String, enabled: bool) -> Res
 fn print(rule: &Rule, as_json: bool) -> Result<(), Failure> {
     match as_json {
         true => output::json(&rule_json(rule)),
-        false => output::stdout(table(std::slice::from_ref(rule)).as_bytes()),
+        false => {
+            let rules = std::slice::from_ref(rule);
+            output::stdout(table(rules, SystemTime::now()).as_bytes())
+        }
     }
 }
 
 /// A line for each, below one that names the columns.
-fn table(rules: &[Rule]) -> String {
+fn table(rules: &[Rule], now: SystemTime) -> String {
     let header = [
         "RULE",
         "STATE",
@@ -192,7 +195,7 @@ fn table(rules: &[Rule]) -> String {
         };
         let row = [
             rule.rule_id.clone(),
-            if rule.enabled { "on" } else { "off" }.to_owned(),
+            state(rule, now).to_owned(),
             short(rule.action().as_str_name(), "ACTION_"),
             rule.tool.clone(),
             workspaces,
@@ -204,6 +207,18 @@ fn table(rules: &[Rule]) -> String {
             .to_vec()
     }));
     columns(&rows)
+}
+
+/// Whether a rule counts, in a word.
+fn state(rule: &Rule, now: SystemTime) -> &'static str {
+    let ends = rule
+        .expire_time
+        .and_then(|time| SystemTime::try_from(time).ok());
+    match (rule.enabled, ends) {
+        (_, Some(end)) if end <= now => "expired",
+        (true, _) => "on",
+        (false, _) => "off",
+    }
 }
 
 fn short(name: &str, prefix: &str) -> String {
@@ -229,4 +244,34 @@ pub(super) fn rule_json(rule: &Rule) -> Value {
         "create_time": time(rule.create_time),
         "approval_id": rule.approval_id,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_rule_that_has_ended_is_not_on() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
+        let rule = |enabled, ends: Option<u64>| Rule {
+            rule_id: "01A".to_owned(),
+            enabled,
+            expire_time: ends
+                .map(|ends| (SystemTime::UNIX_EPOCH + Duration::from_secs(ends)).into()),
+            ..Rule::default()
+        };
+        for (enabled, ends, expected) in [
+            (true, None, "on"),
+            (true, Some(101), "on"),
+            (true, Some(100), "expired"),
+            (false, None, "off"),
+            (false, Some(99), "expired"),
+        ] {
+            let table = table(&[rule(enabled, ends)], now);
+            let words: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
+            assert_eq!(words[1], expected, "{table}");
+        }
+    }
 }

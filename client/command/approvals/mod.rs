@@ -56,7 +56,7 @@ enum Action {
 struct DecideArgs {
     /// The approval, by its id.
     id: String,
-    /// What is decided; `always` allows the call and makes a rule that allows its like.
+    /// What is decided, `y` and `n` for short; `always` allows the call and makes a rule that allows its like.
     decision: Word,
     /// Why, for the record and, where it is denied, for the caller.
     #[arg(long, value_name = "TEXT", default_value = "")]
@@ -72,7 +72,9 @@ struct DecideArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Word {
+    #[value(alias = "y", alias = "yes")]
     Allow,
+    #[value(alias = "n", alias = "no")]
     Deny,
     Always,
 }

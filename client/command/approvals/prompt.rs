@@ -70,13 +70,14 @@ pub(super) fn is_cut(approval: &Approval) -> bool {
     approval.more_files > 0 || parameters.any(|parameter| parameter.omitted_bytes > 0)
 }
 
-/// The rule that `always` makes of a call, for a terminal of so many columns, up to what asks for the answer.
-pub(super) fn rule(approval: &Approval, width: usize) -> String {
+/// The rule that `always` makes of a call with this pattern, for a terminal of so many columns, up to what
+/// asks for the answer. Without a pattern, that one is to be typed.
+pub(super) fn rule(approval: &Approval, pattern: &str, width: usize) -> String {
     let Approval {
         tool, workspace, ..
     } = approval;
     let about = format!("Rule for 30 days: allow {tool} in workspace {workspace}, where");
-    match approval.suggested_pattern.as_str() {
+    match pattern {
         "" => line(
             &format!(
                 "{about} a pattern matches: none is made of a call like this one, as no one would see what else it lets in"
@@ -88,8 +89,8 @@ pub(super) fn rule(approval: &Approval, width: usize) -> String {
 }
 
 /// What asks for the answer about a rule.
-pub(super) fn ask_rule(approval: &Approval) -> &'static str {
-    match approval.suggested_pattern.is_empty() {
+pub(super) fn ask_rule(pattern: &str) -> &'static str {
+    match pattern.is_empty() {
         true => "Pattern (n for no rule): ",
         false => "Make this rule? (y/n, or another pattern): ",
     }
@@ -98,21 +99,20 @@ pub(super) fn ask_rule(approval: &Approval) -> &'static str {
 /// What somebody has answered about a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RuleAnswer {
-    /// Make it, with another pattern where one is given.
-    Make(Option<String>),
+    /// Make it as it was shown.
+    Make,
+    /// Show it with this pattern, and ask again: a slip of a finger is a pattern, too, and `m` is in every
+    /// call.
+    Show(String),
     /// Make none.
     No,
 }
 
-/// Understands an answer about the rule that `always` makes.
-pub(super) fn rule_answer(approval: &Approval, line: &str) -> RuleAnswer {
+/// Understands an answer about the rule that `always` makes, which was shown with this pattern.
+pub(super) fn rule_answer(pattern: &str, line: &str) -> RuleAnswer {
     match answer(line) {
-        Answer::Decided(Decision::Allow) if !approval.suggested_pattern.is_empty() => {
-            RuleAnswer::Make(None)
-        }
-        Answer::Unknown if !line.trim().is_empty() => {
-            RuleAnswer::Make(Some(line.trim().to_owned()))
-        }
+        Answer::Decided(Decision::Allow) if !pattern.is_empty() => RuleAnswer::Make,
+        Answer::Unknown if !line.trim().is_empty() => RuleAnswer::Show(line.trim().to_owned()),
         Answer::Decided(_) | Answer::Unknown | Answer::All => RuleAnswer::No,
     }
 }
@@ -218,29 +218,29 @@ mod tests {
     #[test]
     fn a_rule_is_shown_before_it_is_made() {
         let mut approval = approval(&[("command", "cat")]);
-        let make = |pattern: &str| RuleAnswer::Make(Some(pattern.to_owned()));
-        let text = rule(&approval, 80).replace("\n    ", "");
+        let show = |pattern: &str| RuleAnswer::Show(pattern.to_owned());
+        let text = rule(&approval, "", 80).replace("\n    ", "");
         assert!(text.contains("none is made"), "{text}");
         for (line, expected) in [
             ("y", RuleAnswer::No),
             ("", RuleAnswer::No),
-            ("^x", make("^x")),
+            ("^x", show("^x")),
         ] {
-            assert_eq!(rule_answer(&approval, line), expected, "{line}");
+            assert_eq!(rule_answer("", line), expected, "{line}");
         }
-        approval.suggested_pattern = "^cat$".to_owned();
         approval.workspace = "w".to_owned();
         assert_eq!(
-            rule(&approval, 80),
+            rule(&approval, "^cat$", 80),
             "Rule for 30 days: allow write_file in workspace w, where\n  ^cat$\n"
         );
         for (line, expected) in [
-            ("y\n", RuleAnswer::Make(None)),
+            ("y\n", RuleAnswer::Make),
             ("n", RuleAnswer::No),
             ("", RuleAnswer::No),
-            ("^c", make("^c")),
+            ("m", show("m")),
+            ("^c", show("^c")),
         ] {
-            assert_eq!(rule_answer(&approval, line), expected, "{line}");
+            assert_eq!(rule_answer("^cat$", line), expected, "{line}");
         }
     }
 

@@ -33,6 +33,14 @@ use jig::{
 /// Rest between two attempts to watch, where the daemon does not say how long.
 const REST: Duration = Duration::from_secs(1);
 
+/// What a decision can be refused with that leaves its call waiting, and another answer possible.
+const UNDECIDED: [&str; 4] = [
+    "INVALID_PARAMS",
+    "INVALID_REGEX",
+    "RESOURCE_EXHAUSTED",
+    "NO_SPACE",
+];
+
 /// Asks until somebody has had enough.
 pub(super) fn watch(global: &Global) -> Result<(), Failure> {
     global.refuse_request_id("each answer is a call")?;
@@ -54,8 +62,8 @@ struct Session {
     waiting: BTreeMap<String, Approval>,
     /// The call that is asked about.
     asked: Option<String>,
-    /// Whether the rule that `always` makes of it is asked about.
-    is_rule: bool,
+    /// Pattern of the rule of `always` that is asked about; empty where one must be typed.
+    rule: Option<String>,
     /// Whether a line is to be read before the next question.
     is_held: bool,
 }
@@ -110,7 +118,7 @@ impl Session {
     /// Says that the call that is asked about does not wait any more.
     fn give_up(&mut self, approval: &Approval) -> Result<(), Failure> {
         self.asked = None;
-        self.is_rule = false;
+        self.rule = None;
         self.is_held = true;
         output::stdout(b"\n")?;
         output::note(&format!(
@@ -130,7 +138,7 @@ impl Session {
             return Ok(());
         };
         self.asked = Some(id.clone());
-        self.is_rule = false;
+        self.rule = None;
         output::note(&about(approval, SystemTime::now()));
         output::stdout(question(approval, columns_of_terminal()).as_bytes())?;
         if is_cut(approval) {
@@ -154,21 +162,21 @@ impl Session {
         let Some(approval) = asked.cloned() else {
             return Ok(());
         };
-        if self.is_rule {
-            self.is_rule = false;
-            return match rule_answer(&approval, line) {
-                RuleAnswer::Make(pattern) => {
-                    let request = decision(&approval, Decision::Always, pattern);
+        if let Some(pattern) = self.rule.take() {
+            return match rule_answer(&pattern, line) {
+                RuleAnswer::Make => {
+                    let other = (pattern != approval.suggested_pattern).then_some(pattern);
+                    let request = decision(&approval, Decision::Always, other);
                     self.decide(client, keyboard, request).await
                 }
+                RuleAnswer::Show(other) => self.ask_about_rule(keyboard, &approval, other),
                 RuleAnswer::No => ask(keyboard, ASK),
             };
         }
         match answer(line) {
             Answer::Decided(Decision::Always) => {
-                self.is_rule = true;
-                output::stdout(rule(&approval, columns_of_terminal()).as_bytes())?;
-                ask(keyboard, ask_rule(&approval))
+                let suggested = approval.suggested_pattern.clone();
+                self.ask_about_rule(keyboard, &approval, suggested)
             }
             Answer::Decided(decided) => {
                 let request = decision(&approval, decided, None);
@@ -180,6 +188,19 @@ impl Session {
                 ask(keyboard, ASK)
             }
         }
+    }
+
+    /// Shows the rule that `always` makes with this pattern, and asks whether to.
+    fn ask_about_rule(
+        &mut self,
+        keyboard: &mut Keyboard,
+        approval: &Approval,
+        pattern: String,
+    ) -> Result<(), Failure> {
+        output::stdout(rule(approval, &pattern, columns_of_terminal()).as_bytes())?;
+        ask(keyboard, ask_rule(&pattern))?;
+        self.rule = Some(pattern);
+        Ok(())
     }
 
     /// Shows the whole of a call, and asks about it again.
@@ -231,7 +252,7 @@ impl Session {
                 Ok(())
             }
             // It waits on, and can be answered otherwise.
-            Err(error) if ["INVALID_PARAMS", "INVALID_REGEX"].contains(&error.name()) => {
+            Err(error) if UNDECIDED.contains(&error.name()) => {
                 output::note(&error.message);
                 self.asked = Some(id);
                 ask(keyboard, ASK)
