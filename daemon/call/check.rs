@@ -91,7 +91,8 @@ impl Pipeline {
         let subject = match given {
             Some(given) => {
                 let files = T::files(&params, &scene);
-                subject.with(told(&given, &scene), files, given.size())
+                let told = told(&given, &scene, T::reading(&params, &scene));
+                subject.with(told, files, given.size())
             }
             None => subject,
         };

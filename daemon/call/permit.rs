@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use prost::Message;
@@ -20,7 +20,6 @@ use super::{
     },
     record,
     subject::{Permitted, Subject, told},
-    timed_out,
 };
 use crate::{
     api::v1::Risk,
@@ -35,6 +34,12 @@ use crate::{
         telemetry::semconv,
     },
 };
+
+/// What part of the time to its deadline a call does not wait to be approved, and how much at most: in it, the
+/// end of the wait is written down, and the caller is told what it was, instead of nothing but that its time
+/// is up.
+const FOR_ANSWER: u32 = 4;
+const MOST_FOR_ANSWER: Duration = Duration::from_secs(1);
 
 impl Pipeline {
     /// Refuses a tool that the operator has switched off, whatever it is called with.
@@ -66,7 +71,7 @@ impl Pipeline {
         let subject = match is_looked_at {
             true => {
                 let given = self.catalog.given(message, said)?;
-                let told = told(&given, scene);
+                let told = told(&given, scene, None);
                 subject.with(told, vec![file.to_owned()], given.size())
             }
             false => subject,
@@ -114,7 +119,13 @@ impl Pipeline {
         }
         let session = self.session(incoming).await?;
         let (now, clock) = (Instant::now(), SystemTime::now());
-        let until = incoming.deadline.unwrap_or(now + settings.wait);
+        let until = match incoming.deadline {
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(now);
+                deadline - (left / FOR_ANSWER).min(MOST_FOR_ANSWER)
+            }
+            None => now + settings.wait,
+        };
         let call = subject.call;
         let shown = Shown {
             parameters: subject.shown,
@@ -148,6 +159,7 @@ impl Pipeline {
             about: record::about(call.tool, incoming, &call.workspace),
             until,
             at_most: settings.pending,
+            before: Arc::clone(&subject.snapshot),
         };
         if let Some(job) = &incoming.job {
             job.is_asked_about.cancel();
@@ -165,7 +177,7 @@ impl Pipeline {
                 })
             }
             EndState::Withdrawn if self.drain.has_begun() => Err(draining()),
-            EndState::Expired if incoming.deadline.is_some() => Err(timed_out(call.tool)),
+            EndState::Expired if incoming.deadline.is_some() => Err(too_late(&ended.record, end)),
             EndState::Denied | EndState::Expired | EndState::Withdrawn | EndState::Lost => {
                 Err(not_allowed(&ended.record, end))
             }
@@ -295,7 +307,20 @@ fn not_allowed(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
             format!("nobody waited any more for this call of {tool} to be approved")
         }
     };
-    Error::new(Reason::ApprovalDenied, text)
+    of_approval(Reason::ApprovalDenied, text, record, end)
+}
+
+/// What a call is told about which nobody has decided before its deadline.
+fn too_late(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
+    let text = format!(
+        "nobody has decided before the deadline whether this call of {} may be made, and nothing of it was begun: try again when somebody watches (jig approvals), or give it a longer deadline",
+        record.tool
+    );
+    of_approval(Reason::Timeout, text, record, end)
+}
+
+fn of_approval(reason: Reason, text: String, record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
+    Error::new(reason, text)
         .with("approval_id", record.id.clone())
         .with("state", end.state.name())
         .with("by", end.by.clone())
@@ -303,5 +328,5 @@ fn not_allowed(record: &ApprovalRecord, end: &ApprovalEnd) -> Error {
 
 fn draining() -> Error {
     let text = "the daemon is shutting down, and this call was not approved yet: retry elsewhere, or when it is back";
-    Error::new(Reason::Draining, text).retry_after(std::time::Duration::from_secs(1))
+    Error::new(Reason::Draining, text).retry_after(Duration::from_secs(1))
 }

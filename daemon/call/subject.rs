@@ -6,7 +6,7 @@ use super::policy::{decision::Snapshot, judged::Judged};
 use crate::{
     api::v1::Risk,
     daemon::{
-        catalog::{Given, Told},
+        catalog::{Given, Reading, Told},
         tool::Scene,
     },
 };
@@ -82,7 +82,7 @@ impl Subject {
 }
 
 /// What was given, for those who decide about it.
-pub(super) fn told(given: &Given, scene: &Scene) -> Told {
+pub(super) fn told(given: &Given, scene: &Scene, reading: Option<Reading>) -> Told {
     let plain = |path: &str| scene.workspace.resolve(path).ok();
-    given.tell(|path| plain(path).map(|path| path.to_string()))
+    given.tell(|path| plain(path).map(|path| path.to_string()), reading)
 }

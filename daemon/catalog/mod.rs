@@ -17,7 +17,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDes
 use serde_json::{Map, Value};
 
 use self::rules::{Looked, Rules};
-pub(crate) use self::told::{Text, Told};
+pub(crate) use self::told::{Reading, Text, Told};
 use crate::{
     api::{self, v1},
     daemon::{
@@ -220,9 +220,13 @@ impl ToolSpec {
 
 impl Given {
     /// What was given, for those who decide about it. `plain` says how a path reads without detours, if it
-    /// is one of the workspace.
-    pub(crate) fn tell(&self, plain: impl Fn(&str) -> Option<String>) -> Told {
-        Told::new(&self.rules, &self.message, plain)
+    /// is one of the workspace; `reading`, how another text reads.
+    pub(crate) fn tell(
+        &self,
+        plain: impl Fn(&str) -> Option<String>,
+        reading: Option<Reading>,
+    ) -> Told {
+        Told::new(&self.rules, &self.message, plain, reading)
     }
 
     /// Bytes that it takes, about.

@@ -8,7 +8,8 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use prost_reflect::{
-    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, SerializeOptions, Value,
+    DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, ReflectMessage as _,
+    SerializeOptions, Value,
 };
 use serde_json::Value as Json;
 
@@ -46,6 +47,17 @@ pub(crate) struct Text {
     pub(crate) may_allow: bool,
 }
 
+/// A text of a request as it reads once it is understood, where that is not as it was given.
+#[derive(Debug)]
+pub(crate) struct Reading {
+    /// The field that has it.
+    pub(crate) field: &'static str,
+    /// What it reads.
+    pub(crate) text: String,
+    /// Whether a path in it leads back.
+    pub(crate) leads_back: bool,
+}
+
 /// Fields as they are told in place of what was given.
 type Instead = Vec<(FieldDescriptor, Value)>;
 
@@ -57,15 +69,17 @@ struct Writer {
 }
 
 impl Told {
-    /// What `message` has, by `rules`. `plain` says how a path reads without detours.
+    /// What `message` has, by `rules`. `plain` says how a path reads without detours, `reading` how another
+    /// text does.
     ///
-    /// Rules are compared with the parameters as they were given, with paths without detours, and with the
-    /// defaults that are always told: what allows, never with less than that is told, nor with a path that
-    /// leads back, which may end somewhere else than it seems to.
+    /// Rules are compared with the parameters as they were given, with paths without detours, with what texts
+    /// read, and with the defaults that are always told: what allows, never with less than that is told, nor
+    /// with what a text reads, nor with a path that leads back, which may end somewhere else than it seems to.
     pub(super) fn new(
         rules: &Rules,
         message: &DynamicMessage,
         plain: impl Fn(&str) -> Option<String>,
+        reading: Option<Reading>,
     ) -> Self {
         let defaults: Instead = rules.always_told(message);
         let mut paths = Instead::new();
@@ -80,9 +94,13 @@ impl Told {
         let mut writer = Writer::new(Some("^".to_owned()));
         writer.message(Some(rules), message, &all);
         writer.pattern("$");
+        let may_allow = reading.as_ref().is_none_or(|reading| !reading.leads_back);
+        if !may_allow {
+            writer.pattern = None;
+        }
         let mut texts = vec![Text {
             text: writer.text,
-            may_allow: true,
+            may_allow,
         }];
         let mut add = |instead: &Instead, may_allow| {
             let mut writer = Writer::new(None);
@@ -93,13 +111,19 @@ impl Told {
             });
         };
         if !paths.is_empty() {
-            add(&defaults, !leads_back);
+            add(&defaults, may_allow && !leads_back);
         }
         if !defaults.is_empty() {
             add(&Instead::new(), false);
             if !paths.is_empty() {
                 add(&paths, false);
             }
+        }
+        if let Some(Reading { field, text, .. }) = reading
+            && let Some(field) = message.descriptor().get_field_by_name(field)
+        {
+            let read = (field, Value::String(text));
+            add(&all.into_iter().chain([read]).collect(), false);
         }
         Self {
             texts,

@@ -22,6 +22,7 @@ use super::{Done, Scene, Tool, Work, on_files};
 use crate::{
     api::v1,
     daemon::{
+        catalog::Reading,
         descriptors,
         error::{Error, Reason, Violation},
         store::session::{Session, Step},
@@ -64,13 +65,35 @@ impl Tool for ApplyPatch {
     }
 
     fn files(request: &Self::Params, scene: &Scene) -> Vec<String> {
-        let strip = request.strip.unwrap_or(DEFAULT_STRIP);
-        let strip = usize::try_from(strip).unwrap_or(usize::MAX);
         // One that cannot be understood is refused when it is applied.
-        let patches = patch::parse(&request.unified_diff, strip);
+        let patches = patch::parse(&request.unified_diff, strip(request));
         let paths = patches.and_then(|mut patches| resolve(&scene.workspace, &mut patches));
         let paths = paths.unwrap_or_default();
         paths.iter().map(|path| path.as_str().to_owned()).collect()
+    }
+
+    fn reading(request: &Self::Params, scene: &Scene) -> Option<Reading> {
+        let diff = &request.unified_diff;
+        let mut patches = patch::parse(diff, strip(request)).ok()?;
+        let leads_back = patches.iter().any(FilePatch::leads_back);
+        resolve(&scene.workspace, &mut patches).ok()?;
+        let headers: Vec<_> = patches.iter().flat_map(FilePatch::headers).collect();
+        let mut rest = diff.as_str();
+        let is_given = |header: &String| match rest.split_once(header.as_str()) {
+            Some((_, behind)) => {
+                rest = behind;
+                true
+            }
+            None => false,
+        };
+        if headers.iter().all(is_given) {
+            return None;
+        }
+        Some(Reading {
+            field: "unified_diff",
+            text: headers.concat() + diff,
+            leads_back,
+        })
     }
 
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
@@ -94,9 +117,8 @@ fn apply_patch(
     step: Step,
     stop: &Stop,
 ) -> Result<v1::ApplyPatchResponse, Error> {
-    let strip = usize::try_from(request.strip.unwrap_or(DEFAULT_STRIP)).unwrap_or(usize::MAX);
     let fuzz = usize::try_from(request.max_fuzz.unwrap_or(DEFAULT_FUZZ)).unwrap_or(usize::MAX);
-    let mut patches = patch::parse(&request.unified_diff, strip)?;
+    let mut patches = patch::parse(&request.unified_diff, strip(request))?;
     let paths = resolve(workspace, &mut patches)?;
     let mut change = workspace.change(&paths, stop)?;
     let originals = read_all(&change, &paths, stop)?;
@@ -133,6 +155,12 @@ fn apply_patch(
         patch_size_bytes: clamped(request.unified_diff.len()),
         patch_path,
     })
+}
+
+/// Components to take off the names in a patch.
+fn strip(request: &v1::ApplyPatchRequest) -> usize {
+    let strip = request.strip.unwrap_or(DEFAULT_STRIP);
+    usize::try_from(strip).unwrap_or(usize::MAX)
 }
 
 /// The files at these paths, as far as there are any.

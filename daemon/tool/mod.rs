@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::activity::Activity;
 use crate::daemon::{
+    catalog::Reading,
     descriptors::Attempts,
     egress::proxy::Proxy,
     error::{Error, Reason, Violation},
@@ -93,6 +94,11 @@ pub(crate) trait Tool: Send + 'static {
     /// asked whether it may be made.
     fn files(_params: &Self::Params, _scene: &Scene) -> Vec<String> {
         Vec::new()
+    }
+
+    /// A text of the request as it reads once it is understood, where that is not as it is given: for rules.
+    fn reading(_params: &Self::Params, _scene: &Scene) -> Option<Reading> {
+        None
     }
 
     /// Does the work. It is polled to its end whatever becomes of the caller: `work.stop` tells

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::shown::Shown;
 use crate::daemon::{
-    call::policy::{judged::Judged, pattern::Pattern, rule::Rule},
+    call::policy::{decision::Snapshot, judged::Judged, pattern::Pattern, rule::Rule},
     error::Error,
     store::{
         approvals::{ApprovalEnd, ApprovalRecord, EndState, Parameter},
@@ -47,6 +47,8 @@ pub(crate) struct Question {
     pub(crate) until: Instant,
     /// Most that may wait in the workspace at one time.
     pub(crate) at_most: usize,
+    /// What has decided that it is asked about.
+    pub(crate) before: Arc<Snapshot>,
 }
 
 /// What somebody decides.
@@ -209,7 +211,7 @@ pub(super) fn pattern_for(
 ) -> Result<Pattern, Error> {
     let Some(given) = given else {
         let suggested = question.suggested_pattern.as_deref().ok_or_else(|| {
-            let text = "must be given: none is made of a call that is too large, or that has an environment or a standard input, which nobody is shown";
+            let text = "must be given: none is made of a call that is too large, that names files by a path that leads back (..), or that has an environment or a standard input, which nobody is shown";
             Error::invalid_field("pattern", text)
         })?;
         return Pattern::parse(suggested).map_err(Error::internal);

@@ -24,7 +24,7 @@ use crate::daemon::{
     call::{
         policy::{
             book::RuleBook,
-            decision::By,
+            decision::{By, Verdict},
             rule::{Made, Rule},
         },
         state_error::{of_database, of_files},
@@ -151,6 +151,7 @@ impl Approvals {
             about,
             until,
             at_most: _,
+            before,
         } = question;
         let kept = self.log.ask(approval.record.clone()).await;
         kept.map_err(|error| of_database(&error))?;
@@ -164,6 +165,10 @@ impl Approvals {
             return Err(of_files(&error));
         }
         self.show(&waiting);
+        // Whoever makes a rule from here on finds it among those that wait.
+        if !Arc::ptr_eq(&before, &self.book.snapshot()) {
+            self.look_again(&waiting).await;
+        }
         let ending = tokio::select! {
             biased;
             ended = waiting.ended() => return Ok(ended),
@@ -226,9 +231,12 @@ impl Approvals {
             Decision::Deny => (EndState::Denied, None),
             Decision::Allow => (EndState::Allowed, None),
             Decision::Always { pattern, expires } => {
-                let approval = &waiting.approval;
-                let pattern = pattern_for(approval, &waiting.call, pattern)?;
-                let record = &approval.record;
+                let approval = Arc::clone(&waiting.approval);
+                let call = Arc::clone(&waiting.call);
+                // Patterns may take a while to be read, and to be searched for.
+                let pattern = task::blocking(move || pattern_for(&approval, &call, pattern)).await;
+                let pattern = pattern.map_err(Error::internal)??;
+                let record = &waiting.approval.record;
                 let rule = Rule {
                     id: ulid::Ulid::generate().to_string(),
                     name: format!("always {}", record.tool),
@@ -267,24 +275,32 @@ impl Approvals {
         }
     }
 
-    /// Lets calls go on that wait, and would not if they came now, by a rule that was just made.
-    async fn let_in_by(&self, rule: &Rule) {
+    /// Lets calls go on that wait, and would not if they came now, by a rule that was just made or changed.
+    pub(crate) async fn let_in_by(&self, rule: &Rule) {
+        if rule.action != Action::Allow {
+            return;
+        }
         let waiting: Vec<_> = self.pending().values().cloned().collect();
         for waiting in waiting {
-            let call = Arc::clone(&waiting.call);
-            if call.tool != rule.tool || !rule.is_for(&call.workspace) {
-                continue;
+            let call = &waiting.call;
+            if call.tool == rule.tool && rule.is_for(&call.workspace) {
+                self.look_again(&waiting).await;
             }
-            let decided = self.book.decide(self.book.snapshot(), call).await;
-            let is_let_in = decided.is_ok_and(|verdict| {
-                verdict.action == Action::Allow
-                    && matches!(&verdict.by, By::Rule(by) if by.id == rule.id)
-            });
-            if is_let_in && let Err(error) = self.finish(&waiting, Ending::by_rule(&rule.id)).await
-            {
-                // It waits on, and can be decided about by itself.
-                tracing::warn!(%error, "a call that a new rule lets in could not be told so");
-            }
+        }
+    }
+
+    /// Lets a call go on that waits, where a rule allows it by now.
+    async fn look_again(&self, waiting: &Waiting) {
+        let call = Arc::clone(&waiting.call);
+        let decided = self.book.decide(self.book.snapshot(), call).await;
+        if let Ok(Verdict {
+            action: Action::Allow,
+            by: By::Rule(rule),
+        }) = decided
+            && let Err(error) = self.finish(waiting, Ending::by_rule(&rule.id)).await
+        {
+            // It waits on, and can be decided about by itself.
+            tracing::warn!(%error, "a call that a new rule lets in could not be told so");
         }
     }
 

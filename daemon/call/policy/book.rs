@@ -4,6 +4,7 @@
 
 use std::{
     cmp::Reverse,
+    collections::BTreeSet,
     future::Future,
     sync::{Arc, PoisonError, RwLock},
     thread::available_parallelism,
@@ -30,13 +31,14 @@ use crate::daemon::{
     task,
 };
 
-/// Most rules of a workspace that are kept: each is compared with each call of its tool.
+/// Most rules of a workspace that are kept: each is compared with each call of its tool. Those that have ended
+/// are among them for as long as there is room.
 const MOST_RULES: usize = 1024;
 /// Bytes of all patterns of a workspace's rules that are kept: compiled, they take some fifty times that.
 const MOST_PATTERN_BYTES: usize = 1 << 20;
-/// Parameters that are compared with rules at once; longer ones are on a thread that may block, in their
-/// turn: a pattern may take a second for each MiB.
-const LARGE: usize = 64 << 10;
+/// Bytes that are compared with rules at once, counted once for each pattern; more are on a thread that may
+/// block, in their turn: a pattern may take a second for each MiB, and this thread serves others, too.
+const AT_ONCE: usize = 16 << 10;
 
 /// The rules.
 #[derive(Debug)]
@@ -78,8 +80,9 @@ impl RuleBook {
         snapshot: Arc<Snapshot>,
         call: Arc<Judged>,
     ) -> Result<Verdict, Error> {
-        if call.size() <= LARGE {
-            return Ok(snapshot.decide(call.asked(), SystemTime::now()));
+        let now = SystemTime::now();
+        if snapshot.work(call.asked(), now) <= AT_ONCE {
+            return Ok(snapshot.decide(call.asked(), now));
         }
         let turn = Arc::clone(&self.large).acquire_owned().await;
         let turn = turn.map_err(Error::internal)?;
@@ -102,35 +105,22 @@ impl RuleBook {
         self.add_with(rule, |stored| self.log.add(stored)).await
     }
 
-    /// Adds a rule for one workspace, which `keep` writes down together with what else is to be.
+    /// Adds a rule for one workspace, which `keep` writes down together with what else is to be. Where there is
+    /// no room for it, those that have ended are forgotten, and no more of them than must be.
     pub(crate) async fn add_with<K, F>(&self, rule: Rule, keep: K) -> Result<Arc<Rule>, Error>
     where
         K: FnOnce(StoredRule) -> F,
         F: Future<Output = Result<(), DatabaseError>>,
     {
         let _turn = self.turn.lock().await;
-        let snapshot = self.snapshot();
-        let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
-        let beside = || snapshot.stored().iter().filter(is_beside);
-        let count = beside().count();
-        if count >= MOST_RULES {
-            let text = format!(
-                "this workspace has {count} rules, and {MOST_RULES} are the most: delete some (ListRules, DeleteRule)"
-            );
-            return Err(Error::new(Reason::ResourceExhausted, text));
-        }
-        let bytes: usize = beside().map(|rule| rule.pattern_bytes()).sum();
-        if bytes + rule.pattern_bytes() > MOST_PATTERN_BYTES {
-            let text = format!(
-                "the patterns of this workspace's rules have {bytes} bytes, and {MOST_PATTERN_BYTES} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
-            );
-            return Err(Error::new(Reason::ResourceExhausted, text));
-        }
+        let in_the_way = in_the_way(&self.snapshot(), &rule, SystemTime::now())?;
+        let made_room = self.take_out(&in_the_way).await;
+        made_room.map_err(|error| of_database(&error))?;
         keep(stored(&rule))
             .await
             .map_err(|error| of_database(&error))?;
         let rule = Arc::new(rule);
-        let mut rules: Vec<_> = snapshot.stored().to_vec();
+        let mut rules: Vec<_> = self.snapshot().stored().to_vec();
         rules.push(Arc::clone(&rule));
         rules.sort_by_key(|rule| Reverse(age(rule)));
         self.set_stored(rules.into_iter());
@@ -167,13 +157,9 @@ impl RuleBook {
     /// Removes a rule. `sees` tells of which that may be asked.
     pub(crate) async fn remove(&self, id: &str, sees: impl Fn(&Rule) -> bool) -> Result<(), Error> {
         let _turn = self.turn.lock().await;
-        let snapshot = self.snapshot();
-        find(&snapshot, id, sees)?;
-        let removed = self.log.remove(vec![id.to_owned()]).await;
-        removed.map_err(|error| of_database(&error))?;
-        let rules = snapshot.stored().iter().cloned();
-        self.set_stored(rules.filter(|rule| rule.id != id));
-        Ok(())
+        find(&self.snapshot(), id, sees)?;
+        let removed = self.take_out(&[id.to_owned()].into()).await;
+        removed.map_err(|error| of_database(&error))
     }
 
     /// Removes rules that ended before some time.
@@ -182,13 +168,19 @@ impl RuleBook {
         let snapshot = self.snapshot();
         let is_old = |rule: &Arc<Rule>| rule.expires.is_some_and(|end| end < ended_before);
         let old = snapshot.stored().iter().filter(|rule| is_old(rule));
-        let old: Vec<_> = old.map(|rule| rule.id.clone()).collect();
-        if old.is_empty() {
+        let old = old.map(|rule| rule.id.clone()).collect();
+        self.take_out(&old).await
+    }
+
+    /// Removes these from disk, and here. To be called in turn.
+    async fn take_out(&self, ids: &BTreeSet<String>) -> Result<(), DatabaseError> {
+        if ids.is_empty() {
             return Ok(());
         }
-        self.log.remove(old).await?;
+        self.log.remove(ids.iter().cloned().collect()).await?;
+        let snapshot = self.snapshot();
         let rules = snapshot.stored().iter().cloned();
-        self.set_stored(rules.filter(|rule| !is_old(rule)));
+        self.set_stored(rules.filter(|rule| !ids.contains(&rule.id)));
         Ok(())
     }
 
@@ -197,6 +189,49 @@ impl RuleBook {
         let settings = Arc::clone(&current.settings);
         *current = Arc::new(Snapshot::new(settings, rules.collect()));
     }
+}
+
+/// The rules that have to go for this one, of those that have ended: the first that did so first.
+fn in_the_way(
+    snapshot: &Snapshot,
+    rule: &Rule,
+    now: SystemTime,
+) -> Result<BTreeSet<String>, Error> {
+    let is_beside = |other: &&Arc<Rule>| other.workspaces == rule.workspaces;
+    let (mut ended, others): (Vec<_>, Vec<_>) = snapshot
+        .stored()
+        .iter()
+        .filter(is_beside)
+        .partition(|other| other.has_ended(now));
+    ended.sort_by_key(|rule| rule.expires);
+    let sum =
+        |rules: &[&Arc<Rule>]| -> usize { rules.iter().map(|rule| rule.pattern_bytes()).sum() };
+    let (count, bytes) = (others.len(), sum(&others));
+    if count >= MOST_RULES {
+        let text = format!(
+            "this workspace has {count} rules that have not ended, and {MOST_RULES} are the most: delete some (ListRules, DeleteRule)"
+        );
+        return Err(Error::new(Reason::ResourceExhausted, text));
+    }
+    if bytes + rule.pattern_bytes() > MOST_PATTERN_BYTES {
+        let text = format!(
+            "the patterns of this workspace's rules that have not ended have {bytes} bytes, and {MOST_PATTERN_BYTES} are the most: delete some (ListRules, DeleteRule), or make this one shorter"
+        );
+        return Err(Error::new(Reason::ResourceExhausted, text));
+    }
+    let fits = |left: &[&Arc<Rule>]| {
+        count + left.len() < MOST_RULES
+            && bytes + sum(left) + rule.pattern_bytes() <= MOST_PATTERN_BYTES
+    };
+    let mut left = ended.as_slice();
+    let mut gone = BTreeSet::new();
+    while !fits(left)
+        && let Some((first, rest)) = left.split_first()
+    {
+        gone.insert(first.id.clone());
+        left = rest;
+    }
+    Ok(gone)
 }
 
 /// What newer rules have more of: as the database has it, so that they are asked in the same order after a

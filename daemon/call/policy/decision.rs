@@ -156,6 +156,17 @@ impl Snapshot {
             })
     }
 
+    /// Bytes that are compared to decide about a call, counted once for each pattern.
+    pub(super) fn work(&self, asked: Asked<'_>, now: SystemTime) -> usize {
+        let compared = self.rules().filter(|rule| {
+            rule.pattern.is_some()
+                && rule.is_about(asked.tool, asked.workspace)
+                && rule.is_live(now)
+        });
+        let bytes: usize = asked.texts.iter().map(|text| text.text.len()).sum();
+        bytes.saturating_mul(compared.count())
+    }
+
     /// Decides about a call.
     pub(crate) fn decide(&self, asked: Asked<'_>, now: SystemTime) -> Verdict {
         if !self.settings.has_tool(asked.tool) {

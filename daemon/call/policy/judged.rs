@@ -17,11 +17,6 @@ pub(crate) struct Judged {
 }
 
 impl Judged {
-    /// Bytes to be looked at.
-    pub(crate) fn size(&self) -> usize {
-        self.texts.iter().map(|text| text.text.len()).sum()
-    }
-
     /// As rules look at it.
     pub(crate) fn asked(&self) -> Asked<'_> {
         Asked {

@@ -81,7 +81,12 @@ impl Rule {
 
     /// Whether it counts at a time.
     pub(super) fn is_live(&self, now: SystemTime) -> bool {
-        self.enabled && self.expires.is_none_or(|end| now < end)
+        self.enabled && !self.has_ended(now)
+    }
+
+    /// Whether its time was over at a time.
+    pub(super) fn has_ended(&self, now: SystemTime) -> bool {
+        self.expires.is_some_and(|end| end <= now)
     }
 
     /// Whether one of these texts is what it is looking for.

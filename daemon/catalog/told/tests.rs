@@ -7,7 +7,7 @@ use crate::{api::v1, daemon::catalog::Catalog};
 fn told<T: prost::Message + Default>(tool: &str, request: T) -> super::Told {
     let catalog = Catalog::load().unwrap();
     let checked = catalog.tool(tool).unwrap().check(request, true);
-    checked.unwrap().given.unwrap().tell(plain)
+    checked.unwrap().given.unwrap().tell(plain, None)
 }
 
 /// What a workspace makes of these paths.
@@ -119,7 +119,7 @@ fn a_start_is_told_from_a_run() {
         ..v1::StartRequest::default()
     };
     let checked = catalog.look_at("jig.v1.StartRequest", start, true).unwrap();
-    let start = checked.given.unwrap().tell(plain);
+    let start = checked.given.unwrap().tell(plain, None);
     assert_eq!(
         texts(&start),
         [
@@ -187,7 +187,7 @@ fn the_pattern_of_an_upload_is_for_any_content() {
             ..v1::UploadStart::default()
         };
         let given = catalog.given("jig.v1.UploadStart", &start).unwrap();
-        given.tell(plain)
+        given.tell(plain, None)
     };
     let first = told("abc", 3);
     assert_eq!(
@@ -197,4 +197,32 @@ fn the_pattern_of_an_upload_is_for_any_content() {
     assert_eq!(first.shown[1], ("size_bytes".to_owned(), "3".to_owned()));
     let regex = Regex::new(&first.pattern.unwrap()).unwrap();
     assert!(regex.is_match(&told("def", 4000).texts[0].text));
+}
+
+#[test]
+fn what_a_text_reads_is_told_to_those_who_deny() {
+    let told = |leads_back| {
+        let request = v1::ApplyPatchRequest {
+            unified_diff: "given".to_owned(),
+            ..v1::ApplyPatchRequest::default()
+        };
+        let catalog = Catalog::load().unwrap();
+        let checked = catalog.tool("apply_patch").unwrap().check(request, true);
+        let reading = super::Reading {
+            field: "unified_diff",
+            text: "read".to_owned(),
+            leads_back,
+        };
+        let given = checked.unwrap().given.unwrap();
+        given.tell(plain, Some(reading))
+    };
+    for leads_back in [false, true] {
+        let told = told(leads_back);
+        let expected = [
+            (r#"{"unified_diff":"given"}"#, !leads_back),
+            (r#"{"unified_diff":"read"}"#, false),
+        ];
+        assert_eq!(texts(&told), expected);
+        assert_eq!(told.pattern.is_some(), !leads_back);
+    }
 }

@@ -363,8 +363,10 @@ impl Approvals {
                 approval_id: None,
             }),
         });
+        let made = made.await?;
+        self.0.approvals.let_in_by(&made).await;
         Ok(CreateRuleResponse {
-            rule: Some(rule(&*made.await?, &scope)),
+            rule: Some(rule(&made, &scope)),
         })
     }
 
@@ -391,8 +393,10 @@ impl Approvals {
             .0
             .policy
             .change(&request.rule_id, sees, request.enabled, expires);
+        let changed = changed.await?;
+        self.0.approvals.let_in_by(&changed).await;
         Ok(UpdateRuleResponse {
-            rule: Some(rule(&*changed.await?, scope.workspaces())),
+            rule: Some(rule(&changed, scope.workspaces())),
         })
     }
 

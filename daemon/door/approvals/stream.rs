@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    sync::{broadcast::error::RecvError, mpsc::Sender},
-    time::sleep,
-};
+use tokio::sync::{broadcast::error::RecvError, mpsc::Sender};
 use tokio_util::sync::CancellationToken;
 
 use super::{message::approval, scope::Scope};
@@ -93,6 +90,7 @@ impl Sending {
             }
         }
         say(Event::Listed(ApprovalsListed { count })).await?;
+        let mut last = Instant::now();
         loop {
             let event = tokio::select! {
                 changed = self.watch.changes.recv() => match changed {
@@ -100,14 +98,16 @@ impl Sending {
                         Event::Approval(approval(&found, &self.pipeline.catalog))
                     }
                     Ok(_) => continue,
-                    Err(RecvError::Lagged(missed)) => return Some(behind(missed)),
+                    Err(RecvError::Lagged(_)) => return Some(behind()),
                     Err(RecvError::Closed) => return None,
                 },
-                () = sleep(self.silence) => Event::KeepAlive(ApprovalsKeepAlive {
+                // Since something was said: what others' calls do is none of this client's.
+                () = task::until(last.checked_add(self.silence)) => Event::KeepAlive(ApprovalsKeepAlive {
                     pending: self.pending(),
                 }),
             };
             say(event).await?;
+            last = Instant::now();
         }
     }
 
@@ -119,9 +119,8 @@ impl Sending {
     }
 }
 
-fn behind(missed: u64) -> Error {
-    let text = format!(
-        "this stream has taken its messages too slowly and missed {missed} changes: watch again, from what waits then"
-    );
+/// How much was missed is not told: it may be of workspaces that the caller may not know of.
+fn behind() -> Error {
+    let text = "this stream has taken its messages too slowly and missed some: watch again, from what waits then";
     Error::new(Reason::ResourceExhausted, text).retry_after(Duration::ZERO)
 }

@@ -2,6 +2,9 @@
 
 use super::hunk::Hunk;
 
+/// What stands where a file is not.
+pub(super) const NOTHING: &str = "/dev/null";
+
 /// A file of a patch.
 #[derive(Debug)]
 pub(crate) struct FilePatch<'p> {
@@ -13,6 +16,39 @@ pub(crate) struct FilePatch<'p> {
     /// Whether it can be executed then; none where the patch does not say.
     pub(super) executable: Option<bool>,
     pub(super) hunks: Vec<Hunk<'p>>,
+}
+
+impl FilePatch<'_> {
+    /// Whether a name of it leads back, and so may end somewhere else than it seems to.
+    pub(crate) fn leads_back(&self) -> bool {
+        let mut names = [&self.old, &self.new].into_iter();
+        names.any(|name| name.split('/').any(|part| part == ".."))
+    }
+
+    /// The lines that name the file, as git writes them, but without quotes: whoever looks for a name finds it.
+    /// Those of a group follow each other.
+    pub(crate) fn headers(&self) -> Vec<String> {
+        let Self { old, new, .. } = self;
+        let (from, to) = (format!("a/{old}"), format!("b/{new}"));
+        let mut groups = vec![format!("diff --git {from} {to}\n")];
+        match self.kind {
+            Kind::Rename => groups.push(format!("rename from {old}\nrename to {new}\n")),
+            Kind::Copy => groups.push(format!("copy from {old}\ncopy to {new}\n")),
+            Kind::Create | Kind::Modify | Kind::Delete => {}
+        }
+        let from = if self.kind == Kind::Create {
+            NOTHING
+        } else {
+            &from
+        };
+        let to = if self.kind == Kind::Delete {
+            NOTHING
+        } else {
+            &to
+        };
+        groups.push(format!("--- {from}\n+++ {to}\n"));
+        groups
+    }
 }
 
 /// What is done to it.

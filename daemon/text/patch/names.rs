@@ -1,10 +1,10 @@
 //! The names of files in the headers of a patch.
 
-use super::lines::{misunderstood, shown};
+use super::{
+    file::NOTHING,
+    lines::{misunderstood, shown},
+};
 use crate::daemon::error::{Error, Reason};
-
-/// What stands where a file is not.
-const NOTHING: &str = "/dev/null";
 
 /// Most bytes of a name: the kernel takes no longer path.
 const LONGEST_NAME: usize = 4096;
