@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use jig::api::v1::{ApprovalState, Decision, ListRulesRequest};
+use jig::api::v1::{ApprovalState, Decision};
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     process::{Pid, Signal, kill_process},
@@ -18,7 +18,7 @@ use rustix::{
 use serde_json::Value;
 
 use super::{
-    ASK, approvals, decide, decision, file, find, wait_for, wait_for_end, wait_for_one,
+    ASK, decide, decision, file, find, rules::fill, wait_for, wait_for_end, wait_for_one,
     with_policy, write,
 };
 use crate::support::{Daemon, KeyFile, Setup, eventually, promptly, shell};
@@ -129,6 +129,7 @@ impl Drop for Somebody {
 }
 
 const ASKS: &str = "Approve? (y/n/always): ";
+const MAKES: &str = "Make this rule? (y/n, or another pattern): ";
 
 #[tokio::test]
 async fn somebody_at_a_terminal_answers() {
@@ -162,9 +163,7 @@ async fn somebody_at_a_terminal_answers() {
     assert!(!third.is_finished());
     somebody.types("always\n");
     // What is made is seen before it is.
-    let seen = somebody
-        .sees("Make this rule? (y/n, or another pattern): ", 1)
-        .await;
+    let seen = somebody.sees(MAKES, 1).await;
     assert!(
         seen.contains("Rule for 30 days: allow write_file in workspace workspace, where\n  ^"),
         "{seen}"
@@ -174,11 +173,7 @@ async fn somebody_at_a_terminal_answers() {
     promptly("it is written", third).await.unwrap().unwrap();
     somebody.sees("and its like by the rule", 1).await;
     write(&daemon, file("c", "y")).await.unwrap().unwrap();
-    let rules = approvals(&daemon)
-        .list_rules(ListRulesRequest::default())
-        .await
-        .unwrap();
-    assert_eq!(rules.into_inner().rules.len(), 1);
+    assert_eq!(rules(&daemon).await.len(), 1);
     // Ctrl-C says what becomes of what is asked about.
     let last = write(&daemon, file("d", "x"));
     somebody.sees(ASKS, 5).await;
@@ -263,8 +258,76 @@ async fn all_of_a_call_is_shown_on_demand_and_its_rule_can_be_another() {
     somebody.types("always\n");
     somebody.sees("Pattern (n for no rule): ", 2).await;
     somebody.types("the-end\n");
+    somebody.sees(MAKES, 1).await;
+    somebody.types("y\n");
     promptly("it runs", run).await.unwrap().unwrap();
     daemon.run(shell("echo the-end")).await;
+}
+
+#[tokio::test]
+async fn no_rule_is_made_that_was_not_seen() {
+    let daemon = with_policy(ASK).await;
+    let mut somebody = Somebody::before(&daemon);
+    let run = daemon.begin(shell("true"));
+    somebody.sees(ASKS, 1).await;
+    somebody.types("always\n");
+    somebody.sees(MAKES, 1).await;
+    // A slip of a finger.
+    somebody.types("m\n");
+    let seen = somebody.sees(MAKES, 2).await;
+    assert!(
+        seen.ends_with(&format!("workspace workspace, where\n  m\n{MAKES}")),
+        "{seen}"
+    );
+    assert!(!run.is_finished());
+    assert_eq!(rules(&daemon).await, [""; 0]);
+    somebody.types("n\n");
+    somebody.sees(ASKS, 2).await;
+    // Another pattern that is meant.
+    somebody.types("always\n");
+    somebody.sees(MAKES, 3).await;
+    somebody.types("\"command\":\"true\"\n");
+    somebody.sees(MAKES, 4).await;
+    somebody.types("y\n");
+    promptly("it runs", run).await.unwrap().unwrap();
+    assert_eq!(rules(&daemon).await, ["\"command\":\"true\""]);
+}
+
+#[tokio::test]
+async fn where_there_is_no_room_for_a_rule_it_is_asked_again() {
+    let daemon = with_policy(ASK).await;
+    fill(&daemon, None).await;
+    let mut somebody = Somebody::before(&daemon);
+    let run = daemon.begin(shell("true"));
+    somebody.sees(ASKS, 1).await;
+    somebody.types("always\n");
+    somebody.sees(MAKES, 1).await;
+    somebody.types("y\n");
+    let seen = somebody.sees(ASKS, 2).await;
+    assert!(seen.contains("rules that have not ended have"), "{seen}");
+    somebody.types("y\n");
+    promptly("it runs", run).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn who_starts_a_command_is_told_that_it_waits() {
+    let daemon = with_policy(ASK).await;
+    let mut somebody = Somebody::at(command(&daemon, &["exec", "--", "echo", "ran"]));
+    somebody.sees("or to be approved (jig approvals)", 1).await;
+    let approval = wait_for_one(&daemon).await;
+    let decided = jig(
+        &daemon,
+        &["approvals", "decide", &approval.approval_id, "y"],
+    );
+    assert!(decided.status.success(), "{decided:?}");
+    somebody.sees("ran\n", 1).await;
+    assert_eq!(somebody.exits().await, Some(0));
+}
+
+/// The patterns of the rules.
+async fn rules(daemon: &Daemon) -> Vec<String> {
+    let listed = super::rules::rules(daemon).await;
+    listed.into_iter().map(|rule| rule.pattern).collect()
 }
 
 #[tokio::test]

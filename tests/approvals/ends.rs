@@ -36,6 +36,33 @@ async fn nobody_decides_in_time() {
 async fn the_deadline_of_the_call_passes() {
     let daemon = with_policy(ASK).await;
     let refused = daemon
+        .try_run(with("grpc-timeout", "4S", shell("touch ran")))
+        .await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code(), Code::DeadlineExceeded, "{refused}");
+    let refusal = Refusal::of(&refused);
+    assert_eq!(refusal.reason, "TIMEOUT");
+    // Somebody has to know why nothing came of it, and that nothing has begun.
+    assert!(
+        refusal.message.contains("nobody has decided")
+            && refusal.message.contains("nothing of it was begun"),
+        "{refusal:?}"
+    );
+    assert_eq!(refusal.metadata["state"], "EXPIRED");
+    wait_for(&daemon, 0).await;
+    let records = super::events(&daemon, "approval_requested");
+    let id = records[0]["approval_id"].as_str().unwrap().to_owned();
+    let ended = wait_for_end(&daemon, &id).await;
+    assert_eq!(refusal.metadata["approval_id"], id);
+    assert_eq!(ended.state(), ApprovalState::Expired, "{ended:?}");
+    ended_once(&daemon, &id);
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
+async fn a_deadline_that_leaves_no_time_passes() {
+    let daemon = with_policy(ASK).await;
+    let refused = daemon
         .try_run(with("grpc-timeout", "300m", shell("touch ran")))
         .await;
     let refused = refused.unwrap_err();
@@ -46,11 +73,12 @@ async fn the_deadline_of_the_call_passes() {
     );
     wait_for(&daemon, 0).await;
     let records = super::events(&daemon, "approval_requested");
-    let id = records[0]["approval_id"].as_str().unwrap().to_owned();
-    let ended = wait_for_end(&daemon, &id).await;
+    let id = records[0]["approval_id"].as_str().unwrap();
     // Whoever sees it first, the caller or the daemon.
-    assert_eq!(ended.state(), ApprovalState::Expired, "{ended:?}");
-    ended_once(&daemon, &id);
+    assert_eq!(
+        wait_for_end(&daemon, id).await.state(),
+        ApprovalState::Expired
+    );
     assert!(!daemon.file("ran").exists());
 }
 

@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use jig::api::v1::{
-    Action, CreateRuleRequest, Decision, DeleteRuleRequest, ListApprovalsRequest, ListRulesRequest,
-    Rule, RuleOrigin, UpdateRuleRequest,
+    Action, ApprovalState, CreateRuleRequest, Decision, DeleteRuleRequest, ListApprovalsRequest,
+    ListRulesRequest, Rule, RuleOrigin, UpdateRuleRequest,
 };
 
 use super::{
-    ASK, approvals, decide, decision, ended_once, events, file, pending, wait_for_one, with_policy,
-    write,
+    ASK, approvals, decide, decision, ended_once, events, file, find, pending, wait_for,
+    wait_for_one, with_policy, write,
 };
-use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, shell, with, with_key};
+use crate::support::{
+    Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell, with, with_key,
+};
 
-async fn rules(daemon: &Daemon) -> Vec<Rule> {
+/// The rules.
+pub(super) async fn rules(daemon: &Daemon) -> Vec<Rule> {
     let listed = approvals(daemon)
         .list_rules(ListRulesRequest::default())
         .await;
@@ -27,6 +30,102 @@ fn new_rule(tool: &str, pattern: &str, action: Action) -> CreateRuleRequest {
         action: action.into(),
         ..CreateRuleRequest::default()
     }
+}
+
+/// Makes rules as large as they can be, as many as there is room for.
+pub(super) async fn fill(daemon: &Daemon, lifetime_sec: Option<u32>) {
+    for _ in 0..64 {
+        let request = CreateRuleRequest {
+            lifetime_sec,
+            ..new_rule("stat", &"x".repeat(16 << 10), Action::Deny)
+        };
+        approvals(daemon).create_rule(request).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn rules_that_have_ended_make_room() {
+    let daemon = with_policy("").await;
+    // They end, but not yet.
+    fill(&daemon, Some(3600)).await;
+    let full = approvals(&daemon)
+        .create_rule(new_rule("stat", "y", Action::Deny))
+        .await;
+    let refusal = Refusal::of(&full.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    let before = rules(&daemon).await;
+    for rule in before.iter().take(2).rev() {
+        let ends = UpdateRuleRequest {
+            rule_id: rule.rule_id.clone(),
+            lifetime_sec: Some(1),
+            ..UpdateRuleRequest::default()
+        };
+        approvals(&daemon).update_rule(ends).await.unwrap();
+    }
+    let mut made = String::new();
+    eventually("there is room", async || {
+        let request = new_rule("stat", "y", Action::Deny);
+        match approvals(&daemon).create_rule(request).await {
+            Ok(answer) => made = answer.into_inner().rule.unwrap().rule_id,
+            Err(refused) => assert_eq!(Refusal::of(&refused).reason, "RESOURCE_EXHAUSTED"),
+        }
+        !made.is_empty()
+    })
+    .await;
+    // The one that ended first is gone; the other may have ended, too, and is kept. So after a restart.
+    let expected: Vec<_> = [made.as_str(), before[0].rule_id.as_str()]
+        .into_iter()
+        .chain(before[2..].iter().map(|rule| rule.rule_id.as_str()))
+        .map(str::to_owned)
+        .collect();
+    let ids = async |daemon: &Daemon| -> Vec<String> {
+        let listed = rules(daemon).await.into_iter();
+        listed.map(|rule| rule.rule_id).collect()
+    };
+    assert_eq!(ids(&daemon).await, expected);
+    let daemon = daemon.restart().await;
+    assert_eq!(ids(&daemon).await, expected);
+}
+
+#[tokio::test]
+async fn a_rule_that_is_made_or_switched_on_lets_calls_go_on_that_wait() {
+    let daemon = with_policy(ASK).await;
+    let first = daemon.begin(shell("echo one"));
+    let asked = wait_for_one(&daemon).await;
+    let other = write(&daemon, file("f", "x"));
+    wait_for(&daemon, 2).await;
+    // These are for others, or say nothing else than what is so.
+    for rule in [
+        new_rule("run", "two", Action::Allow),
+        new_rule("run", "one", Action::Ask),
+    ] {
+        approvals(&daemon).create_rule(rule).await.unwrap();
+    }
+    let made = approvals(&daemon)
+        .create_rule(new_rule("run", "one", Action::Allow))
+        .await;
+    let rule = made.unwrap().into_inner().rule.unwrap();
+    promptly("it runs", first).await.unwrap().unwrap();
+    let ended = find(&daemon, &asked.approval_id).await;
+    assert_eq!(ended.state(), ApprovalState::Allowed);
+    assert_eq!(ended.rule_id, rule.rule_id);
+    assert_eq!(ended.decided_by, format!("rule {}", rule.rule_id));
+    ended_once(&daemon, &asked.approval_id);
+    let switch = async |enabled| {
+        let request = UpdateRuleRequest {
+            rule_id: rule.rule_id.clone(),
+            enabled: Some(enabled),
+            ..UpdateRuleRequest::default()
+        };
+        approvals(&daemon).update_rule(request).await.unwrap();
+    };
+    switch(false).await;
+    let second = daemon.begin(shell("echo one"));
+    wait_for(&daemon, 2).await;
+    switch(true).await;
+    promptly("it runs", second).await.unwrap().unwrap();
+    assert!(!other.is_finished());
+    other.abort();
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Watching what waits: first what is there, then every change.
 
+use std::{sync::Arc, time::Duration};
+
 use jig::api::v1::{
     Approval, ApprovalState, Decision, ListApprovalsRequest, WatchApprovalsRequest,
     WatchApprovalsResponse, watch_approvals_response::Event,
@@ -8,7 +10,7 @@ use rustix::process::Signal;
 use tonic::Streaming;
 
 use super::{ASK, approvals, decide, decision, file, wait_for, with_policy, write};
-use crate::support::{Daemon, Refusal, promptly, shell, with};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, promptly, shell, with, with_key};
 
 async fn watch(daemon: &Daemon, keep_alive_sec: u32) -> Streaming<WatchApprovalsResponse> {
     let request = WatchApprovalsRequest {
@@ -134,6 +136,48 @@ async fn a_stream_says_that_it_lives_and_why_it_ends() {
     };
     assert_eq!(Refusal::of(&ended).reason, "DRAINING");
     assert!(promptly("the daemon ends", daemon.exit()).await.success());
+}
+
+#[tokio::test]
+async fn a_stream_says_that_it_lives_while_others_are_busy() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = Arc::new(KeyFile::new());
+    let [one, other] =
+        ["workspace", "other"].map(|name| keys.add(name, "admin", &["--for-workspace", name]));
+    let path = keys.path().display().to_string();
+    let table = format!(
+        "name = \"workspace\"\n[[workspaces]]\nname = \"other\"\npath = {:?}\n{ASK}",
+        folder.path()
+    );
+    let setup = Setup::new().workspace_table(&table);
+    let daemon = setup
+        .arguments(&["--keys", &path])
+        .keeping(keys)
+        .start()
+        .await;
+    let request = WatchApprovalsRequest {
+        keep_alive_sec: Some(1),
+    };
+    let watching = approvals(&daemon)
+        .watch_approvals(with_key(&one, request))
+        .await;
+    let mut events = watching.unwrap().into_inner();
+    assert!(matches!(next(&mut events).await, Event::Listed(_)));
+    // Calls of the other workspace come and go all the time.
+    let busy = async {
+        loop {
+            let short = with_key(&other, shell("true"));
+            let ended =
+                tokio::time::timeout(Duration::from_millis(50), daemon.try_run(short)).await;
+            assert!(ended.is_err(), "{ended:?}");
+        }
+    };
+    tokio::select! {
+        never = busy => never,
+        event = next(&mut events) => {
+            assert!(matches!(&event, Event::KeepAlive(alive) if alive.pending == 0), "{event:?}");
+        }
+    }
 }
 
 #[tokio::test]

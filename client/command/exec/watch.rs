@@ -1,18 +1,27 @@
 //! Reading what becomes of a process, to its end: a connection that is lost is made again.
 
+use std::{future::Future, pin::pin, time::Duration};
+
 use jig::{
     api::v1::{AttachRequest, StartRequest},
     client::{CallError, Client, ProcessEvent, ProcessEvents},
 };
-use tokio::{sync::watch, time::timeout_at};
+use tokio::{
+    sync::watch,
+    time::{timeout, timeout_at},
+};
 
 use super::{
+    aside::aside,
     ending::{End, Exit},
     loss::{PATIENCE, Tries, is_loss},
     printer::Printer,
     running::Running,
 };
 use crate::{connection::Connecting, failure::Failure};
+
+/// A command that is not started within this time waits for something.
+const LATE: Duration = Duration::from_secs(2);
 
 /// What is to be followed.
 #[derive(Debug)]
@@ -44,7 +53,7 @@ impl Watcher {
     ) -> Result<End, Failure> {
         let client = connecting.await?;
         let mut events = match self.begin {
-            Begin::Start(request) => client.start(*request).await?,
+            Begin::Start(request) => started(client.start(*request)).await?,
             Begin::Attach(request) => client.attach(request).await?,
         };
         let mut exit = Exit::default();
@@ -104,6 +113,18 @@ impl Watcher {
             }
         }
     }
+}
+
+/// Waits for a start, and says what that may wait for where it takes long: nothing else tells.
+async fn started<T>(starting: impl Future<Output = T>) -> T {
+    let mut starting = pin!(starting);
+    if let Ok(started) = timeout(LATE, &mut starting).await {
+        return started;
+    }
+    aside(
+        "the command has not been started yet: it waits for its turn, or to be approved (jig approvals)",
+    );
+    starting.await
 }
 
 fn tell_read(process: &watch::Sender<Option<Running>>, is_read: bool) {

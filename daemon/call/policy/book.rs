@@ -338,3 +338,61 @@ fn rule(kept: StoredRule) -> Option<Rule> {
 pub(crate) fn ending(lifetime_sec: u32) -> SystemTime {
     SystemTime::now() + Duration::from_secs(lifetime_sec.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::v1::Risk,
+        daemon::{
+            catalog::{Catalog, Text},
+            config::policy::Policy,
+            store::database::Database,
+        },
+    };
+
+    /// The calling thread serves others: what takes long is none of its work, be it one long text or many
+    /// patterns.
+    #[tokio::test]
+    async fn many_patterns_are_as_much_work_as_a_long_text() {
+        let settings = Settings::new(Policy::default(), &Catalog::load().unwrap(), &["w"]);
+        let log = RuleLog::new(Database::in_memory().unwrap());
+        let book = RuleBook::open(settings.unwrap(), log).await.unwrap();
+        let decides_at_once = async |bytes: usize| {
+            let call = Arc::new(Judged {
+                tool: "run",
+                risk: Risk::Dangerous,
+                workspace: "w".to_owned(),
+                texts: vec![Text {
+                    text: "x".repeat(bytes),
+                    may_allow: true,
+                }],
+            });
+            let deciding = book.decide(book.snapshot(), call);
+            tokio::select! {
+                biased;
+                decided = deciding => {
+                    assert_eq!(decided.unwrap().action, Action::Allow);
+                    true
+                }
+                () = std::future::ready(()) => false,
+            }
+        };
+        for count in 1..=4 {
+            let rule = Rule {
+                id: count.to_string(),
+                name: String::new(),
+                tool: "run".to_owned(),
+                pattern: Some(Pattern::parse("y").unwrap()),
+                action: Action::Deny,
+                workspaces: Some(["w".to_owned()].into()),
+                expires: None,
+                enabled: true,
+                made: None,
+            };
+            book.add(rule).await.unwrap();
+            assert!(decides_at_once(AT_ONCE / count).await);
+            assert!(!decides_at_once(AT_ONCE / count + 1).await);
+        }
+    }
+}

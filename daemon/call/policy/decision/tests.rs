@@ -288,3 +288,39 @@ fn what_there_is_not_is_refused_with_all_that_is_wrong() {
     let problems = Settings::new(policy, &Catalog::load().unwrap(), &["a"]).unwrap_err();
     assert_eq!(problems.len(), 5, "{problems:#?}");
 }
+
+#[test]
+fn work_is_counted_once_for_each_pattern() {
+    let mut off = rule("off", "run", "x", Action::Deny);
+    off.enabled = false;
+    let mut elsewhere = rule("elsewhere", "run", "x", Action::Deny);
+    elsewhere.workspaces = Some(["b".to_owned()].into());
+    let file = vec![
+        rule("one", "run", "x", Action::Deny),
+        rule("any", "run", "", Action::Ask),
+        rule("other", "stat", "x", Action::Deny),
+        off,
+        elsewhere,
+    ];
+    let stored = vec![rule("two", "run", "y", Action::Allow)];
+    let snapshot = snapshot(
+        file,
+        stored,
+        levels(Action::Allow, Action::Allow, Action::Ask),
+    );
+    let texts = [told("12345", true), told("123", false)];
+    for (tool, texts, expected) in [
+        ("run", &texts[..], 16),
+        ("run", &texts[..1], 10),
+        ("stat", &texts[..1], 5),
+        ("read_file", &texts[..], 0),
+    ] {
+        let asked = Asked {
+            tool,
+            risk: Risk::Dangerous,
+            workspace: "a",
+            texts,
+        };
+        assert_eq!(snapshot.work(asked, at(NOW)), expected, "{tool}");
+    }
+}
