@@ -358,6 +358,9 @@ mod tests {
         let settings = Settings::new(Policy::default(), &Catalog::load().unwrap(), &["w"]);
         let log = RuleLog::new(Database::in_memory().unwrap());
         let book = RuleBook::open(settings.unwrap(), log).await.unwrap();
+        // Nobody else has a turn.
+        let turns = u32::try_from(book.large.available_permits()).unwrap();
+        let _turns = book.large.acquire_many(turns).await.unwrap();
         let decides_at_once = async |bytes: usize| {
             let call = Arc::new(Judged {
                 tool: "run",
