@@ -13,7 +13,7 @@ use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
 };
 
-use crate::support::{Daemon, Setup, eventually};
+use crate::support::{Daemon, Setup, eventually, minds_signals};
 
 /// Runs `jig` in `directory`.
 fn jig(directory: &Path, arguments: &[&str]) -> Output {
@@ -149,7 +149,7 @@ async fn a_signal_ends_it_while_nobody_reads_the_answer() {
                 &["--json", "read", "big"][..],
                 &["run", "--max-output", "2000000", "cat big >&2"],
             ] {
-                let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+                let mut child = minds_signals(env!("CARGO_BIN_EXE_jig"))
                     .args([connection, arguments].concat())
                     .current_dir(workspace)
                     .env_clear()

@@ -117,28 +117,16 @@ async fn without_a_terminal_signals_are_minded_however_long_the_daemon_hangs() {
 #[tokio::test]
 async fn who_was_told_to_outlive_the_terminal_does() {
     let daemon = Daemon::start().await;
-    let mut command = jig(
-        &daemon.socket(),
-        &[
-            "exec",
-            "echo ready; while ! test -e go; do sleep 0.05; done; exit 3",
-        ],
-    );
-    let words: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
-    let mut ignoring = std::process::Command::new("sh");
-    ignoring
-        .args([
-            "-c",
-            "trap '' HUP; exec \"$0\" \"$@\"",
-            env!("CARGO_BIN_EXE_jig"),
-        ])
-        .args(words)
+    let waits = "echo ready; while ! test -e go; do sleep 0.05; done; exit 3";
+    let mut child = std::process::Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" \"$@\""])
+        .args([env!("CARGO_BIN_EXE_jig"), "exec", waits])
         .env_clear()
         .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
         .stdin(std::process::Stdio::null())
-        .stdout(std::process::Stdio::piped());
-    command = ignoring;
-    let mut child = command.spawn().unwrap();
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     signal(&child, Signal::HUP);

@@ -8,11 +8,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::support::Daemon;
+use crate::support::{Daemon, minds_signals};
 
 /// A command line of `jig` for a daemon at `socket`.
 pub(crate) fn jig(socket: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+    let mut command = minds_signals(env!("CARGO_BIN_EXE_jig"));
     command
         .args(arguments)
         .env_clear()

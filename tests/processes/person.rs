@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{Read as _, Write as _},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +17,7 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-use crate::support::{Daemon, eventually};
+use crate::support::{Daemon, eventually, minds_signals};
 
 /// Somebody who sits at a terminal on which `jig` runs.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Person {
         let behind = File::from(openat(CWD, name, flags, Mode::empty()).unwrap());
         let screen = File::from(screen);
         set_size(&behind, 100, 40);
-        let jig = Command::new("setsid")
+        let jig = minds_signals("setsid")
             .args(["--ctty", "--wait"])
             .args(words)
             .env_clear()

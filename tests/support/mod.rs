@@ -14,6 +14,7 @@ mod program;
 mod proxy;
 mod scale;
 mod setup;
+mod signals;
 mod wait;
 mod world;
 
@@ -33,5 +34,6 @@ pub(crate) use program::{HostProgram, check_answers, check_nothing_is_left, comp
 pub(crate) use proxy::Proxy;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
+pub(crate) use signals::minds_signals;
 pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};
 pub(crate) use world::{Requests, World, in_network_of, name_server, serve};
