@@ -118,6 +118,7 @@ impl Events {
             tells_place: request.tail.is_some(),
             workspace,
             session: incoming.session,
+            principal: incoming.principal,
             types: request.types,
             follow: request.follow.unwrap_or(true),
             silence: Duration::from_secs(u64::from(request.keep_alive_sec.unwrap_or(30))),

@@ -14,7 +14,7 @@ use super::watchers::Place;
 use crate::{
     api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
     daemon::{
-        call::{Pipeline, structure::structure},
+        call::{Pipeline, access::principal::Principal, structure::structure},
         door::outlet::{Answer, Answers, LastWord, outlet},
         error::{Error, Reason},
         store::{
@@ -22,6 +22,7 @@ use crate::{
             session::SessionId,
         },
         task,
+        tool::{Tool as _, write_file::WriteFile},
     },
 };
 
@@ -50,6 +51,8 @@ pub(super) struct Watch {
     pub(super) tells_place: bool,
     pub(super) workspace: String,
     pub(super) session: SessionId,
+    /// Who watches: of tools that its key is not for, nothing is sent.
+    pub(super) principal: Arc<Principal>,
     /// Of what is sent; all, where there are none.
     pub(super) types: Vec<String>,
     /// Whether what is yet to come is waited for.
@@ -131,7 +134,8 @@ impl Watch {
                         Err(error) => return End::Failed(Error::internal(error)),
                     };
                     let waits = read.is_empty();
-                    for item in read.into_iter().filter_map(|item| wire(item, &self.types)) {
+                    let items = read.into_iter();
+                    for item in items.filter_map(|item| wire(item, &self.types, &self.principal)) {
                         if client.send(item).await.is_err() {
                             return End::Quiet;
                         }
@@ -207,8 +211,8 @@ fn keep_alive(last_sequence: u64) -> Item {
     Item::KeepAlive(EventKeepAlive { last_sequence })
 }
 
-/// What came next, if somebody asked for it.
-fn wire(followed: Followed, types: &[String]) -> Option<Item> {
+/// What came next, if it was asked for and may be seen.
+fn wire(followed: Followed, types: &[String], principal: &Principal) -> Option<Item> {
     let (sequence, record) = match followed {
         Followed::Gap { first_sequence } => {
             return Some(Item::Gap(EventGap { first_sequence }));
@@ -223,6 +227,11 @@ fn wire(followed: Followed, types: &[String]) -> Option<Item> {
     if !types.is_empty() && !types.contains(&kind) {
         return None;
     }
+    // One without a tool is for keys that are for all.
+    let tool = text("tool");
+    if principal.may_call(called(&tool)).is_err() {
+        return None;
+    }
     Some(Item::Event(Event {
         sequence,
         step: record
@@ -231,11 +240,19 @@ fn wire(followed: Followed, types: &[String]) -> Option<Item> {
             .unwrap_or_default(),
         r#type: kind,
         time: text("time").parse::<Timestamp>().ok(),
-        tool: text("tool"),
+        tool,
         call_id: text("call_id"),
         request_id: text("request_id"),
         record: Some(structure(record)),
     }))
+}
+
+/// The tool that a key must be for who makes the calls that are recorded so.
+fn called(recorded: &str) -> &str {
+    match recorded {
+        "upload" => WriteFile::NAME,
+        tool => tool,
+    }
 }
 
 fn timed_out() -> Error {
