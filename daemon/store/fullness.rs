@@ -74,12 +74,17 @@ impl Fullness {
         }
     }
 
-    /// The records of a session have got to so many bytes, and had `looked_after` when somebody last
-    /// looked after them.
-    pub(super) fn records(&self, bytes: u64, looked_after: u64) {
+    /// The records of a session have got to so many bytes. So many `stayed` when somebody last looked
+    /// after them.
+    pub(super) fn records(&self, bytes: u64, stayed: u64) {
         let most = self.most_record_bytes.load(Ordering::Relaxed);
         // Of what could not be removed then, as it goes on, nobody is told again with each record.
-        if bytes > most && bytes - looked_after.min(bytes) > most / 16 {
+        let alarm = if stayed > most {
+            stayed.saturating_add(most / 16)
+        } else {
+            most
+        };
+        if bytes > alarm {
             self.is_long.notify_one();
         }
     }
@@ -138,13 +143,15 @@ mod tests {
         assert!(!told(&fullness.is_full));
         fullness.sessions(3);
         assert!(told(&fullness.is_full));
-        for (bytes, looked_after, is_told) in [
+        for (bytes, stayed, is_told) in [
             (160, 0, false),
             (161, 0, true),
+            // However little has come since.
+            (161, 160, true),
             (200, 190, false),
             (201, 190, true),
         ] {
-            fullness.records(bytes, looked_after);
+            fullness.records(bytes, stayed);
             assert_eq!(told(&fullness.is_long), is_told, "{bytes}");
         }
     }

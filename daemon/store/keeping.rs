@@ -211,9 +211,9 @@ fn holdings(connection: &Connection, table: Table) -> rusqlite::Result<Vec<Holdi
     rows.collect()
 }
 
-/// What each may have at most, where all together may have `bound`: who has less than others loses nothing
-/// before they have come down to as much.
-fn share(held: impl Iterator<Item = u64>, bound: u64) -> u64 {
+/// What each who calls, or each workspace, may have at most, where all together may have `bound`: who has
+/// less than others loses nothing before they have come down to as much.
+pub(super) fn share(held: impl Iterator<Item = u64>, bound: u64) -> u64 {
     let mut held: Vec<_> = held.collect();
     held.sort_unstable();
     let (mut left, mut callers) = (bound, held.len() as u64);

@@ -1,5 +1,6 @@
-//! What is removed of sessions: steps that are too old, and the oldest ones where there is too much,
-//! each with all its records and artifacts; and sessions that nobody has used for so long.
+//! What is removed of sessions: steps that are too old, and where there is too much the oldest ones of the
+//! workspace that has most, each with all its records and artifacts; and sessions that nobody has used for
+//! so long.
 //!
 //! It goes on beside the calls, at its own pace. Steps that have not ended stay, and so do sessions that
 //! somebody uses.
@@ -15,6 +16,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    keeping::share,
     session::{Glance, Piece, Session, StepKept},
     session_folders::Found,
     sessions::Sessions,
@@ -127,7 +129,7 @@ impl Pass {
         let most = self.limits.kept_bytes;
         let freed = match bytes > most {
             // More than must be, so that there is room for a while.
-            true => self.make_room(&left, bytes - most / 16 * 15),
+            true => self.make_room(&left, most / 16 * 15),
             false => 0,
         };
         fullness.measured(counted, bytes.saturating_sub(freed), most);
@@ -208,21 +210,43 @@ impl Pass {
     }
 
     fn remove_from(&self, session: &Session) -> io::Result<()> {
+        let bytes = session.records().length();
         let steps = session.steps(&self.end)?;
-        let removed = outdated(&steps, &self.limits, self.now);
-        let done = match removed.is_empty() {
-            true => Ok(()),
-            false => {
-                tracing::debug!(steps = removed.len(), "old steps of a session are removed");
-                session.remove(&removed, &self.end)
+        let removed = outdated(&steps, bytes, &self.limits, self.now);
+        let mut stayed = bytes;
+        let mut done = Ok(());
+        if !removed.is_empty() {
+            tracing::debug!(steps = removed.len(), "old steps of a session are removed");
+            done = session.remove(&removed, &self.end);
+            if done.is_ok() {
+                let gone = steps.iter().filter(|step| removed.contains(&step.piece));
+                stayed = stayed.saturating_sub(gone.map(|step| step.record_bytes).sum());
             }
-        };
-        session.looked_after();
+        }
+        session.looked_after(stayed);
         done
     }
 
-    /// Removes the oldest steps of all sessions, until `surplus` bytes are gone. Answers how many are.
-    fn make_room(&self, left: &[Left], surplus: u64) -> u64 {
+    /// Removes the oldest steps of the workspaces that have most, until all together have `most` bytes: who
+    /// has less than others loses nothing before they have come down to as much. Answers how many are gone.
+    fn make_room(&self, left: &[Left], most: u64) -> u64 {
+        let mut held: BTreeMap<&str, u64> = BTreeMap::new();
+        for session in left {
+            *held.entry(&session.found.workspace).or_default() += session.bytes;
+        }
+        let share = share(held.values().copied(), most);
+        let mut freed = 0;
+        for (workspace, bytes) in held {
+            if bytes > share {
+                let of_workspace = left.iter().filter(|left| left.found.workspace == workspace);
+                freed += self.remove_oldest(&of_workspace.collect::<Vec<_>>(), bytes - share);
+            }
+        }
+        freed
+    }
+
+    /// Removes the oldest steps of these sessions, until `surplus` bytes are gone. Answers how many are.
+    fn remove_oldest(&self, left: &[&Left], surplus: u64) -> u64 {
         let mut oldest = Oldest::new(surplus);
         for (index, session) in left.iter().enumerate() {
             if self.end.is_cancelled() {
@@ -277,12 +301,12 @@ fn is_old(time: SystemTime, now: SystemTime, limits: &Limits) -> bool {
         .is_ok_and(|age| age > limits.retention)
 }
 
-/// Which of these steps of a session are not to be kept: those that have ended. Where they have too many
-/// records, more are removed than must be, so that there is room for a while.
-fn outdated(steps: &[StepKept], limits: &Limits, now: SystemTime) -> BTreeSet<Piece> {
+/// Which of these steps of a session, which have ended, are not to be kept. All its records have so many
+/// `bytes`; where that is too much, more are removed than must be, so that there is room for a while.
+fn outdated(steps: &[StepKept], bytes: u64, limits: &Limits, now: SystemTime) -> BTreeSet<Piece> {
     let old = steps.iter().filter(|step| is_old(step.time, now, limits));
     let mut removed: BTreeSet<_> = old.map(|step| step.piece).collect();
-    let mut left: u64 = steps.iter().map(|step| step.record_bytes).sum();
+    let mut left = bytes;
     if left > limits.record_bytes {
         for step in steps {
             if left <= limits.record_bytes / 4 * 3 && !removed.contains(&step.piece) {
@@ -371,19 +395,24 @@ mod tests {
                 .map(|(number, (age, bytes))| step(number, *age, *bytes))
                 .collect()
         };
-        for (sizes, expected) in [
-            (&[][..], &[][..]),
-            (&[(50, 30), (40, 30)], &[]),
-            (&[(101, 30), (100, 30)], &[1]),
+        // Beside bytes of those that go on, which stay and count.
+        for (sizes, go_on, expected) in [
+            (&[][..], 0, &[][..]),
+            (&[(50, 30), (40, 30)], 0, &[]),
+            (&[(101, 30), (100, 30)], 0, &[1]),
             // One that took long is younger than those that began after it.
-            (&[(50, 30), (200, 30), (40, 30)], &[2]),
-            (&[(9, 30), (8, 30), (7, 30), (6, 30)], &[1, 2]),
-            (&[(9, 30), (200, 60), (7, 30)], &[1, 2]),
+            (&[(50, 30), (200, 30), (40, 30)], 0, &[2]),
+            (&[(9, 30), (8, 30), (7, 30), (6, 30)], 0, &[1, 2]),
+            (&[(9, 30), (200, 60), (7, 30)], 0, &[1, 2]),
+            (&[(9, 30), (8, 30), (7, 30)], 10, &[]),
+            (&[(9, 30), (8, 30), (7, 30)], 11, &[1]),
+            (&[(9, 30)], 200, &[1]),
         ] {
             let steps = steps(sizes);
-            let removed = outdated(&steps, &limits(), now());
+            let bytes = sizes.iter().map(|(_, bytes)| bytes).sum::<u64>() + go_on;
+            let removed = outdated(&steps, bytes, &limits(), now());
             let expected = expected.iter().copied().map(Piece::Step);
-            assert_eq!(removed, expected.collect(), "{sizes:?}");
+            assert_eq!(removed, expected.collect(), "{sizes:?} {go_on}");
         }
     }
 

@@ -3,11 +3,12 @@
 use std::{collections::BTreeSet, fs};
 
 use jig::api::v1::{
-    ListSessionsRequest, event_service_client::EventServiceClient, watch_events_response::Item,
+    LastCommandRequest, ListSessionsRequest, event_service_client::EventServiceClient,
+    watch_events_response::Item,
 };
 
-use super::{Watching, in_session, make, records, request, so_far};
-use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell};
+use super::{Watching, in_session, make, records, request, sequences, so_far};
+use crate::support::{Daemon, Mark, Setup, eventually, full_size, shell, with};
 
 /// Records of a session that has few.
 const FEW: &str = "[sessions]\nrecord_bytes = 65536";
@@ -195,6 +196,30 @@ async fn of_too_many_bytes_the_oldest_go_whosever_they_are_while_more_are_writte
         kept(&daemon).iter().sum::<usize>() <= 4
     })
     .await;
+}
+
+#[tokio::test]
+async fn of_too_many_bytes_those_of_another_workspace_stay() {
+    let folder = tempfile::TempDir::with_prefix("jig-test-other-").unwrap();
+    let table = format!(
+        "[[workspaces]]\nname = \"other\"\npath = {:?}\n[sessions]\nkept_bytes = 1000000",
+        folder.path()
+    );
+    let daemon = Setup::new().workspace_table(&table).start().await;
+    let few = daemon.run(shell("echo text")).await;
+    eventually("of the other one, some are removed", async || {
+        let command = shell("head -c 200000 /dev/zero");
+        daemon.run(with("jig-workspace", "other", command)).await;
+        let request = with("jig-workspace", "other", so_far(0));
+        let next = Watching::of(&daemon, request).await.next().await;
+        matches!(next, Some(Item::Gap(_)))
+    })
+    .await;
+    let events = Watching::of(&daemon, so_far(0)).await.rest().await;
+    assert_eq!(sequences(&events), [1, 2]);
+    assert_eq!(daemon.artifact(&few.stdout_path).await.0, b"text\n");
+    let last = daemon.tools().last_command(LastCommandRequest {}).await;
+    assert_eq!(last.unwrap().into_inner().stdout, "text\n");
 }
 
 #[tokio::test]

@@ -69,8 +69,8 @@ struct State {
     length: u64,
     /// Up to where there is room in the file.
     reserved: u64,
-    /// Bytes of whole records when old ones were last looked for.
-    looked_after: u64,
+    /// Bytes of those records that stayed when old ones were last looked for.
+    stayed: u64,
     /// How often another file has taken the place of the first one.
     generation: u64,
     last_sequence: u64,
@@ -111,7 +111,7 @@ impl Events {
                 file: Arc::new(file),
                 length,
                 reserved: length,
-                looked_after: 0,
+                stayed: 0,
                 generation: 0,
                 last_sequence: numbers.sequence,
                 last_step: numbers.step,
@@ -204,10 +204,13 @@ impl Events {
         }
     }
 
-    /// What is not to be kept has been removed, as far as it could be.
-    pub(super) fn looked_after(&self) {
+    /// What is not to be kept has been removed, as far as it could be, of the records that there were when
+    /// that was looked for: so many bytes of them `stayed`. What has come since may be too much already, and
+    /// nobody may write more.
+    pub(super) fn looked_after(&self, stayed: u64) {
         let mut state = self.lock();
-        state.looked_after = state.length;
+        state.stayed = stayed;
+        self.fullness.records(state.length, stayed);
     }
 
     /// Removes records. Appending goes on meanwhile.
@@ -307,7 +310,7 @@ impl Events {
         state.last_sequence = sequence;
         self.last.send_replace(sequence);
         self.fullness.wrote(bytes);
-        self.fullness.records(state.length, state.looked_after);
+        self.fullness.records(state.length, state.stayed);
         Ok(sequence)
     }
 

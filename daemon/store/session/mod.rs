@@ -344,9 +344,10 @@ impl Session {
         Ok(steps)
     }
 
-    /// What is not to be kept of the records has been removed, as far as it could be.
-    pub(super) fn looked_after(&self) {
-        self.events.looked_after();
+    /// What is not to be kept of the records has been removed, as far as it could be: so many bytes of those
+    /// that were looked through `stayed`.
+    pub(super) fn looked_after(&self, stayed: u64) {
+        self.events.looked_after(stayed);
     }
 
     /// Removes all that is kept of steps, which must have ended. Blocks.

@@ -1,12 +1,13 @@
 //! Sessions, their records and artifacts, without a daemon.
 
-use std::{collections::BTreeSet, fs, io::Write as _, sync::Arc};
+use std::{collections::BTreeSet, fs, io::Write as _, sync::Arc, time::Duration};
 
 use serde_json::{Map, Value};
 use tempfile::TempDir;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::{Artifact, Piece, Session, Step, StepKept, StreamName};
+use super::{Artifact, Fullness, Piece, Session, Step, StepKept, StreamName};
 
 fn open(folder: &TempDir) -> Session {
     Session::open(folder.path().to_owned(), Arc::default()).unwrap()
@@ -226,6 +227,25 @@ fn an_output_that_was_removed_is_not_told_to_be_empty() {
         session.artifact(&stderr).unwrap(),
         Artifact::Missing
     ));
+}
+
+#[tokio::test]
+async fn somebody_is_told_of_what_came_while_old_records_were_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let fullness = Arc::new(Fullness::default());
+    let session = Session::open(folder.path().to_owned(), Arc::clone(&fullness)).unwrap();
+    while session.records().length() <= 1000 {
+        run(&session);
+    }
+    fullness.set(1000, u64::MAX);
+    // The last call has ended: no other record tells of it.
+    session.looked_after(999);
+    let told = timeout(Duration::ZERO, fullness.is_long.notified()).await;
+    assert!(told.is_ok());
+    // All that could be removed is gone.
+    session.looked_after(session.records().length());
+    let told = timeout(Duration::ZERO, fullness.is_long.notified()).await;
+    assert!(told.is_err());
 }
 
 #[test]
