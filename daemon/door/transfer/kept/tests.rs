@@ -84,6 +84,44 @@ fn what_is_kept_is_bounded_in_number_bytes_and_age() {
     assert_eq!(swept(uploads, 64), ["b"]);
 }
 
+#[test]
+fn what_is_too_much_is_taken_from_the_workspace_that_has_most() {
+    let now = now();
+    let of = |workspace: &str, name: &str, touched, state| {
+        let ((_, id), mut upload) = upload(name, touched, state);
+        upload.record.workspace = workspace.to_owned();
+        ((workspace.to_owned(), id), upload)
+    };
+    let on_disk = |bytes| State::OnDisk(bytes);
+    let uploads = vec![
+        of("few", "a", now - 99, on_disk(1)),
+        of("few", "b", now - 98, State::Complete),
+        of("many", "c", now - 9, active()),
+        of("many", "d", now - 8, on_disk(1)),
+        of("many", "e", now - 7, on_disk(1)),
+        of("many", "f", now - 6, State::Complete),
+    ];
+    assert_eq!(swept(uploads, 4), ["f", "d"]);
+    // Where nothing else is left to be taken.
+    let uploads = vec![
+        of("few", "a", now, on_disk(1)),
+        of("many", "b", now, active()),
+        of("many", "c", now, active()),
+    ];
+    assert_eq!(swept(uploads, 2), ["a"]);
+    // In bytes, however many that are.
+    let uploads = vec![
+        of("large", "a", now - 1, on_disk(MOST_BYTES / 2)),
+        of("large", "b", now - 2, on_disk(1)),
+        of("large", "c", now - 3, on_disk(MOST_BYTES / 2)),
+        of("small", "d", now - 99, on_disk(9)),
+        of("small", "e", now - 98, on_disk(9)),
+        of("small", "f", now - 97, on_disk(9)),
+        of("small", "g", now - 96, on_disk(9)),
+    ];
+    assert_eq!(swept(uploads, 64), ["c"]);
+}
+
 fn kept(folder: &std::path::Path) -> Arc<Kept> {
     let store = crate::daemon::store::state_dir::StateDir::open(folder).unwrap();
     Arc::new(Kept::load(store.uploads(), Vec::new()))

@@ -1,6 +1,7 @@
 //! One upload that has begun, what of it is written down, and how many of them are kept.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     sync::{
         Arc,
@@ -62,13 +63,24 @@ pub(super) struct Turn {
 impl Upload {
     /// Time until it is dropped; none while a call receives it.
     pub(super) fn time_left(&self) -> Option<Duration> {
-        let is_idle = !matches!(self.state, State::Active(_));
-        is_idle.then(|| expiry(&self.record).saturating_sub(since_1970()))
+        (!self.is_active()).then(|| expiry(&self.record).saturating_sub(since_1970()))
     }
 
     /// Whether it is to be swept.
     pub(super) fn is_over(&self) -> bool {
         self.time_left() == Some(Duration::ZERO)
+    }
+
+    fn is_active(&self) -> bool {
+        matches!(self.state, State::Active(_))
+    }
+
+    /// Bytes that take room while no call receives it.
+    fn resting_bytes(&self) -> u64 {
+        match self.state {
+            State::Resting(_) | State::OnDisk(_) => self.offset(),
+            State::Active(_) | State::Complete => 0,
+        }
     }
 
     /// Bytes that have come.
@@ -120,37 +132,50 @@ pub(super) fn take_expired(uploads: &mut HashMap<Key, Upload>) -> Vec<Upload> {
     expired
 }
 
-/// Takes out what is too old and what is too much: complete ones first, which have nothing to lose
-/// but the answer to a repeat, then the oldest. What a call receives stays.
+/// Takes out what is too old, and what is too much of the workspace that has most, so that nobody loses what
+/// is kept of his because others begin many: complete ones first, which have nothing to lose but the answer
+/// to a repeat, then the oldest. What a call receives stays.
 pub(super) fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
     let mut taken = take_expired(uploads);
-    let mut complete = Vec::new();
-    let mut drafts = Vec::new();
-    for (key, upload) in uploads.iter() {
-        let age = (upload.record.touched, key.clone());
-        match &upload.state {
-            State::Active(_) => {}
-            State::Complete => complete.push(age),
-            State::Resting(_) | State::OnDisk(_) => drafts.push((age, upload.offset())),
-        }
-    }
-    complete.sort_unstable();
-    drafts.sort_unstable();
-    for (_, key) in complete {
-        if uploads.len() <= most {
-            break;
-        }
+    while uploads.len() > most {
+        let held = held(uploads, |_| 1);
+        let resting = uploads.iter().filter(|(_, upload)| !upload.is_active());
+        let first = resting.min_by_key(|((workspace, id), upload)| {
+            let has = held.get(workspace).copied();
+            let is_draft = !matches!(upload.state, State::Complete);
+            (Reverse(has), is_draft, upload.record.touched, workspace, id)
+        });
+        let Some((key, _)) = first else { break };
+        let key = key.clone();
         taken.extend(uploads.remove(&key));
     }
-    let mut bytes: u64 = drafts.iter().map(|(_, bytes)| bytes).sum();
-    for ((_, key), size) in drafts {
-        if uploads.len() <= most && bytes <= MOST_BYTES {
-            break;
+    loop {
+        let held = held(uploads, Upload::resting_bytes);
+        if held.values().sum::<u64>() <= MOST_BYTES {
+            return taken;
         }
-        bytes -= size;
+        let drafts = uploads
+            .iter()
+            .filter(|(_, upload)| upload.resting_bytes() > 0);
+        let first = drafts.min_by_key(|((workspace, id), upload)| {
+            let has = held.get(workspace).copied();
+            (Reverse(has), upload.record.touched, workspace, id)
+        });
+        let Some((key, _)) = first else {
+            return taken;
+        };
+        let key = key.clone();
         taken.extend(uploads.remove(&key));
     }
-    taken
+}
+
+/// What each workspace has of something.
+fn held(uploads: &HashMap<Key, Upload>, of: impl Fn(&Upload) -> u64) -> HashMap<String, u64> {
+    let mut held = HashMap::new();
+    for ((workspace, _), upload) in uploads {
+        *held.entry(workspace.clone()).or_default() += of(upload);
+    }
+    held
 }
 
 /// Under which an upload is kept.
