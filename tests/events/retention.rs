@@ -121,6 +121,32 @@ async fn a_step_that_goes_on_is_kept_however_many_come_behind_it() {
 }
 
 #[tokio::test]
+async fn too_much_goes_also_where_some_of_it_must_stay_and_nothing_comes_behind_it() {
+    let daemon = Setup::new().workspace_table(FEW).start().await;
+    let mark = Mark::new();
+    // Its first record is large, and stays while it goes on.
+    let long = "x".repeat(8000);
+    let command = format!("until [ -e end ]; do sleep 0.05; done; : {long}");
+    let call = daemon.begin(mark.on(shell(&command)));
+    mark.appears(1).await;
+    let mut number = 0;
+    let mut has_room = true;
+    while has_room {
+        number += 1;
+        make(&daemon, &format!("d{}", number % 50)).await;
+        // Until some is removed, or is to be.
+        has_room = bytes(&daemon) <= 65536 && records(&daemon, "default")[1]["sequence"] == 2;
+    }
+    eventually("no more is kept than is said", async || {
+        bytes(&daemon) <= 65536
+    })
+    .await;
+    assert_eq!(first(&daemon), 1);
+    fs::write(daemon.file("end"), "").unwrap();
+    call.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_session_that_nobody_has_used_for_long_goes_with_its_folder() {
     let daemon = Setup::new()
         .workspace_table("[sessions]\nretention = \"4s\"")
