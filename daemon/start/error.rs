@@ -40,7 +40,7 @@ pub(crate) enum StartError {
     #[error("{0}")]
     Isolation(String),
     /// The operating system refused.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", chain(.source))]
     Io {
         /// What was being done.
         what: &'static str,
@@ -54,10 +54,13 @@ pub(super) fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> StartErr
     move |source| StartError::Io { what, source }
 }
 
-/// An error with what caused it.
+/// An error with all that caused it.
 fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
     }
+    text
 }

@@ -33,6 +33,7 @@ use crate::daemon::{
         approvals::ApprovalLog,
         database::{Database, DatabaseError},
         keeping::Bounds,
+        life,
         requests::RequestLog,
         retention::retain_in_time,
         rules::RuleLog,
@@ -120,6 +121,10 @@ pub(super) async fn serve(
         });
     };
     let database = database(&store, announce)?;
+    if announce {
+        let begun = life::begin(&database, &store.life()).await;
+        begun.map_err(unreadable)?;
+    }
     let drain = Drain::default();
     let requests = requests(database.clone(), config.requests, &drain).await?;
     let jobs = jobs(database.clone(), &store, &config).await?;
@@ -196,7 +201,7 @@ pub(super) async fn serve(
 /// The database: kept in the state directory, or where that is for one call, in memory.
 fn database(store: &StateDir, is_kept: bool) -> Result<Database, StartError> {
     let opened = if is_kept {
-        Database::open(&store.database())
+        Database::open(&store.database(), store.has_records())
     } else {
         Database::in_memory()
     };

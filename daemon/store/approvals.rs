@@ -175,7 +175,7 @@ impl ApprovalLog {
     /// Those that waited when the daemon died: to be called before any waits.
     pub(crate) async fn left_behind(&self) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         self.0
-            .apply(|connection| {
+            .read(|connection| {
                 let sql = format!("{SELECT} WHERE state = 'PENDING' ORDER BY id");
                 connection.prepare(&sql)?.query_map([], read)?.collect()
             })
@@ -185,10 +185,10 @@ impl ApprovalLog {
     /// One of them.
     pub(crate) async fn find(&self, id: String) -> Result<Option<ApprovalRecord>, DatabaseError> {
         self.0
-            .apply(move |connection| {
+            .read(move |connection| {
                 let sql = format!("{SELECT} WHERE id = ?1");
                 let mut select = connection.prepare_cached(&sql)?;
-                select.query_row([id], read).optional()
+                select.query_row([&id], read).optional()
             })
             .await
     }
@@ -202,7 +202,7 @@ impl ApprovalLog {
     ) -> Result<Vec<ApprovalRecord>, DatabaseError> {
         let workspaces = serde_json::to_string(&workspaces).unwrap_or_else(|_| "[]".to_owned());
         self.0
-            .apply(move |connection| {
+            .read(move |connection| {
                 let sql = format!(
                     "{SELECT} WHERE workspace IN (SELECT value FROM json_each(?1)) AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3"
                 );

@@ -4,6 +4,7 @@
 //! STATE_DIR/
 //!   lock                                  held by the one daemon, with its process id
 //!   jig.db                                the database: request ids, jobs, approvals, rules
+//!   life                                  which daemon wrote to the database last
 //!   sessions/ID/workspace                 whose session it is; ID@WORKSPACE where several have this id
 //!   sessions/ID/events.jsonl              a record for each call that starts, and for each that ends
 //!   sessions/ID/numbers                   what step and record it has got to, where old ones were removed
@@ -23,6 +24,7 @@ mod fullness;
 pub(crate) mod job_params;
 pub(crate) mod jobs;
 pub(crate) mod keeping;
+pub(crate) mod life;
 pub(crate) mod milliseconds;
 mod past_sessions;
 mod record_locks;

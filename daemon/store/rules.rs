@@ -44,7 +44,7 @@ impl RuleLog {
     /// All of them.
     pub(crate) async fn all(&self) -> Result<Vec<StoredRule>, DatabaseError> {
         self.0
-            .apply(|connection| {
+            .read(|connection| {
                 let mut select = connection.prepare(
                     "SELECT id, workspace, name, tool, pattern, action, expires_ms, enabled, created_by, created_ms, approval_id FROM rule",
                 )?;
@@ -82,7 +82,7 @@ impl RuleLog {
         self.0
             .apply(move |connection| {
                 let mut delete = connection.prepare_cached("DELETE FROM rule WHERE id = ?1")?;
-                for id in ids {
+                for id in &ids {
                     delete.execute([id])?;
                 }
                 Ok(())

@@ -37,6 +37,12 @@ pub(crate) enum OpenError {
         /// Who holds it, as it says itself.
         pid: String,
     },
+    /// There is no room on its disk.
+    #[error("{path} cannot be used as state directory: its disk is full: make room there")]
+    Full {
+        /// The directory.
+        path: String,
+    },
     /// It cannot be made or written to.
     #[error(
         "{path} cannot be used as state directory: make it writable for this user, or choose another with --state-dir"
@@ -54,6 +60,19 @@ impl StateDir {
     /// The file of the database.
     pub(crate) fn database(&self) -> PathBuf {
         self.path.join("jig.db")
+    }
+
+    /// The file that says which daemon wrote to the database last.
+    pub(crate) fn life(&self) -> PathBuf {
+        self.path.join("life")
+    }
+
+    /// Whether daemons have left jobs or sessions here. What cannot be looked at counts for nothing.
+    pub(crate) fn has_records(&self) -> bool {
+        ["jobs", "sessions"].iter().any(|name| {
+            let entries = fs::read_dir(self.path.join(name));
+            entries.is_ok_and(|mut entries| entries.next().is_some())
+        })
     }
 
     /// What jobs that wait are to do.
@@ -79,9 +98,15 @@ impl StateDir {
 
     /// Takes hold of the directory at `path`, making it where it is missing.
     pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
-        let unusable = |source| OpenError::Unusable {
-            path: path.display().to_string(),
-            source,
+        let named = path.display().to_string();
+        let unusable = |source: io::Error| match source.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full {
+                path: named.clone(),
+            },
+            _ => OpenError::Unusable {
+                path: named.clone(),
+                source,
+            },
         };
         DirBuilder::new()
             .recursive(true)
@@ -109,8 +134,10 @@ impl StateDir {
             }
             Err(errno) => return Err(unusable(errno.into())),
         }
-        lock.set_len(0)
-            .and_then(|()| writeln!(lock, "{}", std::process::id()))
+        // Over what is there: a daemon that is started again needs no room for it.
+        let pid = format!("{}\n", std::process::id());
+        lock.write_all(pid.as_bytes())
+            .and_then(|()| lock.set_len(pid.len() as u64))
             .map_err(unusable)?;
         Ok(Self {
             uploads: UploadRecords::new(path.join("uploads")),

@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path, process::Output};
 
+use rustix::process::Signal;
+
 use super::{counted, run, runs, under};
 use crate::support::{Daemon, Refusal, Setup, eventually, jigd, shell};
 
@@ -103,4 +105,28 @@ async fn what_was_asked_is_not_in_the_database() {
         assert!(!text.contains("SECRET_IN"), "{name}");
     }
     assert!(fs::read(daemon.state().join("jig.db-wal")).is_ok());
+}
+
+#[tokio::test]
+async fn it_is_told_when_what_was_written_last_is_lost() {
+    let mut daemon = Daemon::start().await;
+    let lacks = "the database lacks what the daemon before this one wrote to it last";
+    let spoilers: [fn(&Path); 3] = [
+        |_| {},
+        |path| fs::remove_file(path).unwrap(),
+        |path| {
+            let mut bytes = fs::read(path).unwrap();
+            // Of the first frame.
+            bytes[100..200].fill(0x5a);
+            fs::write(path, bytes).unwrap();
+        },
+    ];
+    for (number, spoil) in spoilers.into_iter().enumerate() {
+        run(&daemon, &format!("id {number}")).await;
+        daemon.signal(Signal::KILL);
+        daemon.exit().await;
+        spoil(&daemon.state().join("jig.db-wal"));
+        daemon = daemon.restart().await;
+        assert_eq!(daemon.log().contains(lacks), number > 0);
+    }
 }

@@ -1,7 +1,7 @@
 //! All calls that wait, and those who watch them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -62,6 +62,8 @@ pub(crate) struct Approvals {
     book: Arc<RuleBook>,
     /// Those that wait, by id.
     pending: Mutex<BTreeMap<String, Arc<Waiting>>>,
+    /// Those that waited when the daemon before this one died, as far as the log does not say so, by id.
+    lost: Mutex<HashMap<String, ApprovalRecord>>,
     places: Arc<Places>,
     /// Calls that were asked about since the last look for what is not to be kept any more.
     asked: AtomicU32,
@@ -88,11 +90,11 @@ impl Approvals {
         book: Arc<RuleBook>,
         store: &StateDir,
     ) -> Result<Arc<Self>, DatabaseError> {
-        for record in log.left_behind().await? {
-            lose(&log, record, store).await?;
-        }
+        let left = log.left_behind().await?.into_iter();
+        let left = left.map(|record| lose(record, store));
         let approvals = Arc::new(Self {
             log,
+            lost: Mutex::new(left.map(|lost| (lost.id.clone(), lost)).collect()),
             book,
             pending: Mutex::default(),
             places: Arc::default(),
@@ -203,6 +205,7 @@ impl Approvals {
         }
         let found = self.log.find(id.to_owned()).await;
         let found = found.map_err(|error| of_database(&error))?;
+        let found = found.map(|record| self.known(record));
         let record = found.filter(sees).ok_or_else(|| not_found(id))?;
         Ok(Arc::new(Approval {
             record,
@@ -328,7 +331,7 @@ impl Approvals {
             .map(|record| match pending.get(&record.id) {
                 Some(waiting) if record.end.is_none() => Arc::clone(&waiting.approval),
                 _ => Arc::new(Approval {
-                    record,
+                    record: self.known(record),
                     suggested_pattern: None,
                 }),
             });
@@ -373,7 +376,32 @@ impl Approvals {
         waiting.finish(ending, &self.log, &self.book, tell).await
     }
 
+    /// Notes of those that waited when the daemon before this one died that they are lost, as soon as there is
+    /// room for that.
+    async fn note_lost(&self) {
+        let lost: Vec<_> = self.lost().values().cloned().collect();
+        for record in lost {
+            let Some(end) = record.end else { continue };
+            if let Err(error) = self.log.end(record.id.clone(), end, None).await {
+                tracing::warn!(%error, "the end of an approval could not be kept yet");
+                return;
+            }
+            self.lost().remove(&record.id);
+        }
+    }
+
+    /// What the log has of an approval, or would have if there were room.
+    fn known(&self, record: ApprovalRecord) -> ApprovalRecord {
+        let lost = self.lost().get(&record.id).cloned();
+        lost.unwrap_or(record)
+    }
+
+    fn lost(&self) -> MutexGuard<'_, HashMap<String, ApprovalRecord>> {
+        self.lost.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn retain(&self) {
+        self.note_lost().await;
         self.asked.store(0, Ordering::Relaxed);
         let retention = self.book.snapshot().settings.approvals.retention;
         let since = SystemTime::now().checked_sub(retention);
@@ -392,15 +420,10 @@ impl Approvals {
     }
 }
 
-/// Tells of a call that waited when its daemon died.
-async fn lose(
-    log: &ApprovalLog,
-    record: ApprovalRecord,
-    store: &StateDir,
-) -> Result<(), DatabaseError> {
-    let end = Ending::undecided(EndState::Lost).kept();
+/// Tells of a call that waited when its daemon died; answers what it is to be known as.
+fn lose(record: ApprovalRecord, store: &StateDir) -> ApprovalRecord {
     let lost = ApprovalRecord {
-        end: Some(end.clone()),
+        end: Some(Ending::undecided(EndState::Lost).kept()),
         ..record
     };
     // Before it is written down that it was: rather twice than never.
@@ -415,7 +438,7 @@ async fn lose(
     if let Err(error) = noted {
         tracing::error!(%error, "the end of an approval could not be recorded");
     }
-    log.end(lost.id, end, None).await
+    lost
 }
 
 fn decided_before(id: &str, end: &ApprovalEnd) -> Error {

@@ -1,7 +1,7 @@
 //! Looking whether the file holds what was written: before it is used, and of a large one beside its use.
 //! SQLite itself refuses what it finds to be wrong with the page that it reads.
 
-use std::{path::PathBuf, thread};
+use std::{collections::BTreeSet, path::PathBuf, thread};
 
 use rusqlite::{Connection, OpenFlags};
 
@@ -27,6 +27,22 @@ pub(super) fn before(connection: &Connection) -> rusqlite::Result<Option<String>
         }
     }
     Ok(None)
+}
+
+/// What a database of this schema has: its columns, its indexes, and what each must say of itself.
+pub(super) fn parts(connection: &Connection) -> rusqlite::Result<BTreeSet<String>> {
+    let mut select = connection.prepare(
+        "SELECT 'column ' || part.name || '.' || columns.name FROM sqlite_schema part JOIN pragma_table_info(part.name) columns WHERE part.type = 'table'
+         UNION ALL SELECT 'index ' || name FROM sqlite_schema WHERE type = 'index' AND name NOT LIKE 'sqlite_%'",
+    )?;
+    let parts = select.query_map([], |row| row.get(0))?;
+    let mut parts: BTreeSet<String> = parts.collect::<rusqlite::Result<_>>()?;
+    if parts.contains("column fact.name") {
+        let mut select = connection.prepare("SELECT 'fact ' || name FROM fact")?;
+        let facts = select.query_map([], |row| row.get(0))?;
+        parts.extend(facts.collect::<rusqlite::Result<Vec<String>>>()?);
+    }
+    Ok(parts)
 }
 
 /// Looks at all of a large file while it is used, on a thread of its own. What is wrong with it is told in

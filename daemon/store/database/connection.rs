@@ -1,5 +1,5 @@
-//! The connection, which one thread owns. What is asked of it at one time is done in one transaction, and
-//! answered when that is kept.
+//! The connection, which one thread owns. The changes that are asked of it at one time are made in one
+//! transaction, and answered when that is kept; what only reads shares it with nobody.
 
 use std::{
     io,
@@ -7,12 +7,12 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use rusqlite::{Connection, ErrorCode, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
 /// What may wait for the thread; more wait where they ask.
 const WAITING: usize = 1024;
-/// Most that is done in one transaction: the first of it waits for the last.
+/// Most that is done in one go: the first of it waits for the last.
 const TOGETHER: usize = 64;
 /// Pages that nothing is kept in and that stay all the same: what comes next would make the file grow again.
 const SPARE_PAGES: u32 = 256;
@@ -30,17 +30,48 @@ struct Thread {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Something to do with the connection, or else the reason why it cannot be done.
-type Order = Box<dyn FnOnce(Result<&Connection, DatabaseError>) -> Done + Send>;
-
-/// Something that was done, and whether it failed.
-struct Done {
-    failed: bool,
-    answer: Answer,
+/// Something to do with the connection.
+struct Order {
+    /// Whether it changes nothing: then it needs no room and no turn.
+    only_reads: bool,
+    work: Box<dyn Work>,
 }
 
-/// Tells whoever asked, once it is known whether what was done is kept.
-type Answer = Box<dyn FnOnce(Result<(), DatabaseError>) + Send>;
+/// What is to be done, as often as it takes: what was done together with something that failed is undone.
+trait Work: Send {
+    /// Does it; answers whether it could be done.
+    fn attempt(&mut self, connection: &Connection) -> bool;
+
+    /// Tells whoever asked what came of the last attempt, if that is kept, or else why not.
+    fn tell(self: Box<Self>, kept: Result<(), DatabaseError>);
+}
+
+/// Work, and who asked for it.
+struct Asked<W, T> {
+    work: W,
+    result: Option<rusqlite::Result<T>>,
+    reply: oneshot::Sender<Result<T, DatabaseError>>,
+}
+
+impl<W, T> Work for Asked<W, T>
+where
+    W: Fn(&Connection) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn attempt(&mut self, connection: &Connection) -> bool {
+        self.result.insert((self.work)(connection)).is_ok()
+    }
+
+    fn tell(self: Box<Self>, kept: Result<(), DatabaseError>) {
+        let answer = match self.result {
+            // Its own failure says more than that of all.
+            Some(Err(error)) => Err(error.into()),
+            Some(Ok(value)) => kept.map(|()| value),
+            None => Err(kept.err().unwrap_or(DatabaseError::Closed)),
+        };
+        let _nobody_waits = self.reply.send(answer);
+    }
+}
 
 /// Why something could not be done. Display says what to do.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -90,23 +121,37 @@ impl Database {
         })))
     }
 
-    /// Does `work`: all of it or, if it fails, nothing. It goes on when whoever asked is gone.
+    /// Does `work`: all of it or, if it fails, nothing. It goes on when whoever asked is gone. It may be
+    /// done several times, of which the last one counts.
     pub(in crate::daemon::store) async fn apply<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        self.order(false, work).await
+    }
+
+    /// Does `work` that changes nothing: it needs no room, and waits for nobody else who holds the database.
+    pub(in crate::daemon::store) async fn read<T: Send + 'static>(
+        &self,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, DatabaseError> {
+        self.order(true, work).await
+    }
+
+    async fn order<T: Send + 'static>(
+        &self,
+        only_reads: bool,
+        work: impl Fn(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, DatabaseError> {
         let (reply, answer) = oneshot::channel();
-        let order: Order = Box::new(move |connection: Result<&Connection, _>| {
-            let result = connection.and_then(|connection| Ok(work(connection)?));
-            Done {
-                failed: result.is_err(),
-                answer: Box::new(move |kept| {
-                    let _nobody_waits = reply.send(result.and_then(|value| kept.map(|()| value)));
-                }),
-            }
+        let work = Box::new(Asked {
+            work,
+            result: None,
+            reply,
         });
         let closed = || DatabaseError::Closed;
         let orders = self.0.orders.as_ref().ok_or_else(closed)?;
+        let order = Order { only_reads, work };
         orders.send(order).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
     }
@@ -146,42 +191,78 @@ impl Drop for Thread {
 /// Does what is asked until nobody can ask any more.
 fn serve(mut connection: Connection, mut orders: mpsc::Receiver<Order>) {
     while let Some(first) = orders.blocking_recv() {
-        let mut done = Vec::new();
+        let mut changes: Vec<Box<dyn Work>> = Vec::new();
         let mut next = Some(first);
-        let kept = together(&mut connection, &mut orders, &mut next, &mut done);
-        if let (Some(not_begun), Err(error)) = (next, &kept) {
-            done.push(not_begun(Err(error.clone())));
+        let mut number = 0;
+        while let Some(Order { only_reads, work }) = next {
+            match only_reads {
+                true => read(&connection, work),
+                false => changes.push(work),
+            }
+            number += 1;
+            next = match number < TOGETHER {
+                true => orders.try_recv().ok(),
+                false => None,
+            };
         }
-        for Done { answer, .. } in done {
-            answer(kept.clone());
-        }
+        change(&mut connection, changes);
     }
 }
 
-/// Does what waits, in one transaction.
+/// Reads, by itself: neither does what others change fail with it, nor it with that.
+fn read(connection: &Connection, mut work: Box<dyn Work>) {
+    // One transaction, as it may look at several things. Nothing of it is written.
+    let result = connection.unchecked_transaction().and_then(|transaction| {
+        work.attempt(&transaction);
+        transaction.finish()
+    });
+    work.tell(result.map_err(DatabaseError::from));
+}
+
+/// Makes changes: together, and one by one where that fails, as it may have failed for one of them.
+fn change(connection: &mut Connection, mut changes: Vec<Box<dyn Work>>) {
+    let begun = together(connection, &mut changes);
+    if matches!(begun, Ok(Err(_))) && changes.len() > 1 {
+        for work in changes {
+            let mut alone = [work];
+            let begun = together(connection, &mut alone);
+            let [work] = alone;
+            work.tell(begun.and_then(|kept| kept));
+        }
+        return;
+    }
+    let kept = begun.and_then(|kept| kept);
+    for work in changes {
+        work.tell(kept.clone());
+    }
+}
+
+/// Makes changes in one transaction, as far as it could be begun; answers whether they are kept.
 fn together(
     connection: &mut Connection,
-    orders: &mut mpsc::Receiver<Order>,
-    next: &mut Option<Order>,
-    done: &mut Vec<Done>,
+    changes: &mut [Box<dyn Work>],
+) -> Result<Result<(), DatabaseError>, DatabaseError> {
+    if changes.is_empty() {
+        return Ok(Ok(()));
+    }
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    Ok(attempt(transaction, changes))
+}
+
+fn attempt(
+    mut transaction: Transaction<'_>,
+    changes: &mut [Box<dyn Work>],
 ) -> Result<(), DatabaseError> {
-    let mut transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    while let Some(work) = next.take() {
+    for work in changes {
         let savepoint = transaction.savepoint()?;
-        let result = work(Ok(&savepoint));
-        let failed = result.failed;
-        done.push(result);
+        let is_done = work.attempt(&savepoint);
         if savepoint.is_autocommit() {
             // Some failures, a full disk for one, undo the whole transaction (lang_transaction.html).
             return Err(DatabaseError::Full);
         }
-        if failed {
-            savepoint.finish()?; // undone
-        } else {
-            savepoint.commit()?;
-        }
-        if done.len() < TOGETHER {
-            *next = orders.try_recv().ok();
+        match is_done {
+            true => savepoint.commit()?,
+            false => savepoint.finish()?, // undone
         }
     }
     Ok(transaction.commit()?)
@@ -252,5 +333,68 @@ mod tests {
         assert!(matches!(refused, Err(DatabaseError::Full)), "{refused:?}");
         insert(&database, 3).await.unwrap();
         assert_eq!(count(&database).await, 2);
+    }
+
+    #[tokio::test]
+    async fn what_there_is_no_room_for_fails_nothing_that_is_asked_at_the_same_time() {
+        let database = memory();
+        insert(&database, 0).await.unwrap();
+        let limit = |connection: &Connection| {
+            let pages: i64 = connection.query_row("PRAGMA page_count", [], |row| row.get(0))?;
+            connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
+        };
+        database.apply(limit).await.unwrap();
+        // Until the thread is let go, all wait for it.
+        let (go, waits) = std::sync::mpsc::channel::<()>();
+        let waits = std::sync::Mutex::new(waits);
+        let hold = database.read(move |_| {
+            let _let_go = waits.lock().unwrap().recv();
+            Ok(())
+        });
+        let large = database.apply(|connection| {
+            connection.execute("INSERT INTO t VALUES (2, hex(zeroblob(100000)))", [])
+        });
+        let read = database.read(|connection| {
+            connection.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
+        });
+        let let_go = async { drop(go) };
+        let (held, before, large, read, after, ()) = tokio::join!(
+            biased;
+            hold,
+            insert(&database, 1),
+            large,
+            read,
+            insert(&database, 3),
+            let_go
+        );
+        held.unwrap();
+        assert!(matches!(large, Err(DatabaseError::Full)), "{large:?}");
+        before.unwrap();
+        after.unwrap();
+        assert_eq!(read.unwrap(), 1, "what is not kept yet is not read");
+        assert_eq!(count(&database).await, 3);
+    }
+
+    #[tokio::test]
+    async fn reading_does_not_wait_for_another_program() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("db");
+        let connection = Connection::open(&path).unwrap();
+        connection
+            .execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE t (n INTEGER PRIMARY KEY)")
+            .unwrap();
+        connection.busy_timeout(Default::default()).unwrap();
+        let database = Database::serve(connection).unwrap();
+        let other = Connection::open(&path).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let change = |connection: &Connection| connection.execute("DELETE FROM t", []);
+        let changed = database.apply(change).await;
+        assert!(matches!(changed, Err(DatabaseError::Busy)), "{changed:?}");
+        let read = database
+            .read(|connection| {
+                connection.query_row("SELECT count(*) FROM t", [], |row| row.get::<_, i64>(0))
+            })
+            .await;
+        assert_eq!(read.unwrap(), 0);
     }
 }

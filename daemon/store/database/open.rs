@@ -2,13 +2,13 @@
 //! what is damaged, newer, or somebody else's. Nothing that was there is ever overwritten.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, Error, OpenFlags};
 
 use super::{check, connection::Database};
 
@@ -40,6 +40,14 @@ pub(crate) enum OpenError {
         /// Latest version that is known here.
         known: usize,
     },
+    /// It has lost what was in it.
+    #[error(
+        "{path} is empty, though the state directory has jobs or sessions: restore it, or move it and the files beside it (-wal, -shm) away to begin with an empty one; jobs, request ids and rules in it are then forgotten"
+    )]
+    Emptied {
+        /// The file.
+        path: String,
+    },
     /// It is no database of a daemon's.
     #[error(
         "{path} is not a database of jigd's: move it away, or choose another state directory (--state-dir)"
@@ -58,8 +66,22 @@ pub(crate) enum OpenError {
         /// What is wrong with it.
         what: String,
     },
+    /// There is no room for it.
+    #[error("{path} cannot be used: its disk is full: make room there")]
+    Full {
+        /// The file.
+        path: String,
+    },
+    /// Somebody else uses it.
+    #[error("{path} cannot be used: another program holds it: end that one")]
+    Busy {
+        /// The file.
+        path: String,
+    },
     /// It cannot be opened or written to.
-    #[error("{path} cannot be used")]
+    #[error(
+        "{path} cannot be used: see to it that this user may read and write it, and that its disk is well"
+    )]
     Unusable {
         /// The file.
         path: String,
@@ -70,8 +92,15 @@ pub(crate) enum OpenError {
 }
 
 impl Database {
-    /// Opens the database in the file at `path`, making it where it is missing. Blocks.
-    pub(crate) fn open(path: &Path) -> Result<Self, OpenError> {
+    /// Opens the database in the file at `path`, making it where it is missing. `has_records`: whether the
+    /// daemons that used it have left anything else, so that it cannot be empty. Blocks.
+    pub(crate) fn open(path: &Path, has_records: bool) -> Result<Self, OpenError> {
+        let is_new = match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.is_file() => return Err(not_ours(path)),
+            Ok(_) => false,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(error) => return Err(unusable(path, error)),
+        };
         // SQLite gives the files beside it the mode that it has.
         OpenOptions::new()
             .read(true)
@@ -81,44 +110,79 @@ impl Database {
             .mode(0o600)
             .open(path)
             .map_err(|source| unusable(path, source))?;
-        let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-            | OpenFlags::SQLITE_OPEN_NO_MUTEX
-            | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-        let opened = Connection::open_with_flags(path, flags);
-        let mut connection = opened.map_err(|error| refusal(path, error))?;
-        check(&connection, path)?;
-        make_shrinkable(&connection, path).map_err(|error| refusal(path, error))?;
-        let refused = |error| refusal(path, error);
-        prepare(&mut connection).map_err(refused)?;
-        check::beside(&connection, path.to_owned()).map_err(refused)?;
-        Self::serve(connection).map_err(|source| unusable(path, source))
+        let opened = open_file(path, has_records && !is_new);
+        if is_new && opened.is_err() {
+            // It would be taken for one that has lost what was in it.
+            let _left = fs::remove_file(path);
+        }
+        Self::serve(opened?).map_err(|source| unusable(path, source))
     }
 
     /// A database that is gone with the daemon.
     pub(crate) fn in_memory() -> Result<Self, OpenError> {
         let path = PathBuf::from(":memory:");
-        let opened = Connection::open_in_memory().and_then(|mut connection| {
-            prepare(&mut connection)?;
-            Ok(connection)
-        });
-        let connection = opened.map_err(|error| refusal(&path, error))?;
+        let connection = empty().map_err(|error| refusal(&path, error))?;
         Self::serve(connection).map_err(|source| unusable(&path, source))
     }
 }
 
-/// Looks whether the file is what it should be, before anything is changed in it.
-fn check(connection: &Connection, path: &Path) -> Result<(), OpenError> {
+fn open_file(path: &Path, must_have_schema: bool) -> Result<Connection, OpenError> {
+    let refused = |error| refusal(path, error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(refused)?;
+    let version = check(&connection, path, must_have_schema)?;
+    make_shrinkable(&connection, path).map_err(refused)?;
+    configure(&connection).map_err(refused)?;
+    upgrade(&mut connection).map_err(|error| {
+        // What it has is not what one of that version has. Of the statement nobody needs to read.
+        if let Error::SqlInputError { msg, .. } = &error {
+            let what = format!("its schema is not that of version {version}: {msg}");
+            return damaged(path, what);
+        }
+        refusal(path, error)
+    })?;
+    let expected = empty().and_then(|connection| check::parts(&connection));
+    let found = check::parts(&connection).map_err(refused)?;
+    if let Some(missing) = expected.map_err(refused)?.difference(&found).next() {
+        return Err(damaged(path, format!("its {missing} is missing")));
+    }
+    check::beside(&connection, path.to_owned()).map_err(refused)?;
+    Ok(connection)
+}
+
+/// One that has nothing but the schema, in memory.
+fn empty() -> rusqlite::Result<Connection> {
+    let mut connection = Connection::open_in_memory()?;
+    configure(&connection)?;
+    upgrade(&mut connection)?;
+    Ok(connection)
+}
+
+/// Looks whether the file is what it should be, before anything is changed in it. Answers the version of its
+/// schema.
+fn check(connection: &Connection, path: &Path, must_have_schema: bool) -> Result<usize, OpenError> {
     let refused = |error| refusal(path, error);
     let (application, version) = versions(connection).map_err(refused)?;
     let tables: i64 = connection
         .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
         .map_err(refused)?;
-    if application != APPLICATION && (application, version, tables) != (0, 0, 0) {
-        return Err(OpenError::NotOurs {
+    let is_empty = (application, version, tables) == (0, 0, 0);
+    if application != APPLICATION && !is_empty {
+        return Err(not_ours(path));
+    }
+    if is_empty && must_have_schema {
+        return Err(OpenError::Emptied {
             path: path.display().to_string(),
         });
     }
-    let version = usize::try_from(version).unwrap_or(usize::MAX);
+    let Ok(version) = usize::try_from(version) else {
+        return Err(damaged(
+            path,
+            format!("its schema has the version {version}"),
+        ));
+    };
     if version > VERSIONS.len() {
         return Err(OpenError::Newer {
             path: path.display().to_string(),
@@ -127,11 +191,8 @@ fn check(connection: &Connection, path: &Path) -> Result<(), OpenError> {
         });
     }
     match check::before(connection).map_err(refused)? {
-        None => Ok(()),
-        Some(what) => Err(OpenError::Damaged {
-            path: path.display().to_string(),
-            what,
-        }),
+        None => Ok(version),
+        Some(what) => Err(damaged(path, what)),
     }
 }
 
@@ -156,14 +217,18 @@ fn make_shrinkable(connection: &Connection, path: &Path) -> rusqlite::Result<()>
     Ok(())
 }
 
-/// Sets what belongs to the connection, and brings the schema up to date.
-fn prepare(connection: &mut Connection) -> rusqlite::Result<()> {
+/// Sets what belongs to the connection.
+fn configure(connection: &Connection) -> rusqlite::Result<()> {
     // Answers "memory" for a database in memory.
     connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
     connection.execute_batch(
         "PRAGMA synchronous = NORMAL; PRAGMA foreign_keys = ON; PRAGMA temp_store = MEMORY;",
     )?;
-    connection.query_row("PRAGMA journal_size_limit = 67108864", [], |_| Ok(()))?;
+    connection.query_row("PRAGMA journal_size_limit = 67108864", [], |_| Ok(()))
+}
+
+/// Brings the schema up to date.
+fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
     let (_, version) = versions(connection)?;
     let done = usize::try_from(version).unwrap_or(usize::MAX);
     for (index, change) in VERSIONS.iter().enumerate().skip(done) {
@@ -173,6 +238,10 @@ fn prepare(connection: &mut Connection) -> rusqlite::Result<()> {
         let version = i32::try_from(index + 1).unwrap_or(i32::MAX);
         transaction.pragma_update(None, "user_version", version)?;
         transaction.commit()?;
+    }
+    if done < VERSIONS.len() {
+        // Into the file itself: without what is beside it, it would be taken for an empty one.
+        connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     }
     Ok(())
 }
@@ -184,163 +253,44 @@ fn versions(connection: &Connection) -> rusqlite::Result<(i32, i32)> {
 }
 
 fn unusable(path: &Path, source: io::Error) -> OpenError {
-    OpenError::Unusable {
-        path: path.display().to_string(),
-        source: source.into(),
+    let path = path.display().to_string();
+    match source.raw_os_error() {
+        Some(libc::ENOSPC | libc::EDQUOT) => OpenError::Full { path },
+        _ => OpenError::Unusable {
+            path,
+            source: source.into(),
+        },
     }
 }
 
-fn refusal(path: &Path, error: rusqlite::Error) -> OpenError {
-    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
-    let path = path.display().to_string();
+fn not_ours(path: &Path) -> OpenError {
+    OpenError::NotOurs {
+        path: path.display().to_string(),
+    }
+}
+
+fn damaged(path: &Path, what: String) -> OpenError {
+    OpenError::Damaged {
+        path: path.display().to_string(),
+        what,
+    }
+}
+
+fn refusal(path: &Path, error: Error) -> OpenError {
+    use rusqlite::ErrorCode::{
+        DatabaseBusy, DatabaseCorrupt, DatabaseLocked, DiskFull, NotADatabase,
+    };
+    let named = path.display().to_string();
     match error.sqlite_error_code() {
-        Some(DatabaseCorrupt | NotADatabase) => OpenError::Damaged {
-            path,
-            what: error.to_string(),
-        },
+        Some(DatabaseCorrupt | NotADatabase) => damaged(path, error.to_string()),
+        Some(DiskFull) => OpenError::Full { path: named },
+        Some(DatabaseBusy | DatabaseLocked) => OpenError::Busy { path: named },
         _ => OpenError::Unusable {
-            path,
+            path: named,
             source: error.into(),
         },
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn open(path: &Path) -> Result<(), String> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        let database = Database::open(path).map_err(|error| error.to_string())?;
-        let tables = |connection: &Connection| {
-            connection.query_row("SELECT count(*) FROM request", [], |row| {
-                row.get::<_, i64>(0)
-            })
-        };
-        let found = runtime.block_on(database.apply(tables));
-        found.map(drop).map_err(|error| error.to_string())
-    }
-
-    #[test]
-    fn it_is_made_and_opened_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.db");
-        open(&path).unwrap();
-        open(&path).unwrap();
-        use std::os::unix::fs::PermissionsExt as _;
-        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-    }
-
-    /// One that was answered, and one that was not.
-    const REQUESTS: &str = "
-        INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, answer, answer_bytes)
-        VALUES ('p', 'w', 'answered', 'm', 's', x'', 'l', 1, x'00', 1), ('p', 'w', 'lost', 'm', 's', x'', 'l', 1, NULL, 0);";
-
-    #[test]
-    fn an_older_one_is_brought_up_to_date() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.db");
-        let connection = Connection::open(&path).unwrap();
-        let older = format!(
-            "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
-            VERSIONS[0]
-        );
-        connection.execute_batch(&older).unwrap();
-        drop(connection);
-        open(&path).unwrap();
-        let connection = Connection::open(&path).unwrap();
-        assert_eq!(versions(&connection).unwrap(), (APPLICATION, 4));
-        let count = |table: &str| -> i64 {
-            let sql = format!("SELECT count(*) FROM {table}");
-            connection.query_row(&sql, [], |row| row.get(0)).unwrap()
-        };
-        assert_eq!((count("fact"), count("approval"), count("rule")), (2, 0, 0));
-        let ended = "request WHERE ended_ms > (unixepoch() - 3600) * 1000 AND id = 'answered'";
-        assert_eq!((count("request"), count(ended)), (2, 1));
-        assert_eq!(count("request WHERE ended_ms IS NULL AND id = 'lost'"), 1);
-        let mode = connection.pragma_query_value(None, "auto_vacuum", |row| row.get::<_, i32>(0));
-        assert_eq!(mode.unwrap(), INCREMENTAL);
-    }
-
-    /// A file with request ids that have large answers.
-    fn large(path: &Path, number: u32) {
-        open(path).unwrap();
-        let connection = Connection::open(path).unwrap();
-        let sql = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
-            INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, ended_ms, answer, answer_bytes)
-            SELECT 'p', 'w', i, 'm', 's', x'', 'l', 1, 1, randomblob(100000), 100000 FROM n";
-        connection.execute(sql, [number]).unwrap();
-    }
-
-    #[test]
-    fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.db");
-        large(&path, 300);
-        let size = || std::fs::metadata(&path).unwrap().len();
-        assert!(size() > 30_000_000);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .build()
-            .unwrap();
-        let database = Database::open(&path).unwrap();
-        let delete = |connection: &Connection| connection.execute("DELETE FROM request", []);
-        runtime.block_on(database.apply(delete)).unwrap();
-        runtime.block_on(database.shrink()).unwrap();
-        drop(database);
-        assert!(size() < 4_000_000, "{}", size());
-    }
-
-    #[test]
-    fn of_a_large_one_what_is_needed_first_is_looked_at_first() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.db");
-        large(&path, 100);
-        let intact = std::fs::read(&path).unwrap();
-        // The answers: found by whoever asks for them.
-        let mut bytes = intact.clone();
-        let answers = bytes.len() / 2;
-        bytes[answers..].fill(0x5a);
-        std::fs::write(&path, &bytes).unwrap();
-        open(&path).unwrap();
-        // The first tables.
-        let mut bytes = intact;
-        bytes[8192..32768].fill(0x5a);
-        std::fs::write(&path, &bytes).unwrap();
-        let error = open(&path).unwrap_err();
-        assert!(error.contains("is damaged"), "{error}");
-        assert_eq!(std::fs::read(&path).unwrap(), bytes);
-    }
-
-    #[test]
-    fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("jig.db");
-        let others = |sql: &str| {
-            let _was_there = std::fs::remove_file(&path);
-            Connection::open(&path).unwrap().execute_batch(sql).unwrap();
-        };
-        let refused = |expected: &str| {
-            let before = std::fs::read(&path).unwrap();
-            let error = open(&path).unwrap_err();
-            assert!(error.contains(expected), "{error}");
-            assert_eq!(std::fs::read(&path).unwrap(), before);
-        };
-        others("CREATE TABLE request (a)");
-        refused("not a database of jigd's");
-        others(&format!(
-            "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
-        ));
-        refused("schema 99; this one knows 4");
-        std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
-        refused("is damaged");
-        std::fs::remove_file(&path).unwrap();
-        open(&path).unwrap();
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[5000..].fill(0x5a);
-        std::fs::write(&path, &bytes).unwrap();
-        refused("is damaged");
-    }
-}
+mod tests;

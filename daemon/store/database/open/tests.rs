@@ -1,0 +1,225 @@
+//! Which databases are opened, which are refused, and what is told of these.
+
+use super::*;
+
+fn open(path: &Path) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let database = Database::open(path, false).map_err(|error| error.to_string())?;
+    let tables = |connection: &Connection| {
+        connection.query_row("SELECT count(*) FROM request", [], |row| {
+            row.get::<_, i64>(0)
+        })
+    };
+    let found = runtime.block_on(database.apply(tables));
+    found.map(drop).map_err(|error| error.to_string())
+}
+
+#[test]
+fn it_is_made_and_opened_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    open(&path).unwrap();
+    open(&path).unwrap();
+    use std::os::unix::fs::PermissionsExt as _;
+    let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+/// One that was answered, and one that was not.
+const REQUESTS: &str = "
+    INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, answer, answer_bytes)
+    VALUES ('p', 'w', 'answered', 'm', 's', x'', 'l', 1, x'00', 1), ('p', 'w', 'lost', 'm', 's', x'', 'l', 1, NULL, 0);";
+
+#[test]
+fn an_older_one_is_brought_up_to_date() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    let connection = Connection::open(&path).unwrap();
+    let older = format!(
+        "{} INSERT INTO fact VALUES ('kept', x'01'); {REQUESTS} PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1",
+        VERSIONS[0]
+    );
+    connection.execute_batch(&older).unwrap();
+    drop(connection);
+    open(&path).unwrap();
+    let connection = Connection::open(&path).unwrap();
+    assert_eq!(versions(&connection).unwrap(), (APPLICATION, 4));
+    let count = |table: &str| -> i64 {
+        let sql = format!("SELECT count(*) FROM {table}");
+        connection.query_row(&sql, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!((count("fact"), count("approval"), count("rule")), (2, 0, 0));
+    let ended = "request WHERE ended_ms > (unixepoch() - 3600) * 1000 AND id = 'answered'";
+    assert_eq!((count("request"), count(ended)), (2, 1));
+    assert_eq!(count("request WHERE ended_ms IS NULL AND id = 'lost'"), 1);
+    let mode = connection.pragma_query_value(None, "auto_vacuum", |row| row.get::<_, i32>(0));
+    assert_eq!(mode.unwrap(), INCREMENTAL);
+}
+
+/// A file with request ids that have large answers.
+fn large(path: &Path, number: u32) {
+    open(path).unwrap();
+    let connection = Connection::open(path).unwrap();
+    let sql = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1)
+        INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms, ended_ms, answer, answer_bytes)
+        SELECT 'p', 'w', i, 'm', 's', x'', 'l', 1, 1, randomblob(100000), 100000 FROM n";
+    connection.execute(sql, [number]).unwrap();
+}
+
+#[test]
+fn what_is_not_kept_any_more_is_given_back_to_the_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    large(&path, 300);
+    let size = || std::fs::metadata(&path).unwrap().len();
+    assert!(size() > 30_000_000);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let database = Database::open(&path, false).unwrap();
+    let delete = |connection: &Connection| connection.execute("DELETE FROM request", []);
+    runtime.block_on(database.apply(delete)).unwrap();
+    runtime.block_on(database.shrink()).unwrap();
+    drop(database);
+    assert!(size() < 4_000_000, "{}", size());
+}
+
+#[test]
+fn of_a_large_one_what_is_needed_first_is_looked_at_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    large(&path, 100);
+    let intact = std::fs::read(&path).unwrap();
+    // The answers: found by whoever asks for them.
+    let mut bytes = intact.clone();
+    let answers = bytes.len() / 2;
+    bytes[answers..].fill(0x5a);
+    std::fs::write(&path, &bytes).unwrap();
+    open(&path).unwrap();
+    // The first tables.
+    let mut bytes = intact;
+    bytes[8192..32768].fill(0x5a);
+    std::fs::write(&path, &bytes).unwrap();
+    let error = open(&path).unwrap_err();
+    assert!(error.contains("is damaged"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
+fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    let others = |sql: &str| {
+        let _was_there = std::fs::remove_file(&path);
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+    };
+    let refused = |expected: &str| {
+        let before = std::fs::read(&path).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    };
+    others("CREATE TABLE request (a)");
+    refused("not a database of jigd's");
+    others(&format!(
+        "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
+    ));
+    refused("schema 99; this one knows 4");
+    std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
+    refused("is damaged");
+    std::fs::remove_file(&path).unwrap();
+    open(&path).unwrap();
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[5000..].fill(0x5a);
+    std::fs::write(&path, &bytes).unwrap();
+    refused("is damaged");
+}
+
+#[test]
+fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    for (sql, expected) in [
+        ("DROP TABLE job", "its column job.ended_ms is missing"),
+        (
+            "DROP INDEX job_by_state",
+            "its index job_by_state is missing",
+        ),
+        (
+            "ALTER TABLE rule DROP COLUMN approval_id",
+            "its column rule.approval_id is missing",
+        ),
+        ("DELETE FROM fact", "its fact salt is missing"),
+        (
+            "PRAGMA user_version = 2",
+            "its schema is not that of version 2: table approval already exists",
+        ),
+        ("PRAGMA user_version = -3", "its schema has the version -3"),
+    ] {
+        let _was_there = fs::remove_file(&path);
+        open(&path).unwrap();
+        Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(
+            error.contains(&format!("is damaged ({expected})")),
+            "{error}"
+        );
+        assert!(error.contains("move it and the files beside it"), "{error}");
+        assert!(!error.contains("CREATE"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_file_is_refused_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    let refused = || {
+        let error = open(&path).unwrap_err();
+        assert!(error.contains("not a database of jigd's"), "{error}");
+    };
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &path,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    refused();
+    fs::remove_file(&path).unwrap();
+    fs::create_dir(&path).unwrap();
+    refused();
+    fs::remove_dir(&path).unwrap();
+    let elsewhere = folder.path().join("elsewhere");
+    std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+    refused();
+    assert!(!elsewhere.exists());
+}
+
+#[test]
+fn one_that_has_lost_what_was_in_it_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    // The first of a state directory that has records of daemons before.
+    Database::open(&path, true).unwrap();
+    fs::write(&path, "").unwrap();
+    let error = Database::open(&path, true).unwrap_err().to_string();
+    assert!(error.contains("is empty, though"), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"");
+    open(&path).unwrap();
+}
+
+#[test]
+fn the_schema_is_there_without_what_is_beside_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.db");
+    let database = Database::open(&path, false).unwrap();
+    // As a daemon leaves it that is killed.
+    let copy = folder.path().join("copy.db");
+    fs::copy(&path, &copy).unwrap();
+    drop(database);
+    let found = check::parts(&Connection::open(&copy).unwrap()).unwrap();
+    assert_eq!(found, check::parts(&empty().unwrap()).unwrap());
+}
