@@ -135,6 +135,8 @@ pub(crate) struct Error {
     pub(crate) metadata: Vec<(Cow<'static, str>, String)>,
     /// The fields that break their rules; of those above [`MOST_VIOLATIONS`], one.
     pub(crate) violations: Vec<Violation>,
+    /// Whether it is known that nothing was done, whatever the reason: the call may be made again under its id.
+    pub(crate) is_not_begun: bool,
     /// How long to wait before trying again, where that helps.
     pub(crate) retry_after: Option<Duration>,
     /// What caused it, for the daemon's log.
@@ -285,6 +287,7 @@ impl Error {
             message: message.into(),
             metadata: Vec::new(),
             violations: Vec::new(),
+            is_not_begun: false,
             retry_after: None,
             cause: None,
         }
@@ -334,6 +337,12 @@ impl Error {
     /// Adds the cause.
     pub(crate) fn caused_by(mut self, cause: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.cause = Some(cause.into());
+        self
+    }
+
+    /// Adds that nothing was done.
+    pub(crate) fn not_begun(mut self) -> Self {
+        self.is_not_begun = true;
         self
     }
 

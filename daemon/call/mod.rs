@@ -33,7 +33,7 @@ mod record;
 pub(crate) mod recorded;
 mod repeatable;
 mod rights;
-mod sent;
+pub(crate) mod sent;
 pub(crate) mod start;
 mod state_error;
 pub(crate) mod structure;

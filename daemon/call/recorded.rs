@@ -57,6 +57,11 @@ impl Pipeline {
 }
 
 impl Recorded {
+    /// Which step of its session it is.
+    pub(crate) fn step(&self) -> u64 {
+        self.step.number()
+    }
+
     /// Records how it ended. `facts` is what the record says beside that.
     pub(crate) fn end<T>(
         self,

@@ -103,7 +103,7 @@ impl Pipeline {
                 Err(error) => return not_begun(ticket, &error).await,
             };
             // Before anything is done: should the daemon die then, it is known where to look.
-            if let Err(error) = ticket.begin(begun.work.step.number()).await {
+            if let Err(error) = ticket.mark().begin(begun.work.step.number()).await {
                 tracing::warn!(%error, "the step of a request could not be kept");
             }
             let until = begun.until;
@@ -164,13 +164,14 @@ impl Pipeline {
             let done = task::spawn_tracked("request", work(false)).await;
             return done.map_err(Error::internal)?;
         };
+        let method = call.asked.method.clone();
         let claimed = self.requests.claim(call.key, call.asked, Lost::IsResumed);
         let ticket = match claimed.await? {
             Claimed::Ours(ticket) => ticket,
             Claimed::Answered { answer, .. } => return decode(&answer),
-            Claimed::Lost(_) => return Err(Error::internal("work was not resumed")),
+            Claimed::Lost(_) => return Err(lost(&method)),
         };
-        let is_unfinished = ticket.is_unfinished();
+        let is_unfinished = ticket.left().is_some();
         answered_by(ticket, work(is_unfinished)).await
     }
 }

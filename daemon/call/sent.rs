@@ -2,27 +2,28 @@
 //! of them:
 //!
 //! ```text
-//! ours ──▶ work ──▶ answered, for all who have the id
-//!  ▲         ├────▶ broken off: the id is free again, and who comes next goes on
-//!  │         └────▶ handed over, while it goes on, to who comes with the same id
-//!  └──────────────────┘
+//! ours ──▶ let in ──▶ work ──▶ answered, for all who have the id
+//!  ▲         │          ├────▶ broken off: the id is free again, and who comes next goes on
+//!  │         │          └────▶ handed over, while it goes on or as its caller is gone, to who comes with
+//!  │         ▼                 the same id
+//!  └─────────┴──────────────────┘
 //! ```
 //!
-//! Whose work was taken over waits for the answer with all others: the calls are one.
+//! Whose work was taken over waits for the answer with all others: the calls are one, and are let in once.
 
 use std::{future::Future, sync::Arc};
 
 use prost::Message;
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Pipeline,
     idempotency::{
-        Claimed, Lost, Ticket,
+        Claimed, Left, Lost, Mark, Ticket,
         answer::{decode, encode, is_final},
     },
-    repeatable::Repeatable,
+    repeatable::{Repeatable, left_alone, not_begun},
+    subject::Permitted,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -30,27 +31,47 @@ use crate::daemon::{
     tool::lost,
 };
 
+/// What work is given that takes what its caller sends.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    /// Cancelled when it is to end: the caller is gone, or somebody else goes on with it.
+    pub(crate) stop: CancellationToken,
+    /// What has let it in.
+    pub(crate) permitted: Permitted,
+    /// Where it is to say that it may be done from here on; without an id, nowhere.
+    pub(crate) mark: Option<Mark>,
+    /// Whether a daemon died that had said so.
+    pub(crate) may_be_done: bool,
+}
+
 impl Pipeline {
-    /// Does `work`, which ends when its token is cancelled, or gets the answer of the call that did it
-    /// before. Where it `is_resumable`, one that goes on is gone on with, and so is one that the daemon
-    /// died under.
-    pub(crate) async fn once_sent<R, W, F>(
+    /// Does `work`, once `permit` has let it in, or gets the answer of the call that did it before. Where it
+    /// `is_resumable`, one that goes on is gone on with, and so is one that the daemon died under.
+    pub(crate) async fn once_sent<R, P, W, F>(
         self: &Arc<Self>,
         call: Option<Repeatable>,
-        method: &str,
+        method: &'static str,
         is_resumable: bool,
+        permit: P,
         work: W,
     ) -> Result<R, Error>
     where
         R: Message + Default + 'static,
-        W: FnOnce(CancellationToken) -> F,
+        P: Future<Output = Result<Permitted, Error>> + Send + 'static,
+        W: FnOnce(Sent) -> F + Send + 'static,
         F: Future<Output = Result<R, Error>> + Send + 'static,
     {
         let stop = self.drain.end_token().child_token();
         // Dropped with the caller: nobody sends any more then.
         let _abandoned = stop.clone().drop_guard();
         let Some(call) = call else {
-            return work(stop).await;
+            let sent = Sent {
+                stop,
+                permitted: permit.await?,
+                mark: None,
+                may_be_done: false,
+            };
+            return work(sent).await;
         };
         let ticket = loop {
             let lost_one = match is_resumable {
@@ -63,10 +84,10 @@ impl Pipeline {
                 Ok(Claimed::Lost(_)) => return Err(lost(method)),
                 Err(caller) => caller,
             };
-            let inherited = is_resumable.then(|| caller.ask_to_inherit());
+            let inherited = caller.ask_to_inherit();
             let answer = tokio::select! {
                 biased;
-                Some(ticket) = inherit(inherited) => break ticket,
+                Ok(ticket) = inherited => break ticket,
                 answer = caller.wait() => answer,
             };
             match answer.map(|answer| decode(&answer)) {
@@ -77,16 +98,34 @@ impl Pipeline {
             }
         };
         let caller = ticket.caller();
-        let work = work(stop.clone());
         task::spawn_tracked("request", async move {
-            let mut work = std::pin::pin!(work);
-            let heir = tokio::select! {
-                result = &mut work => return answer(ticket, &result).await,
-                heir = ticket.heir() => heir,
+            let Some((ticket, permitted)) =
+                let_in(ticket, method, is_resumable, permit, &stop).await
+            else {
+                return;
             };
-            stop.cancel();
-            let result = work.await;
-            hand_over(ticket, heir, &result).await;
+            let sent = Sent {
+                stop: stop.clone(),
+                permitted: permitted.clone(),
+                mark: Some(ticket.mark()),
+                may_be_done: ticket.left() == Some(Left::Begun),
+            };
+            let mut work = std::pin::pin!(work(sent));
+            let result = tokio::select! {
+                result = &mut work => result,
+                () = ticket.has_heir(), if is_resumable => {
+                    stop.cancel();
+                    work.await
+                }
+            };
+            let goes_on = result.as_ref().is_err_and(is_broken_off) && stop.is_cancelled();
+            let ticket = match goes_on {
+                true => ticket.hand_over(permitted),
+                false => Some(ticket),
+            };
+            if let Some(ticket) = ticket {
+                answer(ticket, &result).await;
+            }
         });
         match caller.wait().await {
             Some(answer) => decode(&answer),
@@ -100,27 +139,44 @@ impl Pipeline {
     }
 }
 
-/// The ticket of who did the work so far, if there was one to ask.
-async fn inherit(ticket: Option<oneshot::Receiver<Ticket>>) -> Option<Ticket> {
-    ticket?.await.ok()
-}
-
-/// Gives the ticket of work that was ended for that to its heir, unless it was done by then, or the
-/// heir is gone.
-async fn hand_over<R: Message>(
-    ticket: Ticket,
-    heir: oneshot::Sender<Ticket>,
-    result: &Result<R, Error>,
-) {
-    let is_done = result
-        .as_ref()
-        .err()
-        .is_none_or(|error| !is_broken_off(error));
-    if is_done {
-        return answer(ticket, result).await;
-    }
-    if let Err(ticket) = heir.send(ticket) {
-        answer(ticket, result).await;
+/// Waits until a call is let in, for all who have its id: who was asked for that has decided about each of
+/// them. None where somebody else goes on, or it was answered.
+async fn let_in(
+    mut ticket: Ticket,
+    method: &str,
+    is_resumable: bool,
+    permit: impl Future<Output = Result<Permitted, Error>>,
+    stop: &CancellationToken,
+) -> Option<(Ticket, Permitted)> {
+    let mut permitted = match ticket.take_permitted() {
+        Some(permitted) => return Some((ticket, permitted)),
+        None => {
+            let permitted = tokio::select! {
+                permitted = permit => permitted,
+                () = ticket.left_alone() => Err(left_alone(method)),
+            };
+            match permitted {
+                Ok(permitted) => permitted,
+                Err(error) => {
+                    not_begun(ticket, &error).await;
+                    return None;
+                }
+            }
+        }
+    };
+    loop {
+        if is_resumable || stop.is_cancelled() {
+            ticket = ticket.hand_over(permitted)?;
+            permitted = ticket.take_permitted()?;
+        }
+        if !stop.is_cancelled() {
+            return Some((ticket, permitted));
+        }
+        // What was decided is for who comes back.
+        tokio::select! {
+            () = ticket.has_heir() => {}
+            () = ticket.left_alone() => return None,
+        }
     }
 }
 

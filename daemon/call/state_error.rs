@@ -1,4 +1,4 @@
-//! What is wrong with the daemon's state, in the terms of the contract.
+//! What is wrong with the daemon's state, in the terms of the contract, for calls that were not begun for it.
 
 use std::{io, time::Duration};
 
@@ -13,7 +13,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// What is wrong with its files.
 pub(in crate::daemon::call) fn of_files(error: &io::Error) -> Error {
-    match error.raw_os_error() {
+    let error = match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => Error::new(
             Reason::NoSpace,
             "the disk that holds the daemon's state directory is full; nothing was started: make room there, and try again",
@@ -28,12 +28,13 @@ pub(in crate::daemon::call) fn of_files(error: &io::Error) -> Error {
                 "the daemon's state directory cannot be used ({error}); nothing was started: its operator must mend it"
             ),
         ),
-    }
+    };
+    error.not_begun()
 }
 
 /// What is wrong with its database.
 pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
-    match error {
+    let error = match error {
         DatabaseError::Full => Error::new(
             Reason::NoSpace,
             format!("{error}, and try again; nothing was started"),
@@ -48,5 +49,6 @@ pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
             format!("{error}; nothing was started: its operator must mend it"),
         )
         .caused_by(error.clone()),
-    }
+    };
+    error.not_begun()
 }

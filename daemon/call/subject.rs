@@ -29,7 +29,7 @@ pub(super) struct Subject {
 }
 
 /// A call that may be made.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Permitted {
     /// What has let it in, where that is not the risk of its tool.
     pub(crate) by: Option<String>,

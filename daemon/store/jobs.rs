@@ -1,6 +1,10 @@
 //! The log of jobs: what was acknowledged, how far it is, and what came of it.
 
-use std::{fmt, sync::Arc, time::SystemTime};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+    time::SystemTime,
+};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
@@ -8,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params, types::Value};
 use super::{
     database::{Database, DatabaseError},
     keeping::{Bounds, Growth, Surplus, Table},
-    milliseconds,
+    milliseconds, requests,
 };
 
 /// Where what is kept is found.
@@ -16,8 +20,17 @@ const TABLE: Table = Table {
     name: "job",
     bytes: "result_bytes",
 };
+/// In memory: the jobs that ran when the daemon before this one died, until it is written down that they are
+/// lost, which needs room.
+const LOST: &str = "CREATE TEMP TABLE IF NOT EXISTS lost (id TEXT PRIMARY KEY, ended_ms INTEGER NOT NULL) STRICT, WITHOUT ROWID";
+/// How far a job is.
+const STATE: &str = "CASE WHEN id IN (SELECT id FROM lost) THEN 'lost' ELSE state END";
 /// What is read of a row, in the order of [`read`].
-const COLUMNS: &str = "id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, started_ms, ended_ms, step, request";
+static COLUMNS: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "id, workspace, session, principal, tool, queue, priority, {STATE}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request"
+    )
+});
 
 /// The log.
 #[derive(Debug, Clone)]
@@ -103,15 +116,12 @@ impl JobLog {
     ) -> Result<(Self, Vec<Job>), DatabaseError> {
         let queued = database
             .apply(move |connection| {
+                connection.execute_batch(LOST)?;
                 connection.execute(
-                    "UPDATE job SET state = ?1, ended_ms = ?2 WHERE state = ?3",
-                    params![
-                        JobState::Lost.name(),
-                        milliseconds::now(),
-                        JobState::Running.name()
-                    ],
+                    "INSERT OR IGNORE INTO lost SELECT id, ?1 FROM job WHERE state = ?2",
+                    params![milliseconds::now(), JobState::Running.name()],
                 )?;
-                let sql = format!("SELECT {COLUMNS} FROM job WHERE state = ?1 ORDER BY id");
+                let sql = format!("SELECT {} FROM job WHERE state = ?1 ORDER BY id", *COLUMNS);
                 let mut select = connection.prepare(&sql)?;
                 let rows = select.query_map([JobState::Queued.name()], read)?;
                 rows.collect::<rusqlite::Result<Vec<_>>>()
@@ -211,9 +221,11 @@ impl JobLog {
         id: String,
     ) -> Result<Option<(Job, Option<Bytes>)>, DatabaseError> {
         self.database
-            .apply(move |connection| {
-                let sql =
-                    format!("SELECT {COLUMNS}, result FROM job WHERE id = ?1 AND workspace = ?2");
+            .read(move |connection| {
+                let sql = format!(
+                    "SELECT {}, result FROM job WHERE id = ?1 AND workspace = ?2",
+                    *COLUMNS
+                );
                 connection
                     .prepare_cached(&sql)?
                     .query_row(params![id, workspace], |row| {
@@ -233,9 +245,10 @@ impl JobLog {
         request: String,
     ) -> Result<Option<Job>, DatabaseError> {
         self.database
-            .apply(move |connection| {
+            .read(move |connection| {
                 let sql = format!(
-                    "SELECT {COLUMNS} FROM job WHERE request = ?1 AND workspace = ?2 AND principal = ?3"
+                    "SELECT {} FROM job WHERE request = ?1 AND workspace = ?2 AND principal = ?3",
+                    *COLUMNS
                 );
                 connection
                     .prepare_cached(&sql)?
@@ -248,27 +261,27 @@ impl JobLog {
     /// The jobs of a selection, those that were submitted last first.
     pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, DatabaseError> {
         self.database
-            .apply(move |connection| {
-                let mut sql = format!("SELECT {COLUMNS} FROM job WHERE workspace = ?");
-                let mut values = vec![Value::from(selection.workspace)];
+            .read(move |connection| {
+                let mut sql = format!("SELECT {} FROM job WHERE workspace = ?", *COLUMNS);
+                let mut values = vec![Value::from(selection.workspace.clone())];
                 if !selection.states.is_empty() {
                     let marks = vec!["?"; selection.states.len()].join(", ");
-                    sql += &format!(" AND state IN ({marks})");
+                    sql += &format!(" AND {STATE} IN ({marks})");
                     let names = selection.states.iter().map(|state| state.name().to_owned());
                     values.extend(names.map(Value::from));
                 }
-                if let Some(tools) = selection.tools {
+                if let Some(tools) = &selection.tools {
                     let marks = vec!["?"; tools.len()].join(", ");
                     sql += &format!(" AND tool IN ({marks})");
-                    values.extend(tools.into_iter().map(Value::from));
+                    values.extend(tools.iter().cloned().map(Value::from));
                 }
-                if let Some(queue) = selection.queue {
+                if let Some(queue) = &selection.queue {
                     sql += " AND queue = ?";
-                    values.push(queue.into());
+                    values.push(queue.clone().into());
                 }
-                if let Some(before) = selection.before {
+                if let Some(before) = &selection.before {
                     sql += " AND id < ?";
-                    values.push(before.into());
+                    values.push(before.clone().into());
                 }
                 sql += " ORDER BY id DESC LIMIT ?";
                 values.push(i64::from(selection.number).into());
@@ -284,8 +297,10 @@ impl JobLog {
         Arc::clone(&self.growth)
     }
 
-    /// Removes what is not to be kept any more; never what has not ended.
+    /// Writes down which jobs were lost, and removes what is not to be kept any more; never what has not
+    /// ended.
     pub(crate) async fn retain(&self) -> Result<(), DatabaseError> {
+        self.change(note_lost).await?;
         let bounds = self.bounds;
         loop {
             let is_all = self
@@ -299,17 +314,26 @@ impl JobLog {
 
     async fn change(
         &self,
-        change: impl FnOnce(&Connection) -> rusqlite::Result<usize> + Send + 'static,
+        change: impl Fn(&Connection) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
         self.database.apply(change).await.map(drop)
     }
+}
+
+fn note_lost(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.execute(
+        "UPDATE job SET state = ?1, ended_ms = lost.ended_ms FROM lost WHERE lost.id = job.id",
+        [JobState::Lost.name()],
+    )?;
+    connection.execute("DELETE FROM lost", [])
 }
 
 /// Removes some of what is not to be kept any more; answers whether that was all.
 fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
     let surplus = Surplus::find(connection, TABLE, bounds)?;
     let mut delete = connection.prepare_cached("DELETE FROM job WHERE rowid = ?1")?;
-    for row in surplus.rows.iter().chain(&surplus.large) {
+    for &row in surplus.rows.iter().chain(&surplus.large) {
+        requests::forget_job(connection, row)?;
         delete.execute([row])?;
     }
     Ok(!surplus.is_full())

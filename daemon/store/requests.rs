@@ -75,6 +75,13 @@ pub(crate) enum Found {
         /// Its step of the session, where it had got so far.
         step: Option<u64>,
     },
+    /// It was done, and what came of it is not kept any more.
+    Forgotten {
+        /// What it asked.
+        asked: Asked,
+        /// Its step of the session, where it is known.
+        step: Option<u64>,
+    },
 }
 
 impl RequestLog {
@@ -86,7 +93,7 @@ impl RequestLog {
             })
         };
         Ok(Self {
-            salt: database.apply(salt).await?,
+            salt: database.read(salt).await?,
             life: Ulid::generate().to_string(),
             database,
             bounds,
@@ -120,7 +127,7 @@ impl RequestLog {
             .await
     }
 
-    /// Says which step of its session the work of a claim is.
+    /// Says which step of its session the work of a claim is: from here on, it may have been done.
     pub(crate) async fn begin(&self, key: Key, step: u64) -> Result<(), DatabaseError> {
         let step = i64::try_from(step).unwrap_or(i64::MAX);
         self.change(key, move |connection, key| {
@@ -187,7 +194,7 @@ impl RequestLog {
         &self,
         goes_on: impl Fn(&Key) -> bool + Send + 'static,
     ) -> Result<(), DatabaseError> {
-        let end = move |connection: &Connection| end_lost(connection, goes_on);
+        let end = move |connection: &Connection| end_lost(connection, &goes_on);
         self.database.apply(end).await?;
         let bounds = self.bounds;
         loop {
@@ -203,7 +210,7 @@ impl RequestLog {
     async fn change(
         &self,
         key: Key,
-        change: impl FnOnce(&Connection, &Key) -> rusqlite::Result<usize> + Send + 'static,
+        change: impl Fn(&Connection, &Key) -> rusqlite::Result<usize> + Send + 'static,
     ) -> Result<(), DatabaseError> {
         self.database
             .apply(move |connection| change(connection, &key).map(drop))
@@ -223,17 +230,16 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
         };
         let is_recent = row.get_ref(3)?.as_str()? == life;
         let step: Option<i64> = row.get(4)?;
+        let step = step.and_then(|step| u64::try_from(step).ok());
         let answer: Option<Vec<u8>> = row.get(5)?;
         Ok(match answer {
+            Some(answer) if answer.is_empty() => Found::Forgotten { asked, step },
             Some(answer) => Found::Answered {
                 asked,
                 answer: answer.into(),
                 is_recent,
             },
-            None => Found::Unanswered {
-                asked,
-                step: step.and_then(|step| u64::try_from(step).ok()),
-            },
+            None => Found::Unanswered { asked, step },
         })
     };
     select
@@ -242,7 +248,7 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
 }
 
 /// Notes of claims whose work has ended without an answer that they have ended.
-fn end_lost(connection: &Connection, goes_on: impl Fn(&Key) -> bool) -> rusqlite::Result<()> {
+fn end_lost(connection: &Connection, goes_on: &impl Fn(&Key) -> bool) -> rusqlite::Result<()> {
     let mut select = connection.prepare_cached(
         "SELECT rowid, principal, workspace, id FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
     )?;
@@ -270,12 +276,24 @@ fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
     for row in &surplus.rows {
         delete.execute([row])?;
     }
+    // No answer is empty: this says that there was one.
     let mut strip = connection
-        .prepare_cached("UPDATE request SET answer = NULL, answer_bytes = 0 WHERE rowid = ?1")?;
+        .prepare_cached("UPDATE request SET answer = x'', answer_bytes = 0 WHERE rowid = ?1")?;
     for row in &surplus.large {
         strip.execute([row])?;
     }
     Ok(!surplus.is_full())
+}
+
+/// Notes, before a job is removed, that the call which submitted it was done, where that has no answer: who
+/// repeats it must not submit the job again for not finding it.
+pub(super) fn forget_job(connection: &Connection, row: i64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(
+            "UPDATE request SET answer = x'' WHERE answer IS NULL AND (principal, workspace, id) = (SELECT principal, workspace, request FROM job WHERE rowid = ?1)",
+        )?
+        .execute([row])
+        .map(drop)
 }
 
 #[cfg(test)]

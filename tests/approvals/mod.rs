@@ -26,7 +26,7 @@ use tonic::{IntoRequest, Status, transport::Channel};
 use crate::support::{Daemon, Setup, eventually};
 
 /// Asks about everything that can do harm.
-const ASK: &str = "[policy]\nsafe_write = \"ask\"\ndangerous = \"ask\"";
+pub(crate) const ASK: &str = "[policy]\nsafe_write = \"ask\"\ndangerous = \"ask\"";
 
 /// A daemon with these lines in its configuration file.
 async fn with_policy(lines: &str) -> Daemon {
@@ -39,7 +39,7 @@ fn approvals(daemon: &Daemon) -> ApprovalServiceClient<Channel> {
 }
 
 /// Those that wait.
-async fn pending(daemon: &Daemon) -> Vec<Approval> {
+pub(crate) async fn pending(daemon: &Daemon) -> Vec<Approval> {
     let mut client = approvals(daemon);
     let listed = client.list_approvals(ListApprovalsRequest::default()).await;
     listed.unwrap().into_inner().approvals
@@ -57,7 +57,7 @@ async fn wait_for(daemon: &Daemon, count: usize) -> Vec<Approval> {
 }
 
 /// Waits for the one that waits.
-async fn wait_for_one(daemon: &Daemon) -> Approval {
+pub(crate) async fn wait_for_one(daemon: &Daemon) -> Approval {
     wait_for(daemon, 1).await.remove(0)
 }
 
@@ -85,7 +85,7 @@ async fn wait_for_end(daemon: &Daemon, id: &str) -> Approval {
     found.unwrap()
 }
 
-fn decision(approval: &Approval, decision: Decision) -> DecideApprovalRequest {
+pub(crate) fn decision(approval: &Approval, decision: Decision) -> DecideApprovalRequest {
     DecideApprovalRequest {
         approval_id: approval.approval_id.clone(),
         decision: decision.into(),
@@ -94,7 +94,7 @@ fn decision(approval: &Approval, decision: Decision) -> DecideApprovalRequest {
 }
 
 /// Decides.
-async fn decide(
+pub(crate) async fn decide(
     daemon: &Daemon,
     request: impl IntoRequest<DecideApprovalRequest>,
 ) -> Result<DecideApprovalResponse, Status> {
@@ -103,7 +103,7 @@ async fn decide(
 }
 
 /// What is to be written.
-fn file(path: &str, content: &str) -> WriteFileRequest {
+pub(crate) fn file(path: &str, content: &str) -> WriteFileRequest {
     WriteFileRequest {
         path: path.to_owned(),
         content: content.to_owned(),
@@ -112,7 +112,7 @@ fn file(path: &str, content: &str) -> WriteFileRequest {
 }
 
 /// Begins to write a file, and lets the test go on.
-fn write(
+pub(crate) fn write(
     daemon: &Daemon,
     request: impl IntoRequest<WriteFileRequest>,
 ) -> JoinHandle<Result<(), Status>> {

@@ -21,14 +21,14 @@ use tonic::{IntoRequest, transport::Channel};
 use crate::support::{Daemon, Refusal};
 
 /// Jobs of a daemon.
-struct Jobs(JobServiceClient<Channel>);
+pub(crate) struct Jobs(JobServiceClient<Channel>);
 
 impl Jobs {
-    fn of(daemon: &Daemon) -> Self {
+    pub(crate) fn of(daemon: &Daemon) -> Self {
         Self(JobServiceClient::new(daemon.channel()))
     }
 
-    async fn try_submit(
+    pub(crate) async fn try_submit(
         &mut self,
         request: impl IntoRequest<SubmitJobRequest>,
     ) -> Result<Job, Refusal> {
@@ -39,19 +39,25 @@ impl Jobs {
     }
 
     /// Submits a job; answers its id.
-    async fn submit(&mut self, request: impl IntoRequest<SubmitJobRequest>) -> String {
+    pub(crate) async fn submit(&mut self, request: impl IntoRequest<SubmitJobRequest>) -> String {
         let job = self.try_submit(request).await.unwrap();
         assert!(job.result.is_none());
         job.job_id
     }
 
-    async fn get(&mut self, id: &str) -> Job {
-        let job_id = id.to_owned();
-        let response = self.0.get_job(GetJobRequest { job_id }).await;
-        response.unwrap().into_inner().job.unwrap()
+    pub(crate) async fn get(&mut self, id: &str) -> Job {
+        self.try_get(id).await.unwrap()
     }
 
-    async fn wait(&mut self, id: &str) -> Job {
+    pub(crate) async fn try_get(&mut self, id: &str) -> Result<Job, Refusal> {
+        let job_id = id.to_owned();
+        match self.0.get_job(GetJobRequest { job_id }).await {
+            Ok(response) => Ok(response.into_inner().job.unwrap()),
+            Err(status) => Err(Refusal::of(&status)),
+        }
+    }
+
+    pub(crate) async fn wait(&mut self, id: &str) -> Job {
         self.wait_for(id, None).await
     }
 
@@ -82,7 +88,7 @@ fn job(tool: &str, params: Value) -> SubmitJobRequest {
 }
 
 /// A command, as a job.
-fn command(text: &str) -> SubmitJobRequest {
+pub(crate) fn command(text: &str) -> SubmitJobRequest {
     job("run", json!({ "command": text }))
 }
 

@@ -1,6 +1,8 @@
 //! Calls with a request id: their work is done once, and each of them gets its answer.
 
 mod database;
+mod forgotten;
+mod full;
 mod kept;
 mod model;
 mod repeated;

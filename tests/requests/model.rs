@@ -3,14 +3,21 @@
 use std::{
     collections::{HashMap, HashSet},
     fs,
+    time::Duration,
 };
 
-use jig::api::v1::{Outcome, RunRequest, RunResponse};
+use jig::api::v1::{
+    JobState, Outcome, RunRequest, RunResponse, job_service_client::JobServiceClient,
+};
+use rustix::process::Signal;
 use tokio::task::JoinHandle;
 use tonic::{Request, Status};
 
 use super::under;
-use crate::support::{Daemon, eventually, full_size, shell};
+use crate::{
+    jobs::{self, Jobs},
+    support::{Daemon, eventually, full_size, shell},
+};
 
 /// Ids that are used: few, so that they meet.
 const IDS: u64 = 6;
@@ -123,6 +130,100 @@ async fn whatever_happens_each_id_is_done_once() {
             for id in 0..IDS {
                 assert!(runs(&daemon, id) <= 1, "seed {seed}, step {step}, id {id}");
             }
+        }
+    }
+}
+
+/// What is known of calls and submissions that were made while a daemon died, by their numbers.
+#[derive(Debug, Default)]
+struct Told {
+    calls: HashMap<u64, RunResponse>,
+    /// The job of each submission.
+    jobs: HashMap<u64, String>,
+}
+
+/// A call and a submission that go on.
+type Both = (Call, JoinHandle<Result<String, Status>>);
+
+/// Calls, and submits a job, under ids of this number.
+fn begin_both(daemon: &Daemon, number: u64) -> Both {
+    let script = |what: &str| format!("echo ran >> runs.{what}.{number}");
+    let call = daemon.begin(under(&format!("call {number}"), shell(&script("call"))));
+    let submission = under(&format!("job {number}"), jobs::command(&script("job")));
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let submitted = tokio::spawn(async move {
+        let submitted = jobs.submit_job(submission).await?;
+        Ok(submitted.into_inner().job.unwrap().job_id)
+    });
+    (call, submitted)
+}
+
+impl Told {
+    /// Notes what was answered, where the daemon came to that; it must be what was answered before. Answers
+    /// whether both were.
+    async fn note(&mut self, number: u64, (call, submitted): Both) -> bool {
+        let (call, submitted) = (call.await.unwrap(), submitted.await.unwrap());
+        let are_answered = call.is_ok() && submitted.is_ok();
+        if let Ok(answer) = call {
+            let first = self.calls.entry(number).or_insert_with(|| answer.clone());
+            assert_eq!(answer, *first, "call {number}");
+        }
+        if let Ok(job) = submitted {
+            let first = self.jobs.entry(number).or_insert_with(|| job.clone());
+            assert_eq!(job, *first, "job {number}");
+        }
+        are_answered
+    }
+
+    /// Whatever was told, nothing was done twice, and what was answered was done.
+    fn holds(&self, daemon: &Daemon, number: u64) {
+        let runs = |what: &str| {
+            let runs = fs::read_to_string(daemon.file(&format!("runs.{what}.{number}")));
+            runs.unwrap_or_default().lines().count()
+        };
+        assert!(runs("job") <= 1, "job {number}");
+        match self.calls.get(&number).map(RunResponse::outcome) {
+            Some(Outcome::Exited) => assert_eq!(runs("call"), 1, "call {number}"),
+            Some(Outcome::DaemonLost) | None => assert!(runs("call") <= 1, "call {number}"),
+            other => panic!("call {number}: {other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn whenever_the_daemon_dies_nothing_is_done_twice() {
+    for seed in 1..=full_size(40, 2) {
+        let mut random = Random((seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut daemon = Daemon::start().await;
+        let mut told = Told::default();
+        let mut newest = 0;
+        for _ in 0..full_size(25, 6) {
+            // So that it is not the connection that takes the time.
+            daemon.info().await;
+            newest += 4;
+            let repeated = random.below(newest);
+            let numbers = (newest - 4..newest).chain([repeated]);
+            let begun: Vec<_> = numbers
+                .map(|number| (number, begin_both(&daemon, number)))
+                .collect();
+            // While ids are claimed, work is begun and done, and answers are kept.
+            tokio::time::sleep(Duration::from_micros(random.below(60_000))).await;
+            daemon.signal(Signal::KILL);
+            for (number, both) in begun {
+                told.note(number, both).await;
+            }
+            daemon = daemon.restart().await;
+        }
+        for number in 0..newest {
+            let both = begin_both(&daemon, number);
+            assert!(told.note(number, both).await, "all are answered now");
+        }
+        let mut jobs = Jobs::of(&daemon);
+        for number in 0..newest {
+            let job = jobs.wait(&told.jobs[&number]).await;
+            let is_final = matches!(job.state(), JobState::Succeeded | JobState::Lost);
+            assert!(is_final, "seed {seed}: {job:?}");
+            told.holds(&daemon, number);
         }
     }
 }

@@ -1,30 +1,47 @@
 //! Uploads with a request id: calls with one id and one start are one upload, whichever of them sends the
 //! chunks.
 
-use std::fs;
+use std::{fs, time::Duration};
 
-use jig::api::v1::{UploadRequest, UploadResponse, upload_request::Part};
+use jig::api::v1::{
+    ApprovalState, Decision, ListApprovalsRequest, UploadRequest, UploadResponse,
+    approval_service_client::ApprovalServiceClient, upload_request::Part,
+};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::under;
 use crate::{
+    approvals::{ASK, decide, decision, wait_for_one},
     files::transfer::{chunk, comes_to, named, noise, raw, start},
-    support::{Daemon, Refusal, eventually, promptly},
+    support::{Daemon, Refusal, Setup, eventually, promptly},
 };
 
 /// An upload that goes on.
-struct Upload {
+pub(super) struct Upload {
     sender: mpsc::Sender<UploadRequest>,
     answer: JoinHandle<Result<UploadResponse, Status>>,
 }
 
 impl Upload {
     async fn begin(daemon: &Daemon, id: &str, parts: Vec<Part>) -> Self {
+        Self::begin_within(daemon, id, parts, None).await
+    }
+
+    /// As [`Self::begin`], with so much time.
+    async fn begin_within(
+        daemon: &Daemon,
+        id: &str,
+        parts: Vec<Part>,
+        time: Option<Duration>,
+    ) -> Self {
         let (sender, receiver) = mpsc::channel(16);
         let mut transfers = raw(daemon).await;
-        let request = under(id, ReceiverStream::new(receiver));
+        let mut request = under(id, ReceiverStream::new(receiver));
+        if let Some(time) = time {
+            request.set_timeout(time);
+        }
         let answer = tokio::spawn(async move {
             let answer = transfers.upload(request).await;
             answer.map(tonic::Response::into_inner)
@@ -55,7 +72,11 @@ impl Upload {
     }
 }
 
-async fn whole(daemon: &Daemon, id: &str, parts: Vec<Part>) -> Result<UploadResponse, Refusal> {
+pub(super) async fn whole(
+    daemon: &Daemon,
+    id: &str,
+    parts: Vec<Part>,
+) -> Result<UploadResponse, Refusal> {
     Upload::begin(daemon, id, parts).await.end().await
 }
 
@@ -194,4 +215,70 @@ async fn who_comes_second_waits_and_sends_only_if_the_first_is_broken_off() {
         assert_eq!(expected.created, !breaks_off, "the file was there");
         assert_eq!(drafts(), 0);
     }
+}
+
+/// How those ended who were asked.
+async fn decisions(daemon: &Daemon) -> Vec<ApprovalState> {
+    let request = ListApprovalsRequest {
+        decided: true,
+        ..ListApprovalsRequest::default()
+    };
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    let listed = approvals.list_approvals(request).await.unwrap();
+    let listed = listed.into_inner().approvals.into_iter();
+    listed.map(|approval| approval.state()).collect()
+}
+
+#[tokio::test]
+async fn whoever_repeats_it_waits_for_the_same_decision() {
+    let bytes = noise(1000);
+    let daemon = Setup::new().workspace_table(ASK).start().await;
+    for (name, begin) in [
+        ("plain", Part::Start(start("plain", &bytes))),
+        ("named", Part::Start(named("named", &bytes, "upload"))),
+    ] {
+        let parts = || vec![begin.clone(), chunk(0, &bytes)];
+        let before = decisions(&daemon).await.len();
+        // The first one's time passes, and the second one leaves.
+        let time = Some(Duration::from_millis(1500));
+        let first = Upload::begin_within(&daemon, name, parts(), time).await;
+        let approval = wait_for_one(&daemon).await;
+        let second = Upload::begin(&daemon, name, parts()).await;
+        let third = Upload::begin(&daemon, name, parts()).await;
+        let answer = promptly("its time passes", first.answer).await.unwrap();
+        assert!(answer.is_err(), "{answer:?}");
+        second.break_off().await;
+        let fourth = Upload::begin(&daemon, name, parts()).await;
+        assert_eq!(wait_for_one(&daemon).await, approval);
+        decide(&daemon, decision(&approval, Decision::Allow))
+            .await
+            .unwrap();
+        // One of them sends, and ends its stream.
+        let (third, fourth) = tokio::join!(third.end(), fourth.end());
+        let answer = third.unwrap();
+        assert!(answer.created);
+        assert_eq!(fourth.unwrap(), answer);
+        assert_eq!(fs::read(daemon.file(name)).unwrap(), bytes);
+        let decisions = decisions(&daemon).await;
+        assert_eq!(decisions.len(), before + 1, "{decisions:?}");
+        assert_eq!(decisions[0], ApprovalState::Allowed);
+    }
+}
+
+#[tokio::test]
+async fn who_takes_over_what_was_approved_needs_no_other_approval() {
+    let bytes = noise(1000);
+    let daemon = Setup::new().workspace_table(ASK).start().await;
+    let begin = || Part::Start(named("file", &bytes, "upload"));
+    let first = Upload::begin(&daemon, "id", vec![begin(), chunk(0, &bytes[..400])]).await;
+    let approval = wait_for_one(&daemon).await;
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    comes_to(&daemon, "upload", 400).await;
+    let second = Upload::begin(&daemon, "id", vec![begin(), chunk(400, &bytes[400..])]).await;
+    let answer = second.end().await.unwrap();
+    assert_eq!(answer.received_bytes, 600);
+    assert_eq!(first.end().await.unwrap(), answer);
+    assert_eq!(decisions(&daemon).await, [ApprovalState::Allowed]);
 }

@@ -87,10 +87,11 @@ pub(in crate::daemon::call) fn decode<R: Message + Default>(bytes: &[u8]) -> Res
 }
 
 /// Whether it is the answer to every repeat. What was refused as it stood or to who asks, or for want of
-/// room, of a sandbox or of somebody who decides, was not done, and may be tried again under the same id.
+/// room, of a state directory that can be used, of a sandbox or of somebody who decides, was not done, and may be tried again under the same id.
 pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
     match result {
         Ok(_) => true,
+        Err(error) if error.is_not_begun => false,
         Err(error) if error.reason == Reason::ApprovalDenied => was_denied(error),
         Err(error) => !matches!(
             error.reason,

@@ -6,7 +6,7 @@
 //!   │         └─────▶ released: nothing was done, so that the next one may claim it
 //!   ├──▶ somebody else's, who works: wait with him
 //!   ├──▶ answered: the answer again
-//!   └──▶ lost: the daemon died while it worked, or had no room for the answer
+//!   └──▶ lost: the daemon died while it worked, or had no room for the answer, or not any more
 //! ```
 //!
 //! What the log cannot take at the moment, for want of room or because another program holds it, is kept in
@@ -16,9 +16,13 @@
 //! the caller may be on his way back.
 
 pub(super) mod answer;
+mod heirs;
+mod mark;
+mod reused;
 
 use std::{
     collections::HashMap,
+    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -28,13 +32,16 @@ use std::{
 
 use bytes::Bytes;
 use tokio::{
-    sync::{Notify, oneshot, watch},
+    sync::{oneshot, watch},
     time::{sleep, timeout},
 };
 
-use super::{drain::Drain, state_error::of_database};
+pub(super) use self::mark::Left;
+pub(crate) use self::mark::Mark;
+use self::{heirs::Heirs, reused::same};
+use super::{drain::Drain, state_error::of_database, subject::Permitted};
 use crate::daemon::{
-    error::{Error, Reason},
+    error::Error,
     store::{
         database::DatabaseError,
         requests::{Asked, Found, Key, RequestLog},
@@ -46,6 +53,8 @@ use crate::daemon::{
 const KEPT_WITHIN: Duration = Duration::from_secs(1);
 /// How long to wait before the log is asked again to take what it could not.
 const RETRY: Duration = Duration::from_secs(2);
+/// The same while the daemon waits for nothing else, maybe.
+const RETRY_AT_END: Duration = Duration::from_millis(200);
 /// Bytes of what waits for the log: as much as some thousands of usual answers, and little beside what the
 /// daemon may need otherwise. More than that is told to be lost.
 const WAITING_BYTES: usize = 64 << 20;
@@ -76,16 +85,9 @@ struct Shared {
     /// How many wait.
     callers: watch::Sender<usize>,
     /// Who would go on with the work in place of the one who does it.
-    heir: Heir,
+    heirs: Heirs<Ticket>,
     /// Why it cannot be claimed again, though nothing was done.
     unfree: OnceLock<DatabaseError>,
-}
-
-/// The place of who would go on with work; the last who asks has it.
-#[derive(Debug, Default)]
-struct Heir {
-    asks: Mutex<Option<oneshot::Sender<Ticket>>>,
-    asked: Notify,
 }
 
 #[derive(Debug, Clone)]
@@ -108,7 +110,8 @@ pub(super) enum Claimed {
         /// Whether this life of the daemon did it.
         is_recent: bool,
     },
-    /// The daemon died while it was done, as this step of its session, or had no room for the answer.
+    /// The daemon died while it was done, as this step of its session, or had no room for the answer, or
+    /// not any more.
     Lost(Option<u64>),
 }
 
@@ -119,8 +122,10 @@ pub(super) struct Ticket {
     key: Key,
     shared: Arc<Shared>,
     is_open: bool,
-    /// Whether a daemon died that did it.
-    is_unfinished: bool,
+    /// Where a daemon died that did it: how far it had come.
+    left: Option<Left>,
+    /// What has let the work in, where somebody was asked before it was handed over.
+    permitted: Option<Permitted>,
 }
 
 /// Somebody who waits for an answer.
@@ -215,7 +220,7 @@ impl Idempotency {
             asked: asked.clone(),
             answer: watch::Sender::new(State::Going),
             callers: watch::Sender::new(0),
-            heir: Heir::default(),
+            heirs: Heirs::default(),
             unfree: OnceLock::new(),
         });
         going.insert(key.clone(), Arc::clone(&shared));
@@ -224,7 +229,8 @@ impl Idempotency {
             key: key.clone(),
             shared,
             is_open: true,
-            is_unfinished: false,
+            left: None,
+            permitted: None,
         }))
     }
 
@@ -262,14 +268,21 @@ impl Idempotency {
         });
     }
 
-    /// Has the log take how work has ended as soon as it can; when the daemon ends, for the last time.
+    /// Has the log take how work has ended as soon as it can, as long as the daemon may wait for that.
     async fn take_later(&self, key: &Key, kept: Option<&Bytes>) {
-        let end = self.drain.begun_token();
+        let (begun, end) = (self.drain.begun_token(), self.drain.end_token());
+        let mut is_over = pin!(async {
+            end.cancelled().await;
+            sleep(KEPT_WITHIN).await;
+        });
         loop {
+            let is_draining = begun.is_cancelled();
+            let pause = if is_draining { RETRY_AT_END } else { RETRY };
             let is_last = tokio::select! {
                 biased;
-                () = end.cancelled() => true,
-                () = sleep(RETRY) => false,
+                () = &mut is_over => true,
+                () = begun.cancelled(), if !is_draining => false,
+                () = sleep(pause) => false,
             };
             match self.take(key, kept).await {
                 Ok(()) => return,
@@ -349,24 +362,37 @@ impl Ticket {
                     let resumed = self.owner.log.resume(self.key.clone()).await;
                     let resumed = resumed.inspect_err(|_| self.forget());
                     resumed.map_err(|error| of_database(&error))?;
-                    self.is_unfinished = true;
+                    self.left = Some(step.map_or(Left::Unsaid, |_| Left::Begun));
                     return Ok(Claimed::Ours(self));
                 }
                 self.forget();
                 Ok(Claimed::Lost(step))
             }
+            // Whatever it was, it was done, and may have been undone by others since: it is not done again.
+            Found::Forgotten {
+                asked: before,
+                step,
+            } => {
+                self.forget();
+                same(&self.key, &asked, &before)?;
+                Ok(Claimed::Lost(step))
+            }
         }
     }
 
-    /// Whether a daemon died that did the work, so that some of it may be done.
-    pub(super) fn is_unfinished(&self) -> bool {
-        self.is_unfinished
+    /// Where a daemon died that did the work: what it has left.
+    pub(super) fn left(&self) -> Option<Left> {
+        self.left
     }
 
-    /// Says which step of its session the work is.
-    pub(super) async fn begin(&self, step: u64) -> Result<(), Error> {
-        let begun = self.owner.log.begin(self.key.clone(), step).await;
-        begun.map_err(|error| of_database(&error))
+    /// Where it is said how far the work has come.
+    pub(super) fn mark(&self) -> Mark {
+        Mark::new(self.owner.log.clone(), self.key.clone())
+    }
+
+    /// What has let the work in before, for who goes on with it.
+    pub(super) fn take_permitted(&mut self) -> Option<Permitted> {
+        self.permitted.take()
     }
 
     /// Somebody who waits for the answer.
@@ -387,16 +413,20 @@ impl Ticket {
         }
     }
 
-    /// Waits until somebody would go on with the work, who is to be given this. May be cancelled.
-    pub(super) async fn heir(&self) -> oneshot::Sender<Self> {
-        let heir = &self.shared.heir;
-        loop {
-            heir.asked.notified().await;
-            let mut asks = heir.asks.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(heir) = asks.take() {
-                return heir;
-            }
+    /// Waits until somebody would go on with the work. May be cancelled.
+    pub(super) async fn has_heir(&self) {
+        self.shared.heirs.any().await;
+    }
+
+    /// Gives the work, which this has let in, to the last who would go on with it and is there; to nobody
+    /// else then. Answers itself where there is none.
+    pub(super) fn hand_over(mut self, permitted: Permitted) -> Option<Self> {
+        let heirs = self.shared.heirs.take();
+        self.permitted = Some(permitted);
+        for heir in heirs.into_iter().rev() {
+            self = heir.send(self).err()?;
         }
+        Some(self)
     }
 
     /// Keeps the answer, if `keep`, and tells all who wait.
@@ -437,11 +467,7 @@ impl Caller {
 
     /// Asks for the right to go on with the work. Who does it may give it, or not.
     pub(super) fn ask_to_inherit(&self) -> oneshot::Receiver<Ticket> {
-        let (sender, receiver) = oneshot::channel();
-        let heir = &self.shared.heir;
-        *heir.asks.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
-        heir.asked.notify_one();
-        receiver
+        self.shared.heirs.ask()
     }
 
     /// Waits for the answer; none if nothing was done.
@@ -461,29 +487,6 @@ impl Drop for Caller {
     fn drop(&mut self) {
         self.shared.callers.send_modify(|callers| *callers -= 1);
     }
-}
-
-/// Refuses a request id that was used for something else.
-fn same(key: &Key, asked: &Asked, before: &Asked) -> Result<(), Error> {
-    let mut differences = Vec::new();
-    if asked.method != before.method {
-        differences.push(format!("its method was {}", before.method));
-    }
-    if asked.session != before.session {
-        differences.push("its session was another".to_owned());
-    }
-    if differences.is_empty() && asked.fingerprint != before.fingerprint {
-        differences.push("its request message was another".to_owned());
-    }
-    if differences.is_empty() {
-        return Ok(());
-    }
-    let text = format!(
-        "jig-request-id {:?} was that of another call ({}): give each call an id of its own, and repeat it unchanged",
-        key.id,
-        differences.join(", ")
-    );
-    Err(Error::new(Reason::RequestIdReused, text).with("request_id", key.id.clone()))
 }
 
 #[cfg(test)]

@@ -4,13 +4,18 @@ use rusqlite::Connection;
 use tempfile::TempDir;
 
 use super::*;
-use crate::daemon::store::{database::Database, keeping::Bounds};
+use crate::daemon::{
+    error::Reason,
+    store::{database::Database, keeping::Bounds},
+};
 
 /// Longer than another program may hold the database at all.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Place {
     ids: Arc<Idempotency>,
+    log: RequestLog,
+    drain: Drain,
     /// Another program with the same database.
     other: Connection,
     _folder: TempDir,
@@ -24,27 +29,36 @@ async fn place() -> Place {
         number: 100,
         bytes: 1 << 20,
     };
-    let database = Database::open(&path).unwrap();
+    let database = Database::open(&path, false).unwrap();
     let log = RequestLog::open(database, bounds).await.unwrap();
+    let drain = Drain::default();
     Place {
-        ids: Idempotency::new(log, Duration::from_secs(1), &Drain::default()),
+        ids: Idempotency::new(log.clone(), Duration::from_secs(1), &drain),
+        log,
+        drain,
         other: Connection::open(path).unwrap(),
         _folder: folder,
     }
 }
 
-async fn claim(ids: &Arc<Idempotency>) -> Result<Claimed, Error> {
-    let key = Key {
+fn key(id: &str) -> Key {
+    Key {
         principal: "p".to_owned(),
         workspace: "w".to_owned(),
-        id: "id".to_owned(),
-    };
-    let asked = Asked {
+        id: id.to_owned(),
+    }
+}
+
+fn asked() -> Asked {
+    Asked {
         method: "m".to_owned(),
         session: "s".to_owned(),
         fingerprint: [1; 32],
-    };
-    let claimed = timeout(PATIENCE, ids.claim(key, asked, Lost::IsTold)).await;
+    }
+}
+
+async fn claim(ids: &Arc<Idempotency>) -> Result<Claimed, Error> {
+    let claimed = timeout(PATIENCE, ids.claim(key("id"), asked(), Lost::IsTold)).await;
     claimed.expect("it does not hang")
 }
 
@@ -87,4 +101,32 @@ async fn what_is_more_than_is_kept_in_memory_is_lost() {
     ticket.answer(answer, true).await;
     assert_eq!(place.ids.waiting.load(Ordering::Relaxed), 1);
     assert!(place.ids.going.lock().is_empty());
+}
+
+#[tokio::test]
+async fn a_daemon_that_drains_goes_on_trying_to_keep_what_it_has_answered() {
+    let place = place().await;
+    let ticket = ours(&place.ids).await;
+    let rename = |from: &str, to: &str| {
+        let sql = format!("ALTER TABLE {from} RENAME TO {to}");
+        place.other.execute_batch(&sql).unwrap();
+    };
+    rename("request", "elsewhere");
+    ticket.answer(Bytes::from_static(b"answer"), true).await;
+    place.drain.begin();
+    // Each comes after what was asked of the log before it, the attempt at the beginning of the drain too.
+    for _ in 0..10 {
+        let refused = place.log.claim(key("another"), asked()).await;
+        assert!(refused.is_err(), "{refused:?}");
+    }
+    rename("elsewhere", "request");
+    let kept = async {
+        while !matches!(
+            place.log.claim(key("id"), asked()).await,
+            Ok(Found::Answered { .. })
+        ) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, kept).await.expect("it is kept");
 }

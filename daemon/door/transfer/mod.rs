@@ -3,6 +3,7 @@
 
 mod download;
 mod kept;
+mod plan;
 mod upload;
 
 use std::{sync::Arc, time::UNIX_EPOCH};

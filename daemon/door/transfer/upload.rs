@@ -3,26 +3,25 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, Streaming};
 
-use super::kept::{Begun, Kept, Lease, MOST_BYTES};
+use super::{
+    kept::{Begun, Kept, Lease},
+    plan::Plan,
+};
 use crate::{
-    api::v1::{
-        UploadChunk, UploadRequest, UploadResponse, UploadStart, WriteMode, upload_request::Part,
-    },
+    api::v1::{UploadChunk, UploadRequest, UploadResponse, UploadStart, upload_request::Part},
     daemon::{
-        call::{Pipeline, admission::Places, context::Incoming},
-        checksum::sum_rule,
+        call::{Pipeline, admission::Places, context::Incoming, idempotency::Mark, sent::Sent},
         descriptors::{Attempts, ran_out},
-        error::{Error, Reason, Violation},
+        error::{Error, Reason},
         queue::Name,
-        store::uploads::{UploadRecord, UploadWishes},
         task,
-        tool::{FilePlaces, Tool as _, write_file::WriteFile},
-        workspace::{Draft, DraftError, DraftPlace, Stop, Target, Workspace},
+        tool::{self, FilePlaces, Tool as _, write_file::WriteFile},
+        workspace::{Draft, DraftError, DraftPlace, Stop, Workspace},
     },
 };
 
@@ -32,14 +31,6 @@ pub(super) const SILENCE: Duration = Duration::from_secs(60);
 const METHOD: &str = "jig.v1.TransferService/Upload";
 /// Most bytes of a chunk.
 const LARGEST_CHUNK: usize = 1 << 20;
-
-/// What an upload is to do, understood.
-#[derive(Debug, Clone)]
-struct Plan {
-    record: UploadRecord,
-    target: Target,
-    create_directories: bool,
-}
 
 /// What a call needs to receive a file.
 struct Receiving {
@@ -51,6 +42,12 @@ struct Receiving {
     stream: Streaming<UploadRequest>,
     stop: CancellationToken,
     draining: CancellationToken,
+    /// Its step of the session.
+    step: u64,
+    /// Where it says that the file may be in its place from there on.
+    mark: Option<Mark>,
+    /// Whether a daemon died that had said so.
+    may_be_done: bool,
 }
 
 /// An upload, to its end; or, where it was made under the same request id before, its answer.
@@ -84,18 +81,28 @@ pub(super) async fn upload(
     let is_resumable = plan.record.upload_id.is_some();
     let (places, kept) = (Arc::clone(places), Arc::clone(kept));
     let (files, caller) = (scene.files.clone(), Arc::clone(incoming.principal.lane()));
-    let work = |stop| {
-        let pipeline = Arc::clone(pipeline);
+    incoming.principal.may_call(WriteFile::NAME)?;
+    let permit = {
+        let (pipeline, path) = (Arc::clone(pipeline), plan.target.path.as_str().to_owned());
+        // Who has an id waits for the decision with all who have it: his deadline ends his own wait.
+        let incoming = Incoming {
+            deadline: incoming.deadline.filter(|_| call.is_none()),
+            ..incoming.clone()
+        };
         async move {
             let (tool, message) = (WriteFile::NAME, "jig.v1.UploadStart");
-            let permitted = pipeline
-                .permit_as(tool, &incoming, message, &given, plan.target.path.as_str())
-                .await?;
+            let permitted = pipeline.permit_as(tool, &incoming, message, &given, &path);
+            permitted.await
+        }
+    };
+    let work = {
+        let pipeline = Arc::clone(pipeline);
+        async move |sent: Sent| {
             // Taken before the drain is looked at: whoever is let in is waited for.
             let _waited_for = task::hold();
             let permit = places.enter(&incoming.principal, &pipeline.drain)?;
             let recorded = pipeline
-                .begin_recorded("upload", incoming, plan.shown(), permitted)
+                .begin_recorded("upload", incoming, plan.shown(), sent.permitted)
                 .await?;
             let receiving = Receiving {
                 workspace,
@@ -104,8 +111,11 @@ pub(super) async fn upload(
                 kept,
                 plan,
                 stream,
-                stop,
+                stop: sent.stop,
                 draining: pipeline.drain.end_token(),
+                step: recorded.step(),
+                mark: sent.mark.filter(|_| is_resumable),
+                may_be_done: sent.may_be_done,
             };
             // Who goes away leaves it to its end: what has come is kept then.
             let work = task::spawn_tracked("upload", async move {
@@ -116,101 +126,8 @@ pub(super) async fn upload(
             work.await.map_err(Error::internal)?
         }
     };
-    pipeline.once_sent(call, METHOD, is_resumable, work).await
-}
-
-impl Plan {
-    fn new(start: UploadStart, workspace: &Workspace, call_id: &str) -> Result<Self, Error> {
-        let mut violations = Vec::new();
-        let mut report = |name: &str, description: &str| {
-            violations.push(Violation::new(format!("start.{name}"), description));
-        };
-        let mode = start.mode();
-        if mode == WriteMode::Append {
-            report("mode", "an upload is a whole file and cannot append");
-        }
-        if mode == WriteMode::CreateNew && start.expected_sha256.is_some() {
-            report(
-                "expected_sha256",
-                "cannot be given for a file that must not be there (WRITE_MODE_CREATE_NEW)",
-            );
-        }
-        let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_-".contains(&byte);
-        if let Some(id) = &start.upload_id
-            && (id.is_empty() || !id.bytes().all(allowed))
-        {
-            report(
-                "upload_id",
-                "must have 1 to 64 letters, digits, underscores and hyphens",
-            );
-        }
-        if i64::try_from(start.size_bytes).is_err() {
-            report("size_bytes", "no file can be that large");
-        } else if start.upload_id.is_some() && start.size_bytes > MOST_BYTES {
-            // It would be deleted as soon as it is broken off.
-            let text = format!(
-                "must be at most {MOST_BYTES} where an upload_id is given, as no more is kept to be resumed: leave upload_id out"
-            );
-            report("size_bytes", &text);
-        }
-        let expected = start.expected_sha256.as_deref();
-        violations.extend(sum_rule("start.sha256", &start.sha256));
-        violations.extend(expected.and_then(|sum| sum_rule("start.expected_sha256", sum)));
-        if !violations.is_empty() {
-            return Err(Error::invalid(violations));
-        }
-        let expected_sha256 = expected.map(str::to_ascii_lowercase);
-        let path = workspace.resolve(&start.path)?;
-        Ok(Self {
-            record: UploadRecord {
-                name: call_id.to_owned(),
-                upload_id: start.upload_id,
-                workspace: workspace.name().to_owned(),
-                path: path.as_str().to_owned(),
-                size: start.size_bytes,
-                sha256: start.sha256.to_ascii_lowercase(),
-                wishes: UploadWishes {
-                    create_new: mode == WriteMode::CreateNew,
-                    expected_sha256: expected_sha256.clone(),
-                    file_mode: start.file_mode,
-                },
-                draft_name: String::new(),
-                draft_identity: None,
-                replaces: None,
-                complete: None,
-                touched: 0,
-            },
-            target: Target {
-                path,
-                create_new: mode == WriteMode::CreateNew,
-                expected_sha256,
-                mode: start.file_mode,
-            },
-            create_directories: start.create_directories.unwrap_or(true),
-        })
-    }
-
-    /// What the record of the call says of it.
-    fn shown(&self) -> Value {
-        json!({
-            "path": self.record.path,
-            "size_bytes": self.record.size,
-            "sha256": self.record.sha256,
-            "upload_id": self.record.upload_id,
-            "create_new": self.target.create_new,
-            "expected_sha256": self.target.expected_sha256,
-            "file_mode": self.target.mode,
-        })
-    }
-
-    fn response(&self, created: bool, received_bytes: u64) -> UploadResponse {
-        UploadResponse {
-            size_bytes: self.record.size,
-            sha256: self.record.sha256.clone(),
-            created,
-            received_bytes,
-        }
-    }
+    let sent = pipeline.once_sent(call, METHOD, is_resumable, permit, work);
+    sent.await
 }
 
 // === impl Receiving ===
@@ -229,6 +146,10 @@ impl Receiving {
         let before = draft.length();
         let (draft, result) = self.fill(draft, &lease).await?;
         let received = draft.length() - before;
+        let result = match result {
+            Ok(()) => self.may_be_done().await,
+            Err(error) => Err(error),
+        };
         let created = match result {
             Ok(()) => self.finish(lease, draft).await?,
             Err(error) => {
@@ -245,8 +166,13 @@ impl Receiving {
             let (kept, stop) = (Arc::clone(&self.kept), self.stop.clone());
             let record = self.plan.record.clone();
             let begun = blocking(move || kept.begin(record, &stop)).await??;
-            let Begun::Busy(over) = &begun else {
-                return Ok(begun);
+            let over = match &begun {
+                // It may be in its place, and others may have written there since.
+                Begun::New(_) if self.may_be_done => return Err(tool::lost(METHOD)),
+                Begun::Busy(over) => over,
+                Begun::New(_) | Begun::Resting(..) | Begun::OnDisk(..) | Begun::Complete(_) => {
+                    return Ok(begun);
+                }
             };
             // The other call's turn ends within a chunk.
             tokio::select! {
@@ -341,6 +267,15 @@ impl Receiving {
                 return Ok((draft, Err(error)));
             }
             lease.came_to(draft.length());
+        }
+    }
+
+    /// Says that the file may be in its place from here on: nobody puts it there again who does not find
+    /// what has come of it.
+    async fn may_be_done(&self) -> Result<(), Error> {
+        match &self.mark {
+            Some(mark) => mark.begin(self.step).await,
+            None => Ok(()),
         }
     }
 

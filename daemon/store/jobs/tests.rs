@@ -105,6 +105,44 @@ async fn jobs_are_kept_and_what_ran_is_lost_with_its_daemon() {
 }
 
 #[tokio::test]
+async fn what_ran_is_lost_also_where_there_is_no_room_to_write_that_down() {
+    let database = Database::in_memory().unwrap();
+    let (log, _) = JobLog::open(database.clone(), ALL).await.unwrap();
+    for id in ["1", "2"] {
+        log.submit(job(id, "a")).await.unwrap();
+    }
+    log.start("1".to_owned(), now()).await.unwrap();
+    let may_write = async |may: bool| {
+        let sql = format!("PRAGMA query_only = {}", i32::from(!may));
+        let set = move |connection: &Connection| connection.execute_batch(&sql);
+        database.read(set).await.unwrap();
+    };
+    let (log, _) = JobLog::open(database.clone(), ALL).await.unwrap();
+    // As a full disk does.
+    may_write(false).await;
+    assert!(log.retain().await.is_err());
+    let lost = || list(&log, |s| s.states = vec![JobState::Lost]);
+    let seen = async || {
+        assert_eq!(lost().await, ["1"]);
+        let running = list(&log, |s| s.states = vec![JobState::Running]).await;
+        assert_eq!(running, [""; 0]);
+        let found = log.find("w".to_owned(), "1".to_owned()).await;
+        let (found, _) = found.unwrap().unwrap();
+        assert_eq!(found.state, JobState::Lost);
+        found.ended.unwrap()
+    };
+    let ended = seen().await;
+    may_write(true).await;
+    log.retain().await.unwrap();
+    assert_eq!(seen().await, ended);
+    let state = |connection: &Connection| {
+        connection.query_row("SELECT state FROM job WHERE id = '1'", [], |row| row.get(0))
+    };
+    let state: String = database.read(state).await.unwrap();
+    assert_eq!(state, "lost");
+}
+
+#[tokio::test]
 async fn what_is_old_or_too_much_goes_oldest_first() {
     let hour_ago = SystemTime::now() - Duration::from_secs(3601);
     for (retention, left) in [

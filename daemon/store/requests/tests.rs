@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::daemon::store::jobs::{self, Job, JobLog, JobState};
 
 const ALL: Bounds = Bounds {
     age: Duration::from_secs(3600),
@@ -54,14 +55,26 @@ async fn age(log: &RequestLog, by: Duration) {
     log.database.apply(age).await.unwrap();
 }
 
-/// What is known of an id without claiming it: the bytes of its answer, if it has one.
-async fn known(log: &RequestLog, principal: &str, id: &str) -> Option<Option<usize>> {
+/// What is known of an id.
+#[derive(Debug, PartialEq, Eq)]
+enum Known {
+    /// An answer of so many bytes.
+    Answered(usize),
+    Unanswered,
+    Forgotten,
+}
+
+use Known::{Answered, Forgotten, Unanswered};
+
+/// What is known of an id without claiming it.
+async fn known(log: &RequestLog, principal: &str, id: &str) -> Option<Known> {
     let (key, life) = (key(principal, id), log.life.clone());
     let find = move |connection: &Connection| find(connection, &key, &life);
     let found = log.database.apply(find).await.unwrap()?;
     Some(match found {
-        Found::Answered { answer, .. } => Some(answer.len()),
-        Found::Unanswered { .. } | Found::New => None,
+        Found::Answered { answer, .. } => Answered(answer.len()),
+        Found::Unanswered { .. } | Found::New => Unanswered,
+        Found::Forgotten { .. } => Forgotten,
     })
 }
 
@@ -77,11 +90,11 @@ async fn a_call_is_kept_from_its_end_on() {
     let late = Bytes::from_static(b"late");
     log.answer(key("a", "late"), late).await.unwrap();
     log.retain(goes_on).await.unwrap();
-    assert_eq!(known(&log, "a", "going").await, Some(None));
-    assert_eq!(known(&log, "a", "late").await, Some(Some(4)));
+    assert_eq!(known(&log, "a", "going").await, Some(Unanswered));
+    assert_eq!(known(&log, "a", "late").await, Some(Answered(4)));
     age(&log, ALL.age * 2).await;
     log.retain(goes_on).await.unwrap();
-    assert_eq!(known(&log, "a", "going").await, Some(None));
+    assert_eq!(known(&log, "a", "going").await, Some(Unanswered));
     assert_eq!(known(&log, "a", "late").await, None);
 }
 
@@ -91,12 +104,12 @@ async fn what_was_never_answered_is_kept_as_long_and_not_for_ever() {
     assert_eq!(claim(&log, "a", "lost").await, Found::New);
     age(&log, ALL.age * 2).await;
     log.retain(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "lost").await, Some(None));
+    assert_eq!(known(&log, "a", "lost").await, Some(Unanswered));
     age(&log, ALL.age * 2).await;
     // Gone on with by the next daemon.
     log.resume(key("a", "lost")).await.unwrap();
     log.retain(|_| true).await.unwrap();
-    assert_eq!(known(&log, "a", "lost").await, Some(None));
+    assert_eq!(known(&log, "a", "lost").await, Some(Unanswered));
     log.retain(|_| false).await.unwrap();
     age(&log, ALL.age * 2).await;
     log.retain(|_| false).await.unwrap();
@@ -105,22 +118,28 @@ async fn what_was_never_answered_is_kept_as_long_and_not_for_ever() {
 
 #[tokio::test]
 async fn who_calls_much_takes_nothing_from_others() {
-    let log = open(Bounds { number: 5, ..ALL }).await;
+    let bytes = u64::MAX;
+    let bounds = Bounds {
+        number: 5,
+        bytes,
+        ..ALL
+    };
+    let log = open(bounds).await;
     for number in 0..2 {
         answer(&log, "few", &number.to_string(), 1).await;
     }
     for number in 0..2500 {
-        answer(&log, "many", &number.to_string(), 0).await;
+        answer(&log, "many", &number.to_string(), 1).await;
     }
     log.retain(|_| false).await.unwrap();
     for number in 0..2 {
         let kept = known(&log, "few", &number.to_string()).await;
-        assert_eq!(kept, Some(Some(1)));
+        assert_eq!(kept, Some(Answered(1)));
     }
     assert_eq!(known(&log, "many", "2496").await, None);
     for number in 2497..2500 {
         let kept = known(&log, "many", &number.to_string()).await;
-        assert_eq!(kept, Some(Some(0)));
+        assert_eq!(kept, Some(Answered(1)));
     }
 }
 
@@ -132,10 +151,13 @@ async fn who_has_large_answers_loses_his_own_and_is_told_so() {
         answer(&log, "much", &number.to_string(), 200).await;
     }
     log.retain(|_| false).await.unwrap();
-    assert_eq!(known(&log, "few", "0").await, Some(Some(100)));
+    assert_eq!(known(&log, "few", "0").await, Some(Answered(100)));
     for number in 0..20 {
-        let kept = (number >= 16).then_some(200);
         // It stays known that it was done: it is not done again.
+        let kept = match number {
+            0..16 => Forgotten,
+            _ => Answered(200),
+        };
         let found = known(&log, "much", &number.to_string()).await;
         assert_eq!(found, Some(kept), "{number}");
     }
@@ -147,13 +169,13 @@ async fn what_is_too_large_by_itself_stays_while_it_is_the_newest_and_takes_noth
     answer(&log, "a", "small", 100).await;
     answer(&log, "a", "large", 5000).await;
     log.retain(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "small").await, Some(Some(100)));
-    assert_eq!(known(&log, "a", "large").await, Some(Some(5000)));
+    assert_eq!(known(&log, "a", "small").await, Some(Answered(100)));
+    assert_eq!(known(&log, "a", "large").await, Some(Answered(5000)));
     answer(&log, "a", "later", 100).await;
     log.retain(|_| false).await.unwrap();
-    assert_eq!(known(&log, "a", "small").await, Some(Some(100)));
-    assert_eq!(known(&log, "a", "large").await, Some(None));
-    assert_eq!(known(&log, "a", "later").await, Some(Some(100)));
+    assert_eq!(known(&log, "a", "small").await, Some(Answered(100)));
+    assert_eq!(known(&log, "a", "large").await, Some(Forgotten));
+    assert_eq!(known(&log, "a", "later").await, Some(Answered(100)));
 }
 
 #[tokio::test]
@@ -168,4 +190,50 @@ async fn it_is_told_when_much_has_come() {
     }
     let told = tokio::time::timeout(Duration::from_secs(20), growth.wait());
     told.await.expect("at a tenth of the number");
+}
+
+/// A job that was submitted with this request id, and has ended.
+async fn end_job(jobs: &JobLog, id: &str, request: &str) {
+    let job = Job {
+        id: id.to_owned(),
+        workspace: "w".to_owned(),
+        session: "default".to_owned(),
+        principal: "a".to_owned(),
+        request: Some(request.to_owned()),
+        tool: "run".to_owned(),
+        queue: "q".to_owned(),
+        priority: 0,
+        state: JobState::Queued,
+        trace: String::new(),
+        submitted: jobs::now(),
+        started: None,
+        ended: None,
+        step: None,
+    };
+    jobs.submit(job).await.unwrap();
+    let ended = jobs.end(id.to_owned(), JobState::Succeeded, jobs::now(), None);
+    ended.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_submission_is_done_also_where_its_job_is_not_kept_any_more_and_it_was_never_answered() {
+    let database = Database::in_memory().unwrap();
+    let log = RequestLog::open(database.clone(), ALL).await.unwrap();
+    let few = Bounds { number: 2, ..ALL };
+    let (jobs, _) = JobLog::open(database, few).await.unwrap();
+    for id in ["1", "2", "3", "4"] {
+        assert_eq!(claim(&log, "a", id).await, Found::New);
+        end_job(&jobs, id, id).await;
+    }
+    let answer = Bytes::from_static(b"answer");
+    log.answer(key("a", "2"), answer).await.unwrap();
+    jobs.retain().await.unwrap();
+    for (id, expected) in [
+        ("1", Forgotten),
+        ("2", Answered(6)),
+        ("3", Unanswered),
+        ("4", Unanswered),
+    ] {
+        assert_eq!(known(&log, "a", id).await, Some(expected), "{id}");
+    }
 }
