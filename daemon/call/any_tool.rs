@@ -55,6 +55,12 @@ pub(super) trait CheckedCall: Send {
 
 /// A call that may be made.
 pub(super) trait LetInCall: Send {
+    /// What has approved it, where somebody was asked.
+    fn approved_by(&self) -> Option<String>;
+
+    /// Whether it still may be made: it may be long since that was looked at.
+    fn stands(&self, pipeline: &Arc<Pipeline>) -> Boxed<'static, Result<bool, Error>>;
+
     /// Records that it starts, and starts it.
     fn begin(
         self: Box<Self>,
@@ -163,6 +169,17 @@ impl<T: Tool> LetInCall for LetIn<T>
 where
     T::Response: Message + Default,
 {
+    fn approved_by(&self) -> Option<String> {
+        self.permitted.approved_by()
+    }
+
+    fn stands(&self, pipeline: &Arc<Pipeline>) -> Boxed<'static, Result<bool, Error>> {
+        let (pipeline, judged) = (Arc::clone(pipeline), self.judged.clone());
+        let principal = Arc::clone(&self.incoming.principal);
+        let is_approved = self.approved_by().is_some();
+        Box::pin(async move { pipeline.stands(&principal, judged, is_approved).await })
+    }
+
     fn begin(
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -9,17 +10,21 @@ use std::{
 use bytes::Bytes;
 use prost::Message;
 use serde_json::{Map, Value};
+use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
 
 use super::{
-    Pipeline,
+    InPlace, Pipeline,
+    access::principal::Principal,
     any_tool::{self, Going},
+    approval::places::are_full,
     context::Incoming,
     drain::Drain,
     envelope::{Call, envelope},
     jobs::{Live, RETRY},
     params,
+    state_error::of_database,
 };
 use crate::daemon::{
     config::jobs::is_queue_name,
@@ -33,6 +38,11 @@ use crate::daemon::{
     telemetry::propagation::{read_parent, write_parent},
     tool::JobContext,
 };
+
+/// How long a job waits for room on a disk: somebody must make some first.
+const NO_SPACE: Duration = Duration::from_secs(5);
+/// How long the turn of a job is kept while the log takes that it runs, which is a hundred times what that takes.
+const TURN: Duration = Duration::from_millis(100);
 
 /// A call that is to be made when its turn comes.
 #[derive(Debug)]
@@ -55,6 +65,34 @@ enum End {
     Done(JobState, Option<Bytes>),
     /// Nothing was done, as the daemon is shutting down.
     NotBegun,
+}
+
+/// What keeps a job from beginning.
+enum Hindrance {
+    /// As many calls as may wait to be approved.
+    Approvals,
+    /// Something else, which there may not be any more after this time.
+    Passing(Duration),
+    /// It will not begin.
+    Lasting(Error),
+}
+
+/// That somebody was asked, and has allowed a job.
+struct Approval {
+    /// Whose call it is, with the rights that he had.
+    to: Arc<Principal>,
+    by: String,
+}
+
+impl From<Error> for Hindrance {
+    fn from(error: Error) -> Self {
+        match (error.reason, error.retry_after) {
+            _ if are_full(&error) => Self::Approvals,
+            (Reason::ResourceExhausted, Some(wait)) => Self::Passing(wait),
+            (Reason::NoSpace, _) => Self::Passing(NO_SPACE),
+            _ => Self::Lasting(error),
+        }
+    }
 }
 
 impl Pipeline {
@@ -154,6 +192,7 @@ impl Pipeline {
                 return End::of_error(state, &job, started, &error);
             }
         };
+        let started = live.seen().job.started.unwrap_or(started);
         self.jobs.begin(live, going.step).await;
         let Going {
             abandon,
@@ -188,12 +227,32 @@ impl Pipeline {
         }
     }
 
+    /// Begins the call of a job once nothing is in its way. What is short for now is waited for, and nothing of
+    /// the job is done until then: it waits as though its turn had not come. May be cancelled.
+    async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
+        let mut approval = None;
+        loop {
+            // Before it asks: what becomes free from then on is not missed.
+            let freed = self.approvals.freed();
+            match self.try_to_begin(live, job, &mut approval).await {
+                Ok(going) => return Ok(going),
+                Err(Hindrance::Lasting(error)) => return Err(error),
+                Err(Hindrance::Passing(pause)) => self.try_later(live, pause).await?,
+                Err(Hindrance::Approvals) => self.wait_to_ask(live, job, freed).await?,
+            }
+        }
+    }
+
     /// Begins the call of a job, as whoever submitted it. It is known to run before it does, and not before
     /// it may: until then, a daemon that dies has done nothing of it. May be cancelled.
-    async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
-        let draining = self.drain.begun_token();
+    async fn try_to_begin(
+        self: &Arc<Self>,
+        live: &Live,
+        job: &Job,
+        approval: &mut Option<Approval>,
+    ) -> Result<Going, Hindrance> {
         let params = self.job_params(live, job).await?;
-        let incoming = self.incoming_of(live, job)?;
+        let incoming = self.incoming_of(live, job, approval)?;
         let principal = Arc::clone(&incoming.principal);
         let tool = any_tool::find(&job.tool, &principal)?;
         // Much may have changed since it was submitted.
@@ -218,52 +277,69 @@ impl Pipeline {
             biased;
             let_in = &mut let_in => let_in?,
             () = is_asked_about.cancelled() => {
-                self.step_aside(live);
+                self.step_aside(live).await;
                 let let_in = let_in.await?;
                 self.wait_again(live).await?;
                 let_in
             }
         };
-        let place = loop {
-            self.jobs.start(live, &draining).await?;
-            match self.admit_job(&principal).await {
-                Ok(place) => break place,
-                // Its caller has as many calls going on as he may have: others have their turn meanwhile.
-                Err(error)
-                    if error.reason == Reason::ResourceExhausted && error.retry_after.is_some() =>
-                {
-                    self.jobs.take_back(live).await;
-                    self.try_later(live, error.retry_after.unwrap_or_default())
-                        .await?;
-                }
-                Err(error) => return Err(error),
+        if let Some(by) = let_in.approved_by() {
+            let to = Arc::clone(&principal);
+            *approval = Some(Approval { to, by });
+        }
+        // Its caller may have as many calls going on as he may have: others have their turn meanwhile.
+        let place = self.admit_job(&principal).await?;
+        // All that may have taken hours.
+        if !let_in.stands(self).await? {
+            return Err(Hindrance::Passing(Duration::ZERO));
+        }
+        self.start_job(live, &place).await?;
+        Ok(let_in.begin(self, place).await?)
+    }
+
+    /// Keeps that a job runs. Its turn is for others where that takes long.
+    async fn start_job(&self, live: &Live, place: &InPlace) -> Result<(), Hindrance> {
+        let mut start = pin!(self.jobs.start(live));
+        let started = match timeout(TURN, &mut start).await {
+            Ok(started) => started,
+            Err(_) => {
+                place.admitted.turn.end();
+                start.await
             }
         };
-        let_in.begin(self, place).await
+        started.map_err(|error| {
+            tracing::error!(%error, "that a job starts could not be kept");
+            match of_database(&error).into() {
+                // Its end could be kept as little.
+                Hindrance::Lasting(_) => Hindrance::Passing(RETRY),
+                passing => passing,
+            }
+        })
     }
 
     /// What a job is to do. As long as it cannot be read, and is not known to be gone, the job waits.
-    async fn job_params(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Vec<u8>, Error> {
+    async fn job_params(&self, live: &Live, job: &Job) -> Result<Vec<u8>, Hindrance> {
         let mut attempts = Attempts::until(None);
         loop {
             match self.jobs.params(live).await {
                 Ok(params) => return Ok(params),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    return Err(gone(&job.id, &error));
+                    return Err(gone(&job.id, &error).into());
                 }
                 Err(error) if attempts.another_of_kernel(&error).await => {}
                 Err(error) => {
                     tracing::error!(%error, job_id = job.id, "the parameters of a job cannot be read now");
-                    self.try_later(live, RETRY).await?;
+                    return Err(Hindrance::Passing(RETRY));
                 }
             }
         }
     }
 
     /// Lets others have their turn before a job that cannot begin yet.
-    fn step_aside(self: &Arc<Self>, live: &Live) {
+    async fn step_aside(self: &Arc<Self>, live: &Live) {
         self.jobs.step_aside(live);
         self.do_jobs();
+        self.jobs.take_back(live).await;
     }
 
     /// Waits until it is a job's turn again.
@@ -278,15 +354,46 @@ impl Pipeline {
 
     /// Has a job wait for so long, and then for its turn.
     async fn try_later(self: &Arc<Self>, live: &Live, pause: Duration) -> Result<(), Error> {
-        self.step_aside(live);
+        self.step_aside(live).await;
         tokio::select! {
             () = task::until(Some(Instant::now() + pause)) => self.wait_again(live).await,
             () = self.drain.begun_token().cancelled_owned() => Err(Drain::refusal()),
         }
     }
 
-    /// The call that a job makes.
-    fn incoming_of(&self, live: &Live, job: &Job) -> Result<Incoming, Error> {
+    /// Has a job wait until it may be asked about, and it is its turn: so those that wait for that are asked
+    /// about in the order of their queues. There is an end to that, as what waits to be approved has one.
+    async fn wait_to_ask(
+        self: &Arc<Self>,
+        live: &Live,
+        job: &Job,
+        mut freed: watch::Receiver<()>,
+    ) -> Result<(), Error> {
+        let has_room = || self.approvals.has_room(&job.workspace, &job.principal);
+        loop {
+            self.step_aside(live).await;
+            tokio::select! {
+                freed = freed.changed() => freed.map_err(Error::internal)?,
+                () = self.drain.begun_token().cancelled_owned() => return Err(Drain::refusal()),
+            }
+            if !has_room() {
+                continue;
+            }
+            self.wait_again(live).await?;
+            // Those before it may have taken it.
+            if has_room() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The call that a job makes. An `approval` is good for whom it was given to, with the rights that he had.
+    fn incoming_of(
+        &self,
+        live: &Live,
+        job: &Job,
+        approval: &Option<Approval>,
+    ) -> Result<Incoming, Error> {
         let principal = self.access.named(&job.principal).ok_or_else(|| {
             let text = format!(
                 "{} has submitted this job, and may not call any more",
@@ -296,6 +403,8 @@ impl Pipeline {
         })?;
         let session = SessionId::parse(&job.session)
             .ok_or_else(|| Error::internal("a job has no session"))?;
+        let approval = approval.as_ref();
+        let approval = approval.filter(|approval| Arc::ptr_eq(&approval.to, &principal));
         Ok(Incoming {
             call_id: Ulid::generate().to_string(),
             principal,
@@ -307,6 +416,7 @@ impl Pipeline {
                 id: job.id.clone(),
                 written: live.written().clone(),
                 is_asked_about: CancellationToken::new(),
+                approved_by: approval.map(|approval| approval.by.clone()),
             }),
             parent: read_parent(&job.trace),
         })

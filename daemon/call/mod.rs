@@ -64,7 +64,7 @@ use self::{
     idempotency::Idempotency,
     jobs::Jobs,
     policy::book::RuleBook,
-    subject::{Permitted, Subject},
+    subject::{Judgement, Permitted, Subject},
 };
 use crate::daemon::{
     catalog::Catalog,
@@ -133,6 +133,7 @@ struct LetIn<T: Tool> {
     /// What a record shows of them.
     shown: serde_json::Value,
     permitted: Permitted,
+    judged: Judgement,
     default_timeout: Duration,
     /// How long its request is.
     bytes: usize,
@@ -293,6 +294,7 @@ impl Pipeline {
         incoming: Incoming,
         checked: Checked<T>,
     ) -> Result<LetIn<T>, Error> {
+        let judged = checked.subject.judgement();
         let permitted = self.permit(&incoming, checked.subject).await?;
         Ok(LetIn {
             incoming,
@@ -300,6 +302,7 @@ impl Pipeline {
             params: checked.params,
             shown: checked.shown,
             permitted,
+            judged,
             default_timeout: checked.default_timeout,
             bytes: checked.bytes,
         })
@@ -317,6 +320,7 @@ impl Pipeline {
             params,
             shown,
             permitted: Permitted { by, .. },
+            judged: _,
             default_timeout,
             bytes: _,
         } = let_in;

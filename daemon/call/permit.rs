@@ -9,6 +9,7 @@ use prost::Message;
 
 use super::{
     Pipeline,
+    access::principal::Principal,
     approval::{
         asked::{Approval, Question, let_in_by},
         shown::Shown,
@@ -19,7 +20,7 @@ use super::{
         judged::Judged,
     },
     record,
-    subject::{Permitted, Subject, told},
+    subject::{Judgement, Permitted, Subject, told},
 };
 use crate::{
     api::v1::Risk,
@@ -95,6 +96,14 @@ impl Pipeline {
             (Action::Allow, By::Lists | By::Risk(_)) => Ok(Permitted::default()),
             (Action::Deny, by) => Err(self.deny(incoming, &subject.call, by).await),
             (Action::Ask, by) => {
+                let before = incoming
+                    .job
+                    .as_ref()
+                    .and_then(|job| job.approved_by.clone());
+                if let Some(approval) = before {
+                    let wait = subject.snapshot.settings.approvals.wait;
+                    return Ok(approved(incoming, wait, approval));
+                }
                 let tool = subject.call.tool;
                 let by = by.text();
                 let asked = self.ask(incoming, subject, by.clone()).await;
@@ -171,10 +180,8 @@ impl Pipeline {
         match end.state {
             EndState::Allowed => {
                 self.may_still(incoming, &subject.snapshot, &call).await?;
-                Ok(Permitted {
-                    by: Some(let_in_by(&ended.record, end)),
-                    until: Some(incoming.deadline.unwrap_or(Instant::now() + settings.wait)),
-                })
+                let by = let_in_by(&ended.record, end);
+                Ok(approved(incoming, settings.wait, by))
             }
             EndState::Withdrawn if self.drain.has_begun() => Err(draining()),
             EndState::Expired if incoming.deadline.is_some() => Err(too_late(&ended.record, end)),
@@ -205,6 +212,26 @@ impl Pipeline {
             Action::Deny => Err(self.deny(incoming, call, &verdict.by).await),
             Action::Allow | Action::Ask => Ok(()),
         }
+    }
+
+    /// Whether a call that was let in would be now, too: its caller has the same rights, and the policy, which
+    /// may have become another or some rules of which may have ended, says the same.
+    pub(super) async fn stands(
+        &self,
+        principal: &Principal,
+        judged: Judgement,
+        is_approved: bool,
+    ) -> Result<bool, Error> {
+        let now = self.policy.snapshot();
+        if principal.is_dismissed() || !Arc::ptr_eq(&judged.snapshot, &now) {
+            return Ok(false);
+        }
+        let verdict = self.policy.decide(now, judged.call).await?;
+        Ok(match verdict.action {
+            Action::Allow => true,
+            Action::Ask => is_approved,
+            Action::Deny => false,
+        })
     }
 
     /// Leaves a record of a call that is denied; answers what it is told.
@@ -259,6 +286,14 @@ impl Pipeline {
                 "the record of a call that was denied could not be kept"
             );
         }
+    }
+}
+
+/// A call that somebody has approved: it may `wait` for a place.
+fn approved(incoming: &Incoming, wait: Duration, by: String) -> Permitted {
+    Permitted {
+        by: Some(by),
+        until: Some(incoming.deadline.unwrap_or(Instant::now() + wait)),
     }
 }
 

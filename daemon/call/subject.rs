@@ -28,6 +28,13 @@ pub(super) struct Subject {
     pub(super) size: usize,
 }
 
+/// What a call was judged as, and by what.
+#[derive(Debug, Clone)]
+pub(super) struct Judgement {
+    pub(super) call: Arc<Judged>,
+    pub(super) snapshot: Arc<Snapshot>,
+}
+
 /// A call that may be made.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Permitted {
@@ -37,7 +44,22 @@ pub(crate) struct Permitted {
     pub(super) until: Option<Instant>,
 }
 
+impl Permitted {
+    /// What has approved it, where somebody was asked.
+    pub(super) fn approved_by(&self) -> Option<String> {
+        self.until.and_then(|_| self.by.clone())
+    }
+}
+
 impl Subject {
+    /// What is to be looked at again where it may take long before the call begins.
+    pub(super) fn judgement(&self) -> Judgement {
+        Judgement {
+            call: Arc::clone(&self.call),
+            snapshot: Arc::clone(&self.snapshot),
+        }
+    }
+
     /// A call of which nobody needs to know the parameters, as `snapshot` decides.
     pub(super) fn new(
         tool: &'static str,

@@ -127,7 +127,7 @@ pub(super) async fn serve(
     }
     let drain = Drain::default();
     let requests = requests(database.clone(), config.requests, &drain).await?;
-    let jobs = jobs(database.clone(), &store, &config).await?;
+    let jobs = jobs(database.clone(), &store, &config, &drain).await?;
     let (access, settings) = callers(&config, &catalog)?;
     let rules = RuleLog::new(database.clone());
     let policy = RuleBook::open(settings, rules).await.map(Arc::new);
@@ -229,9 +229,10 @@ async fn jobs(
     database: Database,
     store: &StateDir,
     config: &Config,
+    drain: &Drain,
 ) -> Result<Arc<Jobs>, StartError> {
     let (params, is_shared) = (store.job_params(), config.keys.is_some());
-    let jobs = Jobs::open(database, params, config.jobs.clone(), is_shared);
+    let jobs = Jobs::open(database, params, config.jobs.clone(), is_shared, drain);
     jobs.await.map_err(|error| StartError::Io {
         what: "reading the jobs",
         source: io::Error::other(error),

@@ -236,6 +236,8 @@ pub(crate) struct JobContext {
     pub(crate) written: watch::Sender<()>,
     /// Cancelled when it begins to wait to be approved.
     pub(crate) is_asked_about: CancellationToken,
+    /// What has approved it, where it was asked about before: it is not asked about twice.
+    pub(crate) approved_by: Option<String>,
 }
 
 /// Work that was done.

@@ -14,6 +14,6 @@
 
 pub(crate) mod asked;
 pub(crate) mod pending;
-mod places;
+pub(super) mod places;
 pub(crate) mod shown;
 mod waiting;

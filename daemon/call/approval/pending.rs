@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, broadcast},
+    sync::{Notify, broadcast, watch},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -136,6 +136,17 @@ impl Approvals {
             ended
         });
         waited.await.map_err(Error::internal)?
+    }
+
+    /// Told from now on whenever another call may be asked about.
+    pub(in crate::daemon::call) fn freed(&self) -> watch::Receiver<()> {
+        self.places.freed()
+    }
+
+    /// Whether another call of a caller may be asked about, if it is a small one.
+    pub(in crate::daemon::call) fn has_room(&self, workspace: &str, principal: &str) -> bool {
+        let at_most = self.book.snapshot().settings.approvals.pending;
+        self.places.has_room(workspace, principal, at_most)
     }
 
     async fn wait(

@@ -7,6 +7,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::watch;
+
 use crate::daemon::{
     error::{Error, Reason},
     store::approvals::ApprovalRecord,
@@ -21,7 +23,16 @@ const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// What is taken.
 #[derive(Debug, Default)]
-pub(super) struct Places(Mutex<Taken>);
+pub(super) struct Places {
+    taken: Mutex<Taken>,
+    /// Told whenever some of it is free again.
+    freed: watch::Sender<()>,
+}
+
+/// That there is no place until others have left theirs.
+#[derive(Debug, thiserror::Error)]
+#[error("too many calls wait to be approved")]
+struct Full;
 
 #[derive(Debug, Default)]
 struct Taken {
@@ -41,6 +52,18 @@ pub(super) struct Place {
 }
 
 impl Places {
+    /// Told from now on whenever a place is free again.
+    pub(super) fn freed(&self) -> watch::Receiver<()> {
+        self.freed.subscribe()
+    }
+
+    /// Whether there is a place for a small call, where `at_most` may wait in its workspace.
+    pub(super) fn has_room(&self, workspace: &str, principal: &str, at_most: usize) -> bool {
+        let taken = self.taken();
+        let (own, all) = taken.calls(workspace, principal);
+        all < at_most && is_fair(own, 1, at_most - all)
+    }
+
     /// Takes a place for a call that holds so many bytes, where `at_most` may wait in its workspace.
     pub(super) fn take(
         self: &Arc<Self>,
@@ -49,11 +72,16 @@ impl Places {
         at_most: usize,
     ) -> Result<Place, Error> {
         let (workspace, principal) = (&record.workspace, &record.principal);
+        if size > HELD_BYTES {
+            let text = format!(
+                "this call takes {size} bytes while it waits to be approved, and all that wait {HELD_BYTES}: ask for less at a time"
+            );
+            return Err(
+                Error::new(Reason::ResourceExhausted, text).with("limit", HELD_BYTES.to_string())
+            );
+        }
         let mut taken = self.taken();
-        let calls = taken.calls.get(workspace);
-        let all: usize = calls.iter().flat_map(|calls| calls.values()).sum();
-        let own = calls.and_then(|calls| calls.get(principal)).copied();
-        let own = own.unwrap_or_default();
+        let (own, all) = taken.calls(workspace, principal);
         if all >= at_most {
             let text = format!(
                 "{all} calls wait to be approved in this workspace, and no more may at one time (approvals.pending): try again when some are decided"
@@ -87,8 +115,24 @@ impl Places {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Taken {
+    /// Calls of a caller that wait in a workspace, and of all.
+    fn calls(&self, workspace: &str, principal: &str) -> (usize, usize) {
+        let calls = self.calls.get(workspace);
+        let all = calls.iter().flat_map(|calls| calls.values()).sum();
+        let own = calls.and_then(|calls| calls.get(principal)).copied();
+        (own.unwrap_or_default(), all)
+    }
+}
+
+/// Whether a call could not be asked about as too many wait: there will be a place, as these end.
+pub(in crate::daemon::call) fn are_full(error: &Error) -> bool {
+    let cause = error.cause.as_deref();
+    cause.is_some_and(|cause| cause.is::<Full>())
 }
 
 /// Whether who has `own` may have so much `more` of what is left. A first call always may.
@@ -101,6 +145,7 @@ fn full(text: String, limit: usize) -> Error {
     Error::new(Reason::ResourceExhausted, text)
         .with("limit", limit.to_string())
         .retry_after(RETRY_AFTER)
+        .caused_by(Full)
 }
 
 impl Drop for Place {
@@ -113,6 +158,8 @@ impl Drop for Place {
             }
         }
         less(&mut taken.bytes, &self.principal, self.size);
+        drop(taken);
+        self.places.freed.send_replace(());
     }
 }
 

@@ -12,9 +12,10 @@
 //! approved or because its caller does too much, steps aside meanwhile: it gives its place to others, and
 //! waits for its turn again.
 //!
-//! Each change is in the log before anybody is told. A job that has not ended is in memory, too, for
-//! those who wait for it.
+//! Each change is in the log before anybody is told ([`ends`]). A job that has not ended is in memory, too,
+//! for those who wait for it.
 
+mod ends;
 mod live;
 mod queues;
 mod room;
@@ -27,8 +28,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::{sync::oneshot, time::sleep};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{RwLock, oneshot};
 use ulid::{Generator, Ulid};
 
 pub(crate) use self::live::{Live, Seen};
@@ -64,6 +64,9 @@ pub(crate) struct Jobs {
     /// Makes ids of which the later ones are the greater ones.
     ids: Mutex<Generator>,
     state: Mutex<State>,
+    /// Held to read by whoever submits a job: the log may have it, and the state not yet.
+    submitting: RwLock<()>,
+    drain: Drain,
 }
 
 #[derive(Debug)]
@@ -134,6 +137,7 @@ impl Jobs {
         params: JobParams,
         config: config::jobs::Jobs,
         is_shared: bool,
+        drain: &Drain,
     ) -> Result<Arc<Self>, JobsError> {
         let bounds = Bounds {
             age: config.retention,
@@ -170,6 +174,8 @@ impl Jobs {
             params,
             ids: Mutex::new(Generator::new()),
             state: Mutex::new(state),
+            submitting: RwLock::default(),
+            drain: drain.clone(),
         });
         let (weak, growth) = (Arc::downgrade(&jobs), jobs.log.growth());
         task::spawn("retention of jobs", async move {
@@ -202,6 +208,7 @@ impl Jobs {
     ) -> Result<(), Error> {
         let amount = Amount::of_job(params.len() as u64);
         self.state().room.take(&job.principal, amount)?;
+        let _submits = self.submitting.read().await;
         let kept = self.keep(&job, params.into(), until).await;
         let mut state = self.state();
         match kept {
@@ -281,16 +288,10 @@ impl Jobs {
         read.map_err(io::Error::other)?
     }
 
-    /// Keeps that a job runs. As long as that cannot be kept, it does not, unless `end` comes before it can.
-    pub(super) async fn start(&self, live: &Live, end: &CancellationToken) -> Result<(), Error> {
+    /// Keeps that a job runs. Where that cannot be kept, it must not.
+    pub(super) async fn start(&self, live: &Live) -> Result<(), DatabaseError> {
         let started = now();
-        while let Err(error) = self.log.start(live.id(), started).await {
-            tracing::error!(%error, "that a job starts could not be kept");
-            tokio::select! {
-                () = sleep(RETRY) => {}
-                () = end.cancelled() => return Err(Drain::refusal()),
-            }
-        }
+        self.log.start(live.id(), started).await?;
         live.change(|seen| {
             seen.job.state = JobState::Running;
             seen.job.started = Some(started);
@@ -305,18 +306,6 @@ impl Jobs {
         }
         self.erase(live.id()).await;
         live.change(|seen| seen.job.step = Some(step));
-    }
-
-    /// Keeps that a job that was about to run waits again: nothing of it was done.
-    pub(super) async fn take_back(&self, live: &Live) {
-        if let Err(error) = self.log.requeue(live.id()).await {
-            // The next daemon will take it for lost, which is no worse than it is.
-            tracing::error!(%error, "that a job waits again could not be kept");
-        }
-        live.change(|seen| {
-            seen.job.state = JobState::Queued;
-            seen.job.started = None;
-        });
     }
 
     /// Puts a job of which nothing was done back into its queue, for another task.
@@ -336,87 +325,24 @@ impl Jobs {
         }
     }
 
-    /// Keeps how a job that ran has ended, and tells those who wait.
-    pub(super) async fn end(
-        self: &Arc<Self>,
-        live: &Arc<Live>,
-        state: JobState,
-        result: Option<Bytes>,
-    ) {
-        let entry = self
-            .state()
-            .known
-            .get(&live.id())
-            .map(|known| known.entry.clone());
-        self.finish(live, state, result).await;
-        if let Some(entry) = entry {
-            self.state().queues.leave(&entry);
-        }
-    }
-
-    /// Keeps how a job has ended; without room for it, until there is some. Those who wait are told
-    /// after the first attempt: the work is done.
-    async fn finish(self: &Arc<Self>, live: &Arc<Live>, state: JobState, result: Option<Bytes>) {
-        self.erase(live.id()).await;
-        let ended = now();
-        let keep = {
-            let (jobs, id, result) = (Arc::clone(self), live.id(), result.clone());
-            move || {
-                let (jobs, id, result) = (Arc::clone(&jobs), id.clone(), result.clone());
-                async move { jobs.log.end(id, state, ended, result).await }
-            }
-        };
-        let kept = keep().await;
-        live.change(|seen| {
-            seen.job.state = state;
-            seen.job.ended = Some(ended);
-            seen.result = result;
-        });
-        let Err(error) = kept else {
-            self.state().known.remove(&live.id());
-            return;
-        };
-        tracing::error!(%error, "the end of a job could not be kept");
-        let (jobs, id) = (Arc::downgrade(self), live.id());
-        task::spawn("end of a job", async move {
-            loop {
-                sleep(RETRY).await;
-                if keep().await.is_ok() {
-                    break;
-                }
-            }
-            if let Some(jobs) = jobs.upgrade() {
-                jobs.state().known.remove(&id);
-            }
-        });
-    }
-
-    /// Ends a job: one that waits, here; one that runs is told to end. Answers whoever wants to see it
-    /// end.
-    pub(crate) async fn cancel(self: &Arc<Self>, live: &Arc<Live>) {
-        live.cancelled().cancel();
-        let waits = {
-            let mut state = self.state();
-            let known = state.known.get(&live.id());
-            let entry = known.filter(|known| !known.has_task);
-            let entry = entry.map(|known| known.entry.clone());
-            entry.is_some_and(|entry| state.queues.leave(&entry))
-        };
-        if waits {
-            self.finish(live, JobState::Cancelled, None).await;
-        }
-    }
-
     /// A job of a workspace.
     pub(crate) async fn find(&self, workspace: &str, id: &str) -> Result<Found, Error> {
-        if let Some(live) = self.live(workspace, id) {
-            return Ok(Found::Live(live));
+        for _ in 0..2 {
+            if let Some(live) = self.live(workspace, id) {
+                return Ok(Found::Live(live));
+            }
+            let found = self.log.find(workspace.to_owned(), id.to_owned()).await;
+            match found.map_err(|error| of_database(&error))? {
+                None => return Err(not_found(workspace, id)),
+                Some((job, result)) if job.state.is_final() => {
+                    return Ok(Found::Ended(Box::new(Seen { job, result })));
+                }
+                // It was not known yet, or is not any more: once those who submit now are through, either it
+                // is, or the log has how it ended.
+                Some(_) => drop(self.submitting.write().await),
+            }
         }
-        let found = self.log.find(workspace.to_owned(), id.to_owned()).await;
-        match found.map_err(|error| of_database(&error))? {
-            Some((job, result)) => Ok(Found::Ended(Box::new(Seen { job, result }))),
-            None => Err(not_found(workspace, id)),
-        }
+        Err(Error::internal("a job that has not ended is not known"))
     }
 
     /// The job that this caller has submitted with a request id.

@@ -30,7 +30,13 @@ use crate::{
         WatchJobRequest, WatchJobResponse, job_service_server::JobService,
     },
     daemon::{
-        call::{Pipeline, context::Incoming, job_work::Submission, jobs::Found, params},
+        call::{
+            Pipeline,
+            context::Incoming,
+            job_work::Submission,
+            jobs::{Found, Live, Seen},
+            params,
+        },
         error::{Error, Reason, Violation},
         store::jobs::Selection,
         task,
@@ -136,7 +142,10 @@ impl JobService for Jobs {
         request: Request<WaitJobRequest>,
     ) -> Result<Response<WaitJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            let request = self.pipeline.catalog.check("jig.v1.WaitJobRequest", request)?;
+            let request = self
+                .pipeline
+                .catalog
+                .check("jig.v1.WaitJobRequest", request)?;
             let seen = match self.find(&incoming, &request.job_id).await? {
                 Found::Ended(seen) => *seen,
                 Found::Live(live) => {
@@ -144,12 +153,8 @@ impl JobService for Jobs {
                     let until = wait.map(|wait| Instant::now() + wait);
                     tokio::select! {
                         biased;
-                        seen = live.ended() => seen,
+                        seen = ended(&self.pipeline, &live) => seen?,
                         () = task::until(until) => live.seen(),
-                        () = self.pipeline.drain.end_token().cancelled_owned() => {
-                            let text = "the daemon is shutting down, and the job has not ended: wait on when it is back";
-                            return Err(Error::new(Reason::Draining, text));
-                        }
                     }
                 }
             };
@@ -179,7 +184,7 @@ impl JobService for Jobs {
                     Found::Ended(seen) => *seen,
                     Found::Live(live) => {
                         pipeline.jobs.cancel(&live).await;
-                        live.ended().await
+                        ended(&pipeline, &live).await?
                     }
                 };
                 Ok(CancelJobResponse {
@@ -223,6 +228,18 @@ impl Jobs {
 
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
         self.pipeline.find_job(incoming, id).await
+    }
+}
+
+/// Waits until a job has ended, or the daemon has drained long enough.
+async fn ended(pipeline: &Pipeline, live: &Live) -> Result<Seen, Error> {
+    tokio::select! {
+        biased;
+        seen = live.ended() => Ok(seen),
+        () = pipeline.drain.end_token().cancelled_owned() => {
+            let text = "the daemon is shutting down, and the job has not ended: wait on when it is back";
+            Err(Error::new(Reason::Draining, text))
+        }
     }
 }
 

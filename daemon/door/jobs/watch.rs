@@ -131,11 +131,11 @@ impl Watch {
             let seen = self.seen.borrow_and_update().clone();
             let ended = seen.job.state.is_final();
             self.written.mark_unchanged();
-            if !ended && told.as_ref() != Some(&seen.job) {
+            if !ended && told != Some(seen.job.state) {
                 if let Err(over) = tell(sender, Event::Job(lean(&seen.job))).await {
                     return over;
                 }
-                told = Some(seen.job.clone());
+                told = Some(seen.job.state);
             }
             if let Err(over) = self.send_output(&seen.job, sender).await {
                 return over;
