@@ -1,6 +1,7 @@
 //! `jig job`: calls of tools that nobody waits for.
 
 mod print;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -8,13 +9,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use jig::{
     api::v1::{
         CancelJobRequest, GetJobRequest, Job, JobState, ListJobsRequest, SubmitJobRequest,
-        WaitJobRequest, WatchJobRequest, watch_job_response::Event,
+        WaitJobRequest, WatchJobRequest,
     },
     client::{CallError, Client},
 };
 use serde_json::{Map, Value, json};
 
-use self::print::{print_job, print_list, to_json};
+use self::{
+    print::{print_job, print_list, to_json},
+    watch::{code, watch},
+};
 use crate::{connection, exit, failure::Failure, global::Global, output};
 
 /// Most jobs of one page.
@@ -48,7 +52,7 @@ enum Action {
         #[arg(long, value_name = "SEC")]
         at_most: Option<u32>,
     },
-    /// End a job, wait until nothing is left of it, and tell what came of it.
+    /// End a job, wait until nothing is left of it, and tell what came of it; 0 when it has ended.
     Cancel {
         /// Its id.
         #[arg(value_name = "JOB")]
@@ -94,7 +98,11 @@ struct LsArgs {
     number: u32,
 }
 
-/// Print what the command of a job writes, from the offsets on, until it has ended; exit as it did.
+/// Print what the command of a job writes, from the offsets on, until it has ended.
+///
+/// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
+/// when it was cancelled, 1 when it was not run or jig failed. With --json, each change of the job
+/// and each part of its output is a line, the data in base64.
 #[derive(Debug, Args)]
 struct WatchArgs {
     /// Its id.
@@ -142,9 +150,18 @@ pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
                     .await?
                     .job)
             })?;
-            tell(&job, global)
+            print_job(&job, global.json)?;
+            Ok(exit::SUCCESS)
         }
-        Action::Watch(args) => watch(address, global, args),
+        Action::Watch(args) => {
+            let request = WatchJobRequest {
+                job_id: args.job,
+                stdout_offset: args.stdout_offset,
+                stderr_offset: args.stderr_offset,
+                keep_alive_sec: None,
+            };
+            watch(address, global, request)
+        }
     });
     match done {
         Ok(code) => ExitCode::from(code),
@@ -267,51 +284,10 @@ fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
     Ok(exit::SUCCESS)
 }
 
-fn watch(address: &str, global: &Global, args: WatchArgs) -> Result<u8, Failure> {
-    let request = WatchJobRequest {
-        job_id: args.job,
-        stdout_offset: args.stdout_offset,
-        stderr_offset: args.stderr_offset,
-        keep_alive_sec: None,
-    };
-    let last = connection::call_at(address, global, async |client: Client| {
-        let mut events = client.watch_job(request).await?;
-        let mut last = None;
-        while let Some(event) = events.next().await? {
-            match event {
-                Event::Job(job) => last = Some(job),
-                Event::Stdout(output) => output::stdout(&output.data)?,
-                Event::Stderr(output) => output::stderr(&output.data),
-                Event::KeepAlive(_) => {}
-            }
-        }
-        Ok(last)
-    })?;
-    let job = last.ok_or_else(|| Failure::Daemon("the answer has no job".to_owned()))?;
-    let result = job.result.clone().unwrap_or_default();
-    if job.state() != JobState::Succeeded || job.tool != "run" {
-        output::note(&format!("{}: {}", print::word(job.state()), result.text));
-    }
-    Ok(code(&job))
-}
-
 /// Prints a job that was waited for.
 fn tell(job: &Job, global: &Global) -> Result<u8, Failure> {
     print_job(job, global.json)?;
     Ok(code(job))
-}
-
-/// The exit code that says how a job has ended: the command's own, where it is one's.
-fn code(job: &Job) -> u8 {
-    let code = job.result.as_ref().and_then(|result| result.exit_code);
-    match (job.state(), code) {
-        (JobState::Succeeded, Some(code)) => u8::try_from(code).unwrap_or(exit::FAILURE),
-        (JobState::Succeeded, None) if job.tool == "run" => exit::FAILURE,
-        (JobState::Succeeded | JobState::Queued | JobState::Running, _) => exit::SUCCESS,
-        (JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified, _) => {
-            exit::FAILURE
-        }
-    }
 }
 
 impl State {
