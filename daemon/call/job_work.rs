@@ -89,7 +89,10 @@ impl From<Error> for Hindrance {
         match (error.reason, error.retry_after) {
             _ if are_full(&error) => Self::Approvals,
             (Reason::ResourceExhausted, Some(wait)) => Self::Passing(wait),
-            (Reason::NoSpace, _) => Self::Passing(NO_SPACE),
+            (Reason::NoSpace, _) => {
+                tracing::warn!(%error, "a job that cannot begin yet waits");
+                Self::Passing(NO_SPACE)
+            }
             _ => Self::Lasting(error),
         }
     }

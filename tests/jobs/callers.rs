@@ -13,12 +13,12 @@ use super::{Jobs, command, job, result};
 use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, with_key};
 
 /// A command that goes on until there is a file.
-const UNTIL_GO: &str = "until [ -e go ]; do sleep 0.05; done";
+pub(super) const UNTIL_GO: &str = "until [ -e go ]; do sleep 0.05; done";
 
 /// A daemon with keys.
-async fn keyed(table: &str, keys: &Arc<KeyFile>) -> Daemon {
+pub(super) async fn keyed(table: &str, keys: &Arc<KeyFile>, setup: Setup) -> Daemon {
     let path = keys.path().display().to_string();
-    Setup::new()
+    setup
         .workspace_table(table)
         .arguments(&["--keys", &path])
         .keeping(Arc::<KeyFile>::clone(keys))
@@ -27,20 +27,20 @@ async fn keyed(table: &str, keys: &Arc<KeyFile>) -> Daemon {
 }
 
 /// The jobs of one who has a key.
-struct Caller {
+pub(super) struct Caller {
     jobs: Jobs,
-    key: String,
+    pub(super) key: String,
 }
 
 impl Caller {
-    fn new(daemon: &Daemon, key: &str) -> Self {
+    pub(super) fn new(daemon: &Daemon, key: &str) -> Self {
         Self {
             jobs: Jobs::of(daemon),
             key: key.to_owned(),
         }
     }
 
-    async fn submit(&mut self, queue: &str, request: SubmitJobRequest) -> String {
+    pub(super) async fn submit(&mut self, queue: &str, request: SubmitJobRequest) -> String {
         self.try_submit(queue, request).await.unwrap()
     }
 
@@ -57,14 +57,14 @@ impl Caller {
         submitted.map(|job| job.job_id)
     }
 
-    async fn state(&mut self, id: &str) -> JobState {
+    pub(super) async fn state(&mut self, id: &str) -> JobState {
         let job_id = id.to_owned();
         let request = with_key(&self.key, GetJobRequest { job_id });
         let got = self.jobs.0.get_job(request).await.unwrap().into_inner();
         got.job.unwrap().state()
     }
 
-    async fn wait(&mut self, id: &str) -> Job {
+    pub(super) async fn wait(&mut self, id: &str) -> Job {
         let request = WaitJobRequest {
             job_id: id.to_owned(),
             wait_ms: None,
@@ -86,7 +86,12 @@ impl Caller {
 async fn endless_jobs_of_one_caller_do_not_hold_up_those_of_another() {
     let keys = Arc::new(KeyFile::new());
     let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = keyed("[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n", &keys).await;
+    let daemon = keyed(
+        "[jobs]\nconcurrent = 4\nqueue_concurrency = 1\n",
+        &keys,
+        Setup::new(),
+    )
+    .await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let mut ids = Vec::new();
     for number in 0..8 {
@@ -111,7 +116,7 @@ async fn a_caller_with_many_jobs_leaves_room_and_is_told_the_truth() {
     let keys = Arc::new(KeyFile::new());
     let [many, few] = ["many", "few"].map(|name| keys.add(name, "invoke", &[]));
     let table = "[jobs]\nqueue_concurrency = 1\nqueued = 20\nqueued_bytes = 3000\n";
-    let daemon = keyed(table, &keys).await;
+    let daemon = keyed(table, &keys, Setup::new()).await;
     let (mut many, mut few) = (Caller::new(&daemon, &many), Caller::new(&daemon, &few));
     let first = many.submit("q", command(UNTIL_GO)).await;
     many.is(&first, JobState::Running).await;
@@ -151,7 +156,7 @@ async fn submitting_is_a_call_and_starting_is_none() {
     let keys = Arc::new(KeyFile::new());
     let flags = ["--calls-per-second", "1", "--burst", "3"];
     let slow = keys.add("slow", "invoke", &flags);
-    let daemon = keyed("", &keys).await;
+    let daemon = keyed("", &keys, Setup::new()).await;
     let mut slow = Caller::new(&daemon, &slow);
     let mut ids = Vec::new();
     let refusal = loop {
@@ -173,7 +178,7 @@ async fn a_caller_who_may_do_no_more_at_a_time_holds_up_nobody() {
     let keys = Arc::new(KeyFile::new());
     let one = keys.add("one", "invoke", &["--concurrent-calls", "1"]);
     let other = keys.add("other", "invoke", &[]);
-    let daemon = keyed("[jobs]\nqueue_concurrency = 2\n", &keys).await;
+    let daemon = keyed("[jobs]\nqueue_concurrency = 2\n", &keys, Setup::new()).await;
     let (mut one, mut other) = (Caller::new(&daemon, &one), Caller::new(&daemon, &other));
     let mut ids = Vec::new();
     for _ in 0..4 {
@@ -193,7 +198,7 @@ async fn a_caller_who_may_do_no_more_at_a_time_holds_up_nobody() {
 async fn a_job_is_done_with_the_rights_that_its_caller_has_then() {
     let keys = Arc::new(KeyFile::new());
     let [stays, lowered] = ["stays", "lowered"].map(|name| keys.add(name, "invoke", &[]));
-    let daemon = keyed("[jobs]\nqueue_concurrency = 1\n", &keys).await;
+    let daemon = keyed("[jobs]\nqueue_concurrency = 1\n", &keys, Setup::new()).await;
     let (mut stays, mut lowered) = (Caller::new(&daemon, &stays), Caller::new(&daemon, &lowered));
     let first = stays.submit("q", command(UNTIL_GO)).await;
     stays.is(&first, JobState::Running).await;

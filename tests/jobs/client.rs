@@ -64,7 +64,53 @@ async fn jobs_are_submitted_watched_and_listed() {
     assert_eq!(got["result"]["data"]["exit_code"], 3);
     assert_eq!(exits(&daemon, &["ls", "--state", "lost"], 0), "");
     let sleeping = exits(&daemon, &["submit", "run", "command=sleep 1000"], 0);
-    assert!(exits(&daemon, &["cancel", sleeping.trim()], 1).contains("cancelled"));
+    assert!(exits(&daemon, &["cancel", sleeping.trim()], 0).contains("cancelled"));
+    exits(&daemon, &["watch", sleeping.trim()], 130);
+    // And to end what has ended is no failure.
+    exits(&daemon, &["cancel", id], 0);
+}
+
+#[tokio::test]
+async fn a_job_is_watched_to_the_end_that_its_command_had() {
+    let daemon = Daemon::start().await;
+    for (line, code, told) in [
+        (&["command=kill -9 $$"][..], 137, ""),
+        (
+            &["command=sleep 1000", "timeout_sec=1"],
+            124,
+            "jig: ended: its time was up\n",
+        ),
+        (&["argv=[\"no-such-program\"]"], 1, "no-such-program"),
+    ] {
+        let submit = [&["submit", "run"], line].concat();
+        let id = exits(&daemon, &submit, 0);
+        let watched = jig(&daemon, &["watch", id.trim()]);
+        assert_eq!(watched.status.code(), Some(code), "{line:?}: {watched:?}");
+        let text = String::from_utf8(watched.stderr).unwrap();
+        let is_told = match told {
+            "" => text.is_empty(),
+            told => text.contains(told),
+        };
+        assert!(is_told, "{line:?}: {text}");
+        exits(&daemon, &["wait", id.trim()], code);
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_watched_as_json() {
+    let daemon = Daemon::start().await;
+    let line = "command=echo out; exit 3";
+    let id = exits(&daemon, &["submit", "run", line], 0);
+    exits(&daemon, &["wait", id.trim()], 3);
+    let watched = exits(&daemon, &["watch", "--json", id.trim()], 3);
+    let lines = watched.lines().map(serde_json::from_str::<Value>);
+    let lines: Vec<_> = lines.map(Result::unwrap).collect();
+    assert_eq!(lines.len(), 2, "{watched}");
+    // "out", and the end of the line.
+    assert_eq!(lines[0]["stdout"]["data"], "b3V0Cg==");
+    assert_eq!(lines[0]["stdout"]["offset"], 0);
+    assert_eq!(lines[1]["job"]["state"], "JOB_STATE_SUCCEEDED");
+    assert_eq!(lines[1]["job"]["result"]["exit_code"], 3);
 }
 
 #[tokio::test]

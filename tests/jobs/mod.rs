@@ -4,10 +4,12 @@ mod bounds;
 mod callers;
 mod cancelled;
 mod client;
+mod hindered;
 mod params;
 mod queues;
 mod restarted;
 mod results;
+mod unkept;
 mod watched;
 
 use jig::api::v1::{

@@ -219,6 +219,24 @@ mod tests {
     }
 
     #[test]
+    fn who_finds_no_place_is_told_when_there_may_be_one() {
+        let places = Arc::new(Places::default());
+        let take = || places.take(&record("w", "a"), 1, 1);
+        assert!(places.has_room("w", "a", 1));
+        let held = take().unwrap();
+        assert!(!places.has_room("w", "a", 1) && places.has_room("other", "a", 1));
+        let freed = places.freed();
+        assert!(are_full(&take().unwrap_err()));
+        assert!(!freed.has_changed().unwrap());
+        drop(held);
+        assert!(freed.has_changed().unwrap() && places.has_room("w", "a", 1));
+        // There never will be one.
+        let large = places.take(&record("w", "a"), HELD_BYTES + 1, 1);
+        let large = large.unwrap_err();
+        assert!(!are_full(&large) && large.retry_after.is_none());
+    }
+
+    #[test]
     fn what_waits_is_bounded_in_bytes() {
         let places = Arc::new(Places::default());
         let take = |principal: &str, size| places.take(&record("w", principal), size, 1000);

@@ -406,3 +406,6 @@ impl State {
         self.known.insert(id, known);
     }
 }
+
+#[cfg(test)]
+mod tests;
