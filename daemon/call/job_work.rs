@@ -315,7 +315,7 @@ impl Pipeline {
             match of_database(&error).into() {
                 // Its end could be kept as little.
                 Hindrance::Lasting(_) => Hindrance::Passing(RETRY),
-                passing => passing,
+                passing @ (Hindrance::Approvals | Hindrance::Passing(_)) => passing,
             }
         })
     }

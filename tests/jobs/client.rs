@@ -80,7 +80,11 @@ async fn a_job_is_watched_to_the_end_that_its_command_had() {
             124,
             "jig: ended: its time was up\n",
         ),
-        (&["argv=[\"no-such-program\"]"], 1, "no-such-program"),
+        (
+            &["--params", "{\"argv\": [\"no-such-program\"]}"],
+            1,
+            "no-such-program",
+        ),
     ] {
         let submit = [&["submit", "run"], line].concat();
         let id = exits(&daemon, &submit, 0);

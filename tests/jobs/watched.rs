@@ -104,7 +104,8 @@ async fn output_comes_as_it_is_written_and_the_result_last() {
         (70_000, 2),
         (whole.len() as u64, 0),
         (1 << 40, 1 << 40),
-        (i64::MAX as u64, i64::MAX as u64),
+        // More than the kernel can count.
+        (1 << 63, u64::MAX),
     ] {
         let seen = watch(&mut jobs, &id, from).await;
         let rest = whole
@@ -113,23 +114,6 @@ async fn output_comes_as_it_is_written_and_the_result_last() {
         assert_eq!(seen.stdout, rest);
         assert_eq!(seen.states, [JobState::Succeeded]);
     }
-}
-
-#[tokio::test]
-async fn what_no_file_can_have_is_no_offset() {
-    let daemon = Daemon::start().await;
-    let mut jobs = Jobs::of(&daemon);
-    let id = jobs.submit(command("echo out; echo err >&2")).await;
-    result(jobs.wait(&id).await, JobState::Succeeded);
-    let request = WatchJobRequest {
-        job_id: id,
-        stdout_offset: 1 << 63,
-        stderr_offset: u64::MAX,
-        ..WatchJobRequest::default()
-    };
-    let refusal = Refusal::of(&jobs.0.watch_job(request).await.unwrap_err());
-    assert_eq!(refusal.reason, "INVALID_PARAMS");
-    assert_eq!(refusal.fields(), ["stderr_offset", "stdout_offset"]);
 }
 
 #[tokio::test]

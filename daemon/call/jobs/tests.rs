@@ -1,3 +1,5 @@
+//! Jobs in a log that is kept in memory.
+
 use std::time::SystemTime;
 
 use super::*;
