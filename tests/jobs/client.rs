@@ -65,7 +65,6 @@ async fn jobs_are_submitted_watched_and_listed() {
     assert_eq!(exits(&daemon, &["ls", "--state", "lost"], 0), "");
     let sleeping = exits(&daemon, &["submit", "run", "command=sleep 1000"], 0);
     assert!(exits(&daemon, &["cancel", sleeping.trim()], 0).contains("cancelled"));
-    exits(&daemon, &["watch", sleeping.trim()], 130);
     // And to end what has ended is no failure.
     exits(&daemon, &["cancel", id], 0);
 }

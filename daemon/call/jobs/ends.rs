@@ -77,14 +77,17 @@ impl Jobs {
         self.state().known.remove(&live.id());
     }
 
-    /// Has the log take something, as soon as it can. Answers whether it has, when the daemon ends.
+    /// Has the log take something, as soon as it can. Answers whether it has, when the daemon ends: as that
+    /// begins it is tried at once, so that who waits is told, and no time is lost.
     async fn persist<F>(&self, attempt: impl Fn() -> F) -> bool
     where
         F: Future<Output = Result<(), DatabaseError>>,
     {
+        let begun = self.drain.begun_token();
         let (end, kill) = (self.drain.end_token(), self.drain.kill_token());
         let mut is_first = true;
         loop {
+            let was_draining = begun.is_cancelled();
             let is_last = end.is_cancelled() || kill.is_cancelled();
             let Err(error) = attempt().await else {
                 return true;
@@ -99,6 +102,7 @@ impl Jobs {
             is_first = false;
             tokio::select! {
                 () = sleep(RETRY) => {}
+                () = begun.cancelled(), if !was_draining => {}
                 () = end.cancelled() => {}
                 () = kill.cancelled() => {}
             }
