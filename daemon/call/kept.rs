@@ -6,10 +6,7 @@ use super::{Pipeline, context::Incoming, state_error::of_files};
 use crate::daemon::{
     descriptors::Attempts,
     error::Error,
-    store::{
-        session::{Session, SessionId},
-        sessions::Sessions,
-    },
+    store::{session::SessionId, sessions::Sessions},
     task,
 };
 
@@ -42,16 +39,5 @@ impl Pipeline {
                 result => return result,
             }
         }
-    }
-
-    /// The session that a call belongs to, if there is one.
-    pub(crate) async fn existing_session(
-        &self,
-        incoming: &Incoming,
-    ) -> Result<Option<Arc<Session>>, Error> {
-        let existing =
-            |sessions: &Sessions, workspace: &str, id: &SessionId| sessions.existing(workspace, id);
-        self.look(incoming, &Arc::default() as &Arc<()>, existing)
-            .await
     }
 }

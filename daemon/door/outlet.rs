@@ -1,11 +1,19 @@
 //! Streams of answers to clients who may leave them lying: there is always room to tell why one ends.
 
-use tokio::sync::mpsc::{self, OwnedPermit, Sender};
+use std::time::Duration;
+
+use tokio::{
+    sync::mpsc::{self, OwnedPermit, Sender},
+    time::timeout,
+};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
 use super::status;
-use crate::daemon::error::Error;
+use crate::daemon::error::{Error, Reason};
+
+/// How long a client may read nothing, as of a download.
+pub(super) const SILENCE: Duration = Duration::from_secs(60);
 
 /// A message, or why no more come.
 pub(super) type Answer<T> = Result<T, Status>;
@@ -45,4 +53,50 @@ pub(super) fn outlet<T>(
         call_id: call_id.to_owned(),
     };
     (sender, last, ReceiverStream::new(receiver))
+}
+
+/// Sends a message, unless the client takes none for so long. Where it fails, answers what is to be said last;
+/// nothing where nobody listens.
+pub(super) async fn tell<T>(
+    sender: &Sender<Answer<T>>,
+    message: T,
+    silence: Duration,
+) -> Result<(), Option<Error>> {
+    match timeout(silence, sender.send(Ok(message))).await {
+        Ok(sent) => sent.map_err(|_| None),
+        Err(_) => {
+            let text = format!(
+                "nothing was read for {} seconds: watch again when you can, from where you have got to",
+                silence.as_secs()
+            );
+            Err(Some(Error::new(Reason::Timeout, text)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_stream::StreamExt as _;
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_reads_nothing_is_told_so_behind_what_is_on_its_way() {
+        let (sender, last, mut answers) = outlet(1, "id");
+        let silence = Duration::from_millis(20);
+        tell(&sender, 1, silence).await.unwrap();
+        let error = tell(&sender, 2, silence).await.unwrap_err();
+        let error = error.expect("somebody listens");
+        assert_eq!(error.reason, Reason::Timeout);
+        last.say(&error);
+        drop(sender);
+        assert_eq!(answers.next().await.unwrap().unwrap(), 1);
+        let status = answers.next().await.unwrap().unwrap_err();
+        assert_eq!(status.code(), Code::DeadlineExceeded);
+        assert!(answers.next().await.is_none());
+        let (sender, _last, answers) = outlet(1, "id");
+        drop(answers);
+        assert!(matches!(tell(&sender, 1, silence).await, Err(None)));
+    }
 }

@@ -7,7 +7,7 @@ use jig::api::v1::{
     ApplyPatchRequest, CreateDirectoryRequest, DeletePathRequest, DownloadRequest, Edit,
     EditFileRequest, JobState, ListDirectoryRequest, ListFilesRequest, MovePathRequest,
     SearchRequest, StatPathRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
-    WriteFileRequest, job_service_client::JobServiceClient,
+    WatchJobRequest, WriteFileRequest, job_service_client::JobServiceClient,
     transfer_service_client::TransferServiceClient, upload_request::Part,
 };
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
@@ -216,6 +216,43 @@ async fn a_job_waits_for_descriptors() {
     let done = done.unwrap().into_inner().job.unwrap();
     assert_eq!(done.state(), JobState::Succeeded, "{done:?}");
     assert_eq!(fs::read_to_string(daemon.file("runs")).unwrap(), "ran\n");
+}
+
+#[tokio::test]
+async fn who_watches_a_job_is_told_that_there_are_no_descriptors() {
+    let daemon = Daemon::start().await;
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    let request = SubmitJobRequest {
+        tool: "run".to_owned(),
+        params_json: serde_json::json!({ "command": "echo kept" }).to_string(),
+        ..SubmitJobRequest::default()
+    };
+    let submitted = jobs.submit_job(request).await.unwrap().into_inner();
+    let job_id = submitted.job.unwrap().job_id;
+    let request = WaitJobRequest {
+        job_id: job_id.clone(),
+        wait_ms: None,
+    };
+    promptly("it is done", jobs.wait_job(request))
+        .await
+        .unwrap();
+    let mut watch = async || {
+        let request = WatchJobRequest {
+            job_id: job_id.clone(),
+            ..WatchJobRequest::default()
+        };
+        let mut watched = jobs.watch_job(request).await?.into_inner();
+        while promptly("it goes on", watched.message()).await?.is_some() {}
+        Ok::<_, Status>(())
+    };
+    let usual = limit(&daemon, 3);
+    let refused = watch().await;
+    limit(&daemon, usual);
+    let refusal = Refusal::of(&refused.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED", "{refusal:?}");
+    assert!(refusal.message.contains("ulimit -n"), "{refusal:?}");
+    assert!(refusal.retry_after.is_some());
+    watch().await.unwrap();
 }
 
 #[tokio::test]

@@ -17,7 +17,7 @@ use crate::{
     },
     daemon::{
         call::{self, Pipeline, approval::pending::Watch},
-        door::outlet::{Answer, Answers, LastWord, outlet},
+        door::outlet::{Answer, Answers, LastWord, SILENCE, outlet, tell},
         error::{Error, Reason},
         task,
     },
@@ -63,9 +63,9 @@ impl Sending {
         let error = tokio::select! {
             biased;
             () = sender.closed() => return,
-            error = self.tell(&sender) => match error {
-                Some(error) => error,
-                None => return,
+            told = self.tell(&sender) => match told {
+                Err(Some(error)) => error,
+                Ok(()) | Err(None) => return,
             },
             () = task::until(deadline) => call::timed_out("WatchApprovals"),
             () = draining.cancelled() => {
@@ -77,10 +77,13 @@ impl Sending {
     }
 
     /// Tells what waits and what changes. Answers why it cannot go on; nothing where nobody listens.
-    async fn tell(&mut self, sender: &Sender<Answer<WatchApprovalsResponse>>) -> Option<Error> {
+    async fn tell(
+        &mut self,
+        sender: &Sender<Answer<WatchApprovalsResponse>>,
+    ) -> Result<(), Option<Error>> {
         let say = async |event: Event| {
             let message = WatchApprovalsResponse { event: Some(event) };
-            sender.send(Ok(message)).await.ok()
+            tell(sender, message, SILENCE).await
         };
         let mut count = 0;
         for found in std::mem::take(&mut self.watch.pending) {
@@ -98,8 +101,8 @@ impl Sending {
                         Event::Approval(approval(&found, &self.pipeline.catalog))
                     }
                     Ok(_) => continue,
-                    Err(RecvError::Lagged(_)) => return Some(behind()),
-                    Err(RecvError::Closed) => return None,
+                    Err(RecvError::Lagged(_)) => return Err(Some(behind())),
+                    Err(RecvError::Closed) => return Ok(()),
                 },
                 // Since something was said: what others' calls do is none of this client's.
                 () = task::until(last.checked_add(self.silence)) => Event::KeepAlive(ApprovalsKeepAlive {

@@ -15,7 +15,7 @@ use crate::{
     api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
     daemon::{
         call::{Pipeline, access::principal::Principal, structure::structure},
-        door::outlet::{Answer, Answers, LastWord, outlet},
+        door::outlet::{Answer, Answers, LastWord, SILENCE, outlet, tell},
         error::{Error, Reason},
         store::{
             follower::{Beyond, Followed, Follower},
@@ -117,8 +117,10 @@ impl Watch {
     }
 
     async fn follow(mut self, mut client: Client, end: &CancellationToken) -> End {
-        if self.tells_place && client.send(keep_alive(self.after)).await.is_err() {
-            return End::Quiet;
+        if self.tells_place
+            && let Err(end) = client.send(keep_alive(self.after)).await
+        {
+            return end;
         }
         loop {
             let (source, waits) = match self.source {
@@ -136,8 +138,8 @@ impl Watch {
                     let waits = read.is_empty();
                     let items = read.into_iter();
                     for item in items.filter_map(|item| wire(item, &self.types, &self.principal)) {
-                        if client.send(item).await.is_err() {
-                            return End::Quiet;
+                        if let Err(end) = client.send(item).await {
+                            return end;
                         }
                     }
                     (Source::Session(follower), waits)
@@ -189,21 +191,19 @@ impl Watch {
                     }
                 }
             };
-            if client.send(keep_alive(last_sequence)).await.is_err() {
-                return End::Quiet;
+            if let Err(end) = client.send(keep_alive(last_sequence)).await {
+                return end;
             }
         }
     }
 }
 
 impl Client {
-    async fn send(&mut self, item: Item) -> Result<(), ()> {
-        let sent = self
-            .sender
-            .send(Ok(WatchEventsResponse { item: Some(item) }));
-        let sent = sent.await.map_err(drop);
+    async fn send(&mut self, item: Item) -> Result<(), End> {
+        let item = WatchEventsResponse { item: Some(item) };
+        let told = tell(&self.sender, item, SILENCE).await;
         self.last = Instant::now();
-        sent
+        told.map_err(|error| error.map_or(End::Quiet, End::Failed))
     }
 }
 

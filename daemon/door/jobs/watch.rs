@@ -24,7 +24,8 @@ use crate::{
         queue::Place,
         store::{
             jobs::Job,
-            session::{Artifact, Session, SessionId, Step},
+            session::{Artifact, SessionId, Step},
+            sessions::Sessions,
         },
         task,
     },
@@ -176,12 +177,8 @@ impl Watch {
         let paths = Step::paths(step);
         for (stream, path) in self.streams.iter_mut().zip(paths) {
             if stream.file.is_none() {
-                let session = self.pipeline.existing_session(&self.incoming).await;
-                let session = session.map_err(Over::Failed)?;
-                stream.file = match session {
-                    Some(session) => open(session, path).await.map_err(Over::Failed)?,
-                    None => None,
-                };
+                let opened = open(&self.pipeline, &self.incoming, path).await;
+                stream.file = opened.map_err(Over::Failed)?;
             }
             let Some(file) = stream.file.clone() else {
                 continue;
@@ -219,12 +216,21 @@ async fn tell(sender: &Sender<Answer<WatchJobResponse>>, event: Event) -> Result
     }
 }
 
-async fn open(session: Arc<Session>, path: String) -> Result<Option<Arc<File>>, Error> {
-    let opened = task::blocking(move || session.artifact(&path)).await;
-    match opened.map_err(Error::internal)?.map_err(Error::internal)? {
-        Artifact::File(file) => Ok(Some(Arc::new(file))),
-        Artifact::Empty | Artifact::Missing => Ok(None),
-    }
+/// Opens an artifact of a session, if there is something in it.
+async fn open(
+    pipeline: &Pipeline,
+    incoming: &Incoming,
+    path: String,
+) -> Result<Option<Arc<File>>, Error> {
+    let open = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
+        let session = sessions.existing(workspace, id)?;
+        session.map_or(Ok(Artifact::Missing), |session| session.artifact(&path))
+    };
+    let held = Arc::default() as Arc<()>;
+    Ok(match pipeline.look(incoming, &held, open).await? {
+        Artifact::File(file) => Some(Arc::new(file)),
+        Artifact::Empty | Artifact::Missing => None,
+    })
 }
 
 async fn read(file: Arc<File>, offset: u64) -> Result<Vec<u8>, Error> {
