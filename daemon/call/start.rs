@@ -1,7 +1,7 @@
 //! Calls that start a command and do not wait for it: the tool `run`, but its answer goes to whoever
 //! watches.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use super::{
     Begun, Checked, Pipeline,
@@ -14,10 +14,11 @@ use crate::{
     daemon::{
         error::{Error, Reason},
         process::{
-            live::{Process, Reader},
+            live::{Process, Reader, Refused},
             registry::Entry,
-            transcript::{Position, Refused},
+            transcript::Position,
         },
+        queue::Full,
         task,
         tool::{Tool, lost, start::Start},
     },
@@ -25,8 +26,6 @@ use crate::{
 
 /// What a request id was used for that started a process.
 const METHOD: &str = "jig.v1.ProcessService/Start";
-/// How long to wait before asking again when too many read.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Pipeline {
     /// Starts a command; answers its first reader. That it was not started after all is what this
@@ -37,7 +36,6 @@ impl Pipeline {
         incoming: Incoming,
         request: <Start as Tool>::Request,
     ) -> Result<Reader, Error> {
-        self.count(&incoming)?;
         let looked = self.look_at::<Start>(&incoming, request, Some(METHOD));
         let (repeatable, checked) = looked.await?;
         let Some(call) = repeatable else {
@@ -63,7 +61,7 @@ impl Pipeline {
                 let workspace = checked.scene.workspace.name();
                 let found = self.processes.find(workspace, &started.process_id);
                 let entry = found.ok_or_else(|| not_kept(&started.process_id))?;
-                entry.process.read(Position::default()).map_err(too_many)
+                from_the_beginning(&entry.process, &incoming)
             }
             Claimed::Lost(_) => Err(lost("Start")),
         }
@@ -106,10 +104,11 @@ impl Pipeline {
         if ticket.is_some() {
             process.linger(self.requests.linger());
         }
-        let reader = process.read(Position::default()).map_err(Error::internal)?;
+        let reader = from_the_beginning(&process, incoming)?;
         self.processes.add(Entry {
             workspace,
             session,
+            caller: Arc::clone(incoming.principal.lane()),
             process: Arc::clone(&process),
         });
         let (task, abandon) = begun.spawn(self);
@@ -161,8 +160,20 @@ fn not_kept(id: &str) -> Error {
     Error::new(Reason::ProcessNotFound, text).with("process_id", id)
 }
 
+/// Reads a process from its beginning.
+fn from_the_beginning(process: &Arc<Process>, incoming: &Incoming) -> Result<Reader, Error> {
+    let reader = process.read(incoming.principal.lane(), Position::default());
+    reader.map_err(|refused| match refused {
+        Refused::TooMany(full) => too_many(full),
+        Refused::Beyond(_) => Error::internal("the beginning of a process lies behind its end"),
+    })
+}
+
 /// The answer to who would read from a process that too many read from.
-pub(crate) fn too_many(refused: Refused) -> Error {
-    let text = format!("{refused}: end one of them, or try again later");
-    Error::new(Reason::ResourceExhausted, text).retry_after(RETRY_AFTER)
+pub(crate) fn too_many(full: Full) -> Error {
+    let text = format!(
+        "{} streams of this caller read from this process already, and there is room for no more: end one of them, or retry after the time given",
+        full.held
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(full.retry_after)
 }

@@ -21,10 +21,10 @@ use crate::{
         error::{Error, Reason, Violation},
         process::{
             input::{Write, WriteError},
-            live::{Order, OrderError, Process, Reader},
+            live::{Order, OrderError, Process, Reader, Refused},
             outcome::{signal_name, signal_number},
             registry::Entry,
-            transcript::{Position, Refused},
+            transcript::Position,
         },
         sandbox::image::TerminalSize,
         tool::run::answer::wire_outcome,
@@ -202,9 +202,10 @@ impl Processes {
             stdout_offset: request.stdout_offset,
             stderr_offset: request.stderr_offset,
         };
-        let reader = process.read(position).map_err(|error| match error {
+        let reader = process.read(incoming.principal.lane(), position);
+        let reader = reader.map_err(|refused| match refused {
             Refused::Beyond(written) => beyond(position, written),
-            Refused::TooMany => too_many(error),
+            Refused::TooMany(full) => too_many(full),
         })?;
         Ok((reader, request.keep_alive_sec))
     }

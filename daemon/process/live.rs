@@ -17,14 +17,21 @@ use tokio_util::sync::CancellationToken;
 use super::{
     finished::Finished,
     input::Input,
-    transcript::{Event, PATIENCE, Place, Position, Refused, Transcript},
+    transcript::{self, Beyond, Event, PATIENCE, Position, Transcript},
 };
-use crate::daemon::{error::Error, sandbox::image::TerminalSize, task};
+use crate::daemon::{
+    error::Error,
+    queue::{self, Entry, Full, Name, Queue, Share},
+    sandbox::image::TerminalSize,
+    task,
+};
 
 /// Orders that may wait for the task that owns the command, which takes them at once.
 const ORDERS: usize = 64;
 /// Readers of one command at a time; each may hold up to 256 KiB on its way to the client.
-const READERS_AT_MOST: usize = 64;
+const READERS: usize = 128;
+/// Those of one caller: some are left for others, of whom one may have started it.
+const READERS_OF_ONE: usize = 64;
 
 /// How a command ended, or why it cannot be said.
 pub(crate) type Ending = Arc<Result<Exit, Error>>;
@@ -38,6 +45,8 @@ pub(crate) struct Process {
     pub(crate) transcript: Transcript<Ending>,
     /// What it reads.
     pub(crate) input: Input,
+    /// Places for those who read it.
+    readers: Arc<Queue>,
     /// Paths under which its whole output can be read.
     paths: OnceLock<[String; 2]>,
     /// When it was executed.
@@ -115,7 +124,17 @@ pub(crate) enum OrderError {
 #[derive(Debug)]
 pub(crate) struct Reader {
     process: Arc<Process>,
-    place: Place,
+    place: transcript::Place,
+    _of_readers: queue::Place,
+}
+
+/// Why somebody cannot read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Refused {
+    /// The position lies behind this, which is all that was written.
+    Beyond(Position),
+    /// As many read already as may.
+    TooMany(Full),
 }
 
 impl Process {
@@ -127,6 +146,7 @@ impl Process {
             transcript: Transcript::new(keep_bytes, (!about.ends_alone).then_some(PATIENCE)),
             about,
             input,
+            readers: Queue::new(READERS, Share::Reserve, 0),
             paths: OnceLock::new(),
             started: OnceLock::new(),
             ended: OnceLock::new(),
@@ -139,12 +159,25 @@ impl Process {
     }
 
     /// Begins to read behind `position`.
-    pub(crate) fn read(self: &Arc<Self>, position: Position) -> Result<Reader, Refused> {
-        let place = self.transcript.enter(position, READERS_AT_MOST)?;
-        Ok(Reader {
-            process: Arc::clone(self),
-            place,
-        })
+    pub(crate) fn read(
+        self: &Arc<Self>,
+        caller: &Name,
+        position: Position,
+    ) -> Result<Reader, Refused> {
+        let full = match self.readers.enter(caller, READERS_OF_ONE) {
+            Ok(Entry::Place(of_readers)) => {
+                let place = self.transcript.enter(position);
+                let place = place.map_err(|Beyond(written)| Refused::Beyond(written))?;
+                return Ok(Reader {
+                    process: Arc::clone(self),
+                    place,
+                    _of_readers: of_readers,
+                });
+            }
+            Ok(Entry::Wait(_)) => self.readers.fullness(caller, READERS_OF_ONE),
+            Err(full) => full,
+        };
+        Err(Refused::TooMany(full))
     }
 
     /// Tells the task that owns it something, and waits until that is done: where it was not executed

@@ -131,16 +131,9 @@ pub(crate) struct Place {
     told_end: bool,
 }
 
-/// Why somebody cannot read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refused {
-    /// The position lies behind this, which is all that was written.
-    #[error("that much was never written")]
-    Beyond(Position),
-    /// Too many read already.
-    #[error("too many streams of this process go on already")]
-    TooMany,
-}
+/// A position lies behind this, which is all that was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Beyond(pub(super) Position);
 
 /// Who may be waited for.
 #[derive(Debug, PartialEq, Eq)]
@@ -302,12 +295,9 @@ impl<E: Clone> Transcript<E> {
         state.end = state.end.as_ref().map(replace);
     }
 
-    /// Begins to read behind `position`, unless `at_most` do already.
-    pub(super) fn enter(&self, position: Position, at_most: usize) -> Result<Place, Refused> {
+    /// Begins to read behind `position`.
+    pub(super) fn enter(&self, position: Position) -> Result<Place, Beyond> {
         let mut state = self.state();
-        if state.readers.len() >= at_most {
-            return Err(Refused::TooMany);
-        }
         let written = Position {
             after_sequence: state.next - 1,
             stdout_offset: state.written.stdout,
@@ -317,7 +307,7 @@ impl<E: Clone> Transcript<E> {
             || position.stdout_offset > written.stdout_offset
             || position.stderr_offset > written.stderr_offset
         {
-            return Err(Refused::Beyond(written));
+            return Err(Beyond(written));
         }
         let id = state.next_reader;
         state.next_reader += 1;

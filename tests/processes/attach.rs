@@ -1,9 +1,12 @@
 //! Coming back to a process: what was missed, and what cannot be had any more.
 
+use std::sync::Arc;
+
 use jig::api::v1::{AttachRequest, OnDisconnect, StartRequest};
 
 use crate::support::{
-    Daemon, Refusal, Setup, eventually, full_size, shell, started, wait_for_end, with,
+    Daemon, KeyFile, Refusal, Setup, eventually, full_size, shell, started, wait_for_end, with,
+    with_key,
 };
 
 /// Bytes that are kept of what a process writes, unless the operator says otherwise.
@@ -274,4 +277,36 @@ async fn streams_of_one_process_are_bounded() {
         daemon.try_attach(first.position()).await.is_ok()
     })
     .await;
+}
+
+#[tokio::test]
+async fn who_reads_a_lot_leaves_streams_for_the_owner() {
+    let keys = Arc::new(KeyFile::new());
+    let [owner, other] = ["owner", "other"].map(|name| keys.add(name, "invoke", &[]));
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new()
+        .arguments(&["--keys", &path])
+        .keeping(Arc::clone(&keys) as _)
+        .start()
+        .await;
+    let first = daemon.watch(with_key(&owner, kept("cat"))).await;
+    let attach = async |key: &str| {
+        let request = AttachRequest {
+            process_id: first.id.clone(),
+            ..AttachRequest::default()
+        };
+        daemon.processes().attach(with_key(key, request)).await
+    };
+    let mut held = Vec::new();
+    let refusal = loop {
+        match attach(&other).await {
+            Ok(stream) => held.push(stream),
+            Err(status) => break Refusal::of(&status),
+        }
+        assert!(held.len() < 200, "nothing is refused");
+    };
+    assert_eq!(held.len(), 64);
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    assert!(refusal.retry_after.is_some(), "{refusal:?}");
+    attach(&owner).await.unwrap();
 }

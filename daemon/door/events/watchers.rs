@@ -2,19 +2,20 @@
 
 use std::{
     collections::HashMap,
-    hash::Hash,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::daemon::{
     error::{Error, Reason},
-    queue::Name,
+    queue::{self, Entry, Full, Name, Queue, Share},
     store::session::SessionId,
 };
 
 /// Streams of one session: consoles and agents that look at the same.
-const OF_ONE_SESSION: usize = 64;
-/// Streams of one caller, so that there are some for others: also of sessions that are not there.
+const OF_ONE_SESSION: usize = 128;
+/// Those of one caller: some are left for others.
+const OF_ONE_SESSION_AND_CALLER: usize = 64;
+/// Streams of one caller: also of sessions that are not there.
 const OF_ONE_CALLER: usize = 128;
 /// Streams of all sessions. Each costs a few messages of at most 64 KiB or so on their way, a thread
 /// for a moment when something happens, and keeps its session open.
@@ -24,14 +25,11 @@ const OF_ALL: usize = 512;
 type Key = (String, SessionId);
 
 /// Those who watch.
-#[derive(Debug, Default)]
-pub(super) struct Watchers(Mutex<Counts>);
-
-#[derive(Debug, Default)]
-struct Counts {
-    all: usize,
-    sessions: HashMap<Key, usize>,
-    callers: HashMap<Name, usize>,
+#[derive(Debug)]
+pub(super) struct Watchers {
+    all: Arc<Queue>,
+    /// Of those sessions that are watched, with how many watch them.
+    sessions: Mutex<HashMap<Key, (Arc<Queue>, usize)>>,
 }
 
 /// The place of one of them.
@@ -39,97 +37,136 @@ struct Counts {
 pub(super) struct Place {
     watchers: Arc<Watchers>,
     session: Key,
-    caller: Name,
+    _of_session: queue::Place,
+    _of_all: queue::Place,
+}
+
+impl Default for Watchers {
+    fn default() -> Self {
+        Self {
+            all: Queue::new(OF_ALL, Share::Reserve, 0),
+            sessions: Mutex::default(),
+        }
+    }
 }
 
 impl Watchers {
-    /// Takes a place. When there will be one where there is none, nobody knows.
+    /// Takes a place.
     pub(super) fn enter(self: &Arc<Self>, session: Key, caller: &Name) -> Result<Place, Error> {
-        let mut counts = self.lock();
-        let of = |count: Option<&usize>| count.copied().unwrap_or(0);
-        let bounds = [
-            (
-                of(counts.sessions.get(&session)),
-                OF_ONE_SESSION,
-                "streams watch this session",
-            ),
-            (
-                of(counts.callers.get(caller)),
-                OF_ONE_CALLER,
-                "streams of this caller watch",
-            ),
-            (counts.all, OF_ALL, "streams watch sessions"),
-        ];
-        let full = bounds.into_iter().find(|(count, most, _)| count >= most);
-        if let Some((_, most, what)) = full {
+        let of_all = at_once(&self.all, caller, OF_ONE_CALLER).map_err(|full| {
             let text = format!(
-                "{most} {what}, and no more may at one time: end one of them, or try again when one has ended"
+                "{} streams of this caller watch sessions, of at most {OF_ONE_CALLER} of one caller and {OF_ALL} of all",
+                full.held
             );
-            let error = Error::new(Reason::ResourceExhausted, text);
-            return Err(error.with("limit", most.to_string()));
-        }
-        counts.all += 1;
-        *counts.sessions.entry(session.clone()).or_default() += 1;
-        *counts.callers.entry(Arc::clone(caller)).or_default() += 1;
+            too_many(text, OF_ONE_CALLER, full)
+        })?;
+        let mut sessions = self.sessions();
+        let of_session = match sessions.get(&session) {
+            Some((of_session, _)) => Arc::clone(of_session),
+            None => Queue::new(OF_ONE_SESSION, Share::Reserve, 0),
+        };
+        let most = OF_ONE_SESSION_AND_CALLER;
+        let place = at_once(&of_session, caller, most).map_err(|full| {
+            let text = format!(
+                "{} streams of this caller watch this session, of at most {most} of one caller and {OF_ONE_SESSION} of all",
+                full.held
+            );
+            too_many(text, most, full)
+        })?;
+        sessions.entry(session.clone()).or_insert((of_session, 0)).1 += 1;
+        drop(sessions);
         Ok(Place {
             watchers: Arc::clone(self),
             session,
-            caller: Arc::clone(caller),
+            _of_session: place,
+            _of_all: of_all,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Counts> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Key, (Arc<Queue>, usize)>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.watchers.lock();
-        counts.all -= 1;
-        one_less(&mut counts.sessions, &self.session);
-        one_less(&mut counts.callers, &self.caller);
+        let mut sessions = self.watchers.sessions();
+        if let Some((_, watchers)) = sessions.get_mut(&self.session) {
+            *watchers -= 1;
+            if *watchers == 0 {
+                sessions.remove(&self.session);
+            }
+        }
     }
 }
 
-fn one_less<K: Eq + Hash>(counts: &mut HashMap<K, usize>, key: &K) {
-    if let Some(count) = counts.get_mut(key) {
-        *count -= 1;
-        if *count == 0 {
-            counts.remove(key);
-        }
+fn at_once(queue: &Arc<Queue>, caller: &Name, most: usize) -> Result<queue::Place, Full> {
+    match queue.enter(caller, most) {
+        Ok(Entry::Place(place)) => Ok(place),
+        Ok(Entry::Wait(_)) => Err(queue.fullness(caller, most)),
+        Err(full) => Err(full),
     }
+}
+
+fn too_many(text: String, most: usize, full: Full) -> Error {
+    let text = format!("{text}: end one of them, or retry after the time given");
+    Error::new(Reason::ResourceExhausted, text)
+        .with("limit", most.to_string())
+        .retry_after(full.retry_after)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Takes places until there are none; answers these, and what is said then.
+    fn fill(enter: impl Fn(usize) -> Result<Place, Error>) -> (Vec<Place>, Error) {
+        let mut places = Vec::new();
+        loop {
+            match enter(places.len()) {
+                Ok(place) => places.push(place),
+                Err(error) => return (places, error),
+            }
+        }
+    }
+
     #[test]
-    fn places_are_bounded_and_given_back() {
+    fn places_are_bounded_and_some_are_left_for_others() {
         let watchers = Arc::new(Watchers::default());
-        let enter = |workspace: usize, caller: usize| {
-            let session = (format!("{workspace}"), SessionId::default());
-            watchers.enter(session, &Name::from(format!("{caller}")))
+        let enter = |session: usize, caller: &str| {
+            let session = (format!("{session}"), SessionId::default());
+            watchers.enter(session, &Name::from(caller))
         };
-        let refused = |workspace, caller, why: &str| {
-            let error = enter(workspace, caller).unwrap_err();
+        let refused = |error: &Error, why: &str| {
             assert_eq!(error.reason, Reason::ResourceExhausted);
-            assert!(
-                error.message.contains(why) && error.retry_after.is_none(),
-                "{error}"
-            );
+            assert!(error.message.contains(why), "{error}");
+            assert!(error.retry_after.is_some(), "{error}");
         };
-        let mut all: Vec<_> = (0..OF_ONE_SESSION)
-            .map(|caller| enter(0, caller).unwrap())
-            .collect();
-        refused(0, OF_ONE_SESSION, "64 streams watch this session");
-        all.extend((1..OF_ONE_CALLER).map(|workspace| enter(workspace, 0).unwrap()));
-        refused(1000, 0, "128 streams of this caller");
-        all.extend((all.len()..OF_ALL).map(|number| enter(1000 + number, 1000 + number).unwrap()));
-        refused(2000, 2000, "512 streams");
-        drop(all);
-        let counts = watchers.lock();
-        assert!(counts.all == 0 && counts.sessions.is_empty() && counts.callers.is_empty());
+        let (mut held, error) = fill(|_| enter(0, "a"));
+        assert_eq!(held.len(), 64);
+        refused(&error, "64 streams of this caller watch this session");
+        let (others, _) = fill(|_| enter(0, "b"));
+        assert_eq!(others.len(), 32);
+        held.extend(others);
+        // What is left is for those who have little.
+        for caller in ["c", "d", "e"] {
+            let (few, _) = fill(|_| enter(0, caller));
+            assert_eq!(few.len(), 2, "{caller}");
+            held.extend(few);
+        }
+        drop(held);
+        let mut held = Vec::new();
+        for (number, caller) in ["a", "b", "c"].into_iter().enumerate() {
+            let (all, error) = fill(|session| enter(1000 * number + session, caller));
+            assert_eq!(all.len(), 128, "{caller}");
+            refused(&error, "128 streams of this caller");
+            held.extend(all);
+        }
+        let (few, error) = fill(|session| enter(10_000 + session, "d"));
+        assert_eq!(few.len(), 8);
+        refused(&error, "8 streams of this caller");
+        drop((few, held));
+        assert_eq!(watchers.all.held(), 0);
+        assert!(watchers.sessions().is_empty());
     }
 }

@@ -59,14 +59,11 @@ async fn a_reader_gets_all_behind_its_position() {
     ] {
         let (after_sequence, stdout_offset, stderr_offset) = position;
         let mut place = text
-            .enter(
-                Position {
-                    after_sequence,
-                    stdout_offset,
-                    stderr_offset,
-                },
-                9,
-            )
+            .enter(Position {
+                after_sequence,
+                stdout_offset,
+                stderr_offset,
+            })
             .unwrap();
         let events = all(&text, &mut place).await;
         let (first, rest) = events.split_first().unwrap();
@@ -80,7 +77,7 @@ async fn a_reader_gets_all_behind_its_position() {
             stdout_offset,
             stderr_offset,
         };
-        let Err(Refused::Beyond(written)) = text.enter(position, 9) else {
+        let Err(Beyond(written)) = text.enter(position) else {
             panic!("{position:?}");
         };
         assert_eq!((written.after_sequence, written.stdout_offset), (3, 6));
@@ -91,7 +88,7 @@ async fn a_reader_gets_all_behind_its_position() {
 async fn what_is_dropped_is_told_once() {
     let out = StreamName::Stdout;
     let text = Text::new(4, Some(PATIENCE));
-    let mut early = text.enter(Position::default(), 9).unwrap();
+    let mut early = text.enter(Position::default()).unwrap();
     for data in ["ab", "cd", "ef"] {
         text.push(out, data.as_bytes());
     }
@@ -116,12 +113,12 @@ async fn what_is_dropped_is_told_once() {
         stdout_offset: 3,
         ..Position::default()
     };
-    let mut late = text.enter(position, 9).unwrap();
+    let mut late = text.enter(position).unwrap();
     let events = all(&text, &mut late).await;
     assert_eq!(events[1], chunk(2, out, 3, "d"));
     // A chunk larger than everything that is kept is not kept itself.
     let text = Text::new(4, Some(PATIENCE));
-    let mut place = text.enter(Position::default(), 9).unwrap();
+    let mut place = text.enter(Position::default()).unwrap();
     text.push(out, b"abcdef");
     text.end("end");
     let events = all(&text, &mut place).await;
@@ -133,8 +130,8 @@ async fn the_fastest_reader_is_waited_for() {
     let out = StreamName::Stdout;
     let text = Text::new(8, Some(PATIENCE));
     assert!(text.has_room(), "nobody is waited for");
-    let mut slow = text.enter(Position::default(), 9).unwrap();
-    let mut fast = text.enter(Position::default(), 9).unwrap();
+    let mut slow = text.enter(Position::default()).unwrap();
+    let mut fast = text.enter(Position::default()).unwrap();
     text.push(out, b"1234");
     // That is used up, and nobody waits for it because it was faster once.
     text.state().allowed = Some(Instant::now() - ALLOWANCE);
@@ -159,7 +156,7 @@ async fn the_fastest_reader_is_waited_for() {
     let (left, ()) = tokio::join!(async { text.leave(&slow) }, text.room());
     assert_eq!(left, 0);
     // ... or until all is over.
-    slow = text.enter(Position::default(), 9).unwrap();
+    slow = text.enter(Position::default()).unwrap();
     text.push(out, b"efgh");
     assert!(!text.has_room());
     text.end("end");
@@ -171,8 +168,8 @@ async fn the_fastest_reader_is_waited_for() {
 async fn a_reader_that_falls_behind_the_others_is_waited_for_a_moment() {
     let out = StreamName::Stdout;
     let text = Text::new(16, Some(PATIENCE));
-    let mut slow = text.enter(Position::default(), 9).unwrap();
-    let mut fast = text.enter(Position::default(), 9).unwrap();
+    let mut slow = text.enter(Position::default()).unwrap();
+    let mut fast = text.enter(Position::default()).unwrap();
     let room = |now| text.state().room(8, Some(PATIENCE), now);
     let takes = async |place: &mut Place| text.next(place).await.is_some();
     text.start();
@@ -206,7 +203,7 @@ async fn a_reader_that_falls_behind_the_others_is_waited_for_a_moment() {
     // One that came late, or has missed something, is not waited for at all.
     text.state().allowed = None;
     text.leave(&slow);
-    let _late = text.enter(Position::default(), 9).unwrap();
+    let _late = text.enter(Position::default()).unwrap();
     assert_eq!(room(Instant::now()), Room::Free);
     text.forget();
     assert_eq!(room(Instant::now()), Room::Free);
@@ -215,7 +212,7 @@ async fn a_reader_that_falls_behind_the_others_is_waited_for_a_moment() {
 #[tokio::test]
 async fn a_reader_that_does_nothing_is_given_up_in_time() {
     let text = Text::new(8, Some(PATIENCE));
-    let _idle = text.enter(Position::default(), 9).unwrap();
+    let _idle = text.enter(Position::default()).unwrap();
     text.push(StreamName::Stdout, b"1234");
     let now = Instant::now();
     let mut state = text.state();
@@ -234,7 +231,7 @@ async fn a_reader_that_does_nothing_is_given_up_in_time() {
 #[tokio::test]
 async fn many_small_chunks_wait_for_their_reader_as_few_large_ones_do() {
     let text = Text::new(1 << 20, None);
-    let mut place = text.enter(Position::default(), 9).unwrap();
+    let mut place = text.enter(Position::default()).unwrap();
     let mut written = 0_u64;
     while text.has_room() {
         text.push(StreamName::Stdout, b"x");
@@ -253,11 +250,7 @@ async fn what_is_forgotten_is_a_gap() {
     text.forget();
     text.end("end");
     text.replace_end(|_| "other");
-    let mut place = text.enter(Position::default(), 1).unwrap();
-    assert!(matches!(
-        text.enter(Position::default(), 1),
-        Err(Refused::TooMany)
-    ));
+    let mut place = text.enter(Position::default()).unwrap();
     let events = all(&text, &mut place).await;
     let gap = Event::Gap(Gap {
         next_sequence: 2,
@@ -281,7 +274,7 @@ async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
     for round in 0..200 {
         let text = Text::new(64, Some(PATIENCE));
         let mut written = [Vec::new(), Vec::new()];
-        let mut places = vec![(text.enter(Position::default(), 9).unwrap(), [0_usize; 2])];
+        let mut places = vec![(text.enter(Position::default()).unwrap(), [0_usize; 2])];
         for step in 0..200 {
             let is_err = random(2) == 1;
             let stream = if is_err {
@@ -305,7 +298,7 @@ async fn readers_at_any_speed_see_exact_bytes_or_gaps() {
                         stderr_offset: err,
                     };
                     let has = [out, err].map(|offset| usize::try_from(offset).unwrap());
-                    places.push((text.enter(position, 9).unwrap(), has));
+                    places.push((text.enter(position).unwrap(), has));
                 }
                 _ => {
                     let which = usize::try_from(random(places.len() as u64)).unwrap();
