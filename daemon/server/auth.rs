@@ -115,7 +115,9 @@ fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Admitted, E
     let peer = request.extensions().get::<Peer>();
     let standing = peer.map(|peer| Arc::clone(&peer.standing));
     if method.starts_with(PUBLIC) {
-        return Ok(Admitted::Public(standing.as_ref().map(Check::begin)));
+        let check = standing.as_ref().map(Check::begin);
+        let check = check.map(|check| check.ok_or_else(Check::too_many));
+        return Ok(Admitted::Public(check.transpose()?));
     }
     let origin = peer.map_or(Origin::Elsewhere, |peer| peer.origin);
     let has_keys = pipeline.access.has_keys();

@@ -16,7 +16,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tonic::body::Body;
 
 use super::peer::own_user;
-use crate::daemon::call::access::Origin;
+use crate::daemon::{
+    call::access::Origin,
+    error::{Error, Reason},
+};
 
 /// Connections of one listener at one time; each costs some 30 KiB. Each listener has its own: who fills
 /// a port keeps nobody from a Unix socket.
@@ -33,6 +36,12 @@ const STRANGERS_OF_OWNER: usize = CONNECTIONS - 64;
 pub(super) const STRANGERS_PATIENCE: Duration = Duration::from_secs(30);
 /// How long one may last on which a call was refused that will never be let in: the answer is on its way.
 pub(super) const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Health checks that go on at one time on a connection on which no call was let in: who watches over the
+/// daemon needs one.
+const CHECKS: usize = 16;
+/// When there may be room for another: they last as long as somebody wants.
+const RETRY_CHECK: Duration = Duration::from_secs(5);
 
 /// The places of one listener.
 #[derive(Debug)]
@@ -227,9 +236,25 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Check(Arc<Standing>);
 
 impl Check {
-    pub(super) fn begin(standing: &Arc<Standing>) -> Self {
-        standing.checks.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(standing))
+    /// Unless enough go on already.
+    pub(super) fn begin(standing: &Arc<Standing>) -> Option<Self> {
+        let is_known = standing.term() == Term::Open;
+        let one_more = |checks| (is_known || checks < CHECKS).then_some(checks + 1);
+        let checks = &standing.checks;
+        checks
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .ok()?;
+        Some(Self(Arc::clone(standing)))
+    }
+
+    /// What who has enough is told.
+    pub(super) fn too_many() -> Error {
+        let text = format!(
+            "{CHECKS} health checks go on on this connection, and no more may at one time without another call: end one of them"
+        );
+        Error::new(Reason::ResourceExhausted, text)
+            .with("limit", CHECKS.to_string())
+            .retry_after(RETRY_CHECK)
     }
 
     /// The answer, with which the check ends.

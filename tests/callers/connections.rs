@@ -14,7 +14,7 @@ use tokio::{io::copy, net::TcpListener, time::timeout};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
 use super::with_keys;
-use crate::support::{KeyFile, Refusal, Setup, USER, lazy_channel, promptly, with_key};
+use crate::support::{KeyFile, Refusal, Setup, USER, eventually, lazy_channel, promptly, with_key};
 
 /// A user that is neither root nor the daemon's.
 const OTHER: u32 = 23_457;
@@ -155,4 +155,45 @@ async fn who_can_never_be_let_in_is_told_so_and_let_go() {
         .await
         .unwrap()
         .unwrap();
+}
+
+#[tokio::test]
+async fn who_has_no_key_has_a_few_health_checks_on_a_connection() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("owner", "read", &[]);
+    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let address = format!("http://127.0.0.1:{}", daemon.port());
+    let channel = lazy_channel(&address);
+    let watch = async || {
+        let mut health = HealthClient::new(channel.clone());
+        let watched = health.watch(HealthCheckRequest::default()).await?;
+        let mut watched = watched.into_inner();
+        watched.message().await.map(|_| watched)
+    };
+    let mut held = Vec::new();
+    let refusal = loop {
+        match watch().await {
+            Ok(watched) => held.push(watched),
+            Err(status) => break Refusal::of(&status),
+        }
+        assert!(held.len() < 100, "nothing is refused");
+    };
+    assert_eq!(held.len(), 16);
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    assert!(refusal.retry_after.is_some(), "{refusal:?}");
+    // One that has ended makes room, as a connection does on which a call is let in.
+    held.truncate(15);
+    eventually("there is room", async || match watch().await {
+        Ok(watched) => {
+            held.push(watched);
+            true
+        }
+        Err(_) => false,
+    })
+    .await;
+    let mut info = DaemonServiceClient::new(channel.clone());
+    info.get_info(with_key(&key, GetInfoRequest {}))
+        .await
+        .unwrap();
+    watch().await.unwrap();
 }
