@@ -32,6 +32,9 @@ static COLUMNS: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
+/// Jobs that are looked at before it is somebody else's turn: a millisecond.
+const LOOKED_AT: u32 = 256;
+
 /// The log.
 #[derive(Debug, Clone)]
 pub(crate) struct JobLog {
@@ -105,6 +108,14 @@ pub(crate) struct Selection {
     pub(crate) before: Option<String>,
     /// How many at most.
     pub(crate) number: u32,
+}
+
+/// What was found among some jobs.
+#[derive(Debug)]
+struct Looked {
+    found: Vec<Job>,
+    /// The last of those that were looked at, where there may be more.
+    rest: Option<String>,
 }
 
 impl JobLog {
@@ -258,38 +269,28 @@ impl JobLog {
             .await
     }
 
-    /// The jobs of a selection, those that were submitted last first.
+    /// The jobs of a selection, those that were submitted last first. Few may be of it, so that all of a
+    /// workspace are looked through: a few at a time, that what others ask meanwhile is done in between.
     pub(crate) async fn list(&self, selection: Selection) -> Result<Vec<Job>, DatabaseError> {
-        self.database
-            .read(move |connection| {
-                let mut sql = format!("SELECT {} FROM job WHERE workspace = ?", *COLUMNS);
-                let mut values = vec![Value::from(selection.workspace.clone())];
-                if !selection.states.is_empty() {
-                    let marks = vec!["?"; selection.states.len()].join(", ");
-                    sql += &format!(" AND {STATE} IN ({marks})");
-                    let names = selection.states.iter().map(|state| state.name().to_owned());
-                    values.extend(names.map(Value::from));
-                }
-                if let Some(tools) = &selection.tools {
-                    let marks = vec!["?"; tools.len()].join(", ");
-                    sql += &format!(" AND tool IN ({marks})");
-                    values.extend(tools.iter().cloned().map(Value::from));
-                }
-                if let Some(queue) = &selection.queue {
-                    sql += " AND queue = ?";
-                    values.push(queue.clone().into());
-                }
-                if let Some(before) = &selection.before {
-                    sql += " AND id < ?";
-                    values.push(before.clone().into());
-                }
-                sql += " ORDER BY id DESC LIMIT ?";
-                values.push(i64::from(selection.number).into());
-                let mut select = connection.prepare_cached(&sql)?;
-                let rows = select.query_map(rusqlite::params_from_iter(values), read)?;
-                rows.collect()
-            })
-            .await
+        let number = selection.number as usize;
+        let mut found = Vec::new();
+        let mut before = selection.before.clone();
+        loop {
+            let selection = Selection {
+                before,
+                number: u32::try_from(number - found.len()).unwrap_or(u32::MAX),
+                ..selection.clone()
+            };
+            let looked = self
+                .database
+                .read(move |connection| look(connection, &selection))
+                .await?;
+            found.extend(looked.found);
+            match looked.rest {
+                Some(rest) if found.len() < number => before = Some(rest),
+                _ => return Ok(found),
+            }
+        }
     }
 
     /// What tells when to [`Self::retain`].
@@ -337,6 +338,58 @@ fn remove(connection: &Connection, bounds: Bounds) -> rusqlite::Result<bool> {
         delete.execute([row])?;
     }
     Ok(!surplus.is_full())
+}
+
+/// Looks for jobs of a selection among the first that it may be about.
+fn look(connection: &Connection, selection: &Selection) -> rusqlite::Result<Looked> {
+    let before = selection.before.as_deref();
+    let sql = "SELECT min(id), count(*) FROM (SELECT id FROM job WHERE workspace = ?1 AND (?2 IS NULL OR id < ?2) ORDER BY id DESC LIMIT ?3)";
+    let (first, count): (Option<String>, u32) = connection
+        .prepare_cached(sql)?
+        .query_row(params![selection.workspace, before, LOOKED_AT], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })?;
+    let Some(first) = first else {
+        return Ok(Looked {
+            found: Vec::new(),
+            rest: None,
+        });
+    };
+    let mut sql = format!(
+        "SELECT {} FROM job WHERE workspace = ? AND id >= ?",
+        *COLUMNS
+    );
+    let mut values = vec![
+        Value::from(selection.workspace.clone()),
+        first.clone().into(),
+    ];
+    if !selection.states.is_empty() {
+        let marks = vec!["?"; selection.states.len()].join(", ");
+        sql += &format!(" AND {STATE} IN ({marks})");
+        let names = selection.states.iter().map(|state| state.name().to_owned());
+        values.extend(names.map(Value::from));
+    }
+    if let Some(tools) = &selection.tools {
+        let marks = vec!["?"; tools.len()].join(", ");
+        sql += &format!(" AND tool IN ({marks})");
+        values.extend(tools.iter().cloned().map(Value::from));
+    }
+    if let Some(queue) = &selection.queue {
+        sql += " AND queue = ?";
+        values.push(queue.clone().into());
+    }
+    if let Some(before) = before {
+        sql += " AND id < ?";
+        values.push(before.to_owned().into());
+    }
+    sql += " ORDER BY id DESC LIMIT ?";
+    values.push(i64::from(selection.number).into());
+    let mut select = connection.prepare_cached(&sql)?;
+    let rows = select.query_map(rusqlite::params_from_iter(values), read)?;
+    Ok(Looked {
+        found: rows.collect::<Result<_, _>>()?,
+        rest: (count == LOOKED_AT).then_some(first),
+    })
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Job> {

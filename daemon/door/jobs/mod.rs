@@ -1,5 +1,6 @@
 //! `jig.v1.JobService`: calls that nobody waits for.
 
+mod looks;
 mod watch;
 mod watchers;
 mod wire;
@@ -15,6 +16,7 @@ use serde_json::Map;
 use tonic::{Request, Response, Status};
 
 use self::{
+    looks::Looks,
     watch::Watch,
     watchers::Watchers,
     wire::{job, lean, selected, token},
@@ -51,6 +53,7 @@ const AHEAD: usize = 4;
 pub(crate) struct Jobs {
     pipeline: Arc<Pipeline>,
     watchers: Watchers,
+    looks: Looks,
 }
 
 #[tonic::async_trait]
@@ -62,8 +65,6 @@ impl JobService for Jobs {
         request: Request<SubmitJobRequest>,
     ) -> Result<Response<SubmitJobResponse>, Status> {
         answered(request, async |incoming, request| {
-            // This is the call; that the job starts later is none.
-            self.pipeline.count(&incoming)?;
             let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
             let read = {
@@ -127,7 +128,9 @@ impl JobService for Jobs {
                 number: selection.number + 1,
                 ..selection.clone()
             };
+            let look = self.looks.enter(&incoming.principal).await?;
             let mut jobs = self.pipeline.jobs.list(asked).await?;
+            drop(look);
             let last = cut_page(&mut jobs, selection.number as usize);
             Ok(ListJobsResponse {
                 next_page_token: last.map(token).unwrap_or_default(),
@@ -223,10 +226,12 @@ impl Jobs {
         Self {
             pipeline,
             watchers: Watchers::default(),
+            looks: Looks::default(),
         }
     }
 
     async fn find(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
+        let _look = self.looks.enter(&incoming.principal).await?;
         self.pipeline.find_job(incoming, id).await
     }
 }

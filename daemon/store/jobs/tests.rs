@@ -173,3 +173,35 @@ async fn what_is_old_or_too_much_goes_oldest_first() {
         assert_eq!(list(&log, |_| {}).await, left, "{retention:?}");
     }
 }
+
+#[tokio::test]
+async fn a_long_log_is_looked_through_a_few_jobs_at_a_time() {
+    let database = Database::in_memory().unwrap();
+    let (log, _) = JobLog::open(database.clone(), ALL).await.unwrap();
+    let last = 2 * LOOKED_AT + 50;
+    for number in 1..=last {
+        let queue = if number % 100 == 1 { "rare" } else { "a" };
+        log.submit(job(&format!("{number:04}"), queue))
+            .await
+            .unwrap();
+    }
+    let rare = list(&log, |s| s.queue = Some("rare".to_owned())).await;
+    assert_eq!(rare, ["0501", "0401", "0301", "0201", "0101", "0001"]);
+    let some = list(&log, |s| {
+        s.queue = Some("rare".to_owned());
+        s.number = 4;
+        s.before = Some("0500".to_owned());
+    });
+    assert_eq!(some.await, ["0401", "0301", "0201", "0101"]);
+    assert_eq!(list(&log, |s| s.number = 300).await.len(), 300);
+    let nowhere = Selection {
+        workspace: "w".to_owned(),
+        queue: Some("nowhere".to_owned()),
+        number: 100,
+        ..Selection::default()
+    };
+    let looked = database.apply(move |connection| look(connection, &nowhere));
+    let looked = looked.await.unwrap();
+    assert!(looked.found.is_empty());
+    assert_eq!(looked.rest, Some(format!("{:04}", last - LOOKED_AT + 1)));
+}
