@@ -1,6 +1,4 @@
-//! How calls use what is admitted: counted as they come in, and let in to a place when they may be made.
-
-use std::time::Instant;
+//! How calls use what is admitted: let in to a place when they may be made.
 
 use super::{
     InPlace, Pipeline,
@@ -11,14 +9,8 @@ use super::{
 use crate::daemon::{error::Error, task, tool::Tool};
 
 impl Pipeline {
-    /// Counts a call, before anything is done for it: one that comes too soon after others is refused.
-    pub(crate) fn count(&self, incoming: &Incoming) -> Result<(), Error> {
-        incoming.principal.count_call(Instant::now())
-    }
-
-    /// Counts a call that is no tool's, and waits for a place for it.
+    /// Waits for a place for a call that is no tool's.
     pub(crate) async fn enter(&self, incoming: &Incoming) -> Result<Admitted, Error> {
-        self.count(incoming)?;
         let applicant = Applicant {
             deadline: incoming.deadline,
             ..Applicant::from(&*incoming.principal)

@@ -247,7 +247,6 @@ impl Pipeline {
     where
         T::Response: Message + Default,
     {
-        self.count(&incoming)?;
         let method = self.changes_something::<T>().then_some(T::NAME);
         let (repeatable, checked) = self.look_at::<T>(&incoming, request, method).await?;
         if let Some(call) = repeatable {

@@ -12,13 +12,11 @@ use serde_json::{Map, Value};
 
 use super::structure::unwrapped;
 use crate::daemon::{
+    catalog::MOST_VALUES,
     error::{Error, MOST_VIOLATIONS, Violation},
     task,
 };
 
-/// Most values in the parameters of one call, with those in lists and objects. The largest lists of any tool
-/// have some 65,000; a small text can hold millions, each of which takes a hundred bytes of memory.
-const MOST_VALUES: usize = 1 << 18;
 /// Bytes of parameters above which they are looked at on a thread that may block.
 const LARGE: usize = 64 << 10;
 

@@ -2,6 +2,7 @@
 //! about a tool is written down twice.
 
 mod json;
+mod measure;
 mod recorded;
 mod rules;
 mod told;
@@ -17,7 +18,10 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDes
 use serde_json::{Map, Value};
 
 use self::rules::{Looked, Rules};
-pub(crate) use self::told::{Reading, Text, Told};
+pub(crate) use self::{
+    measure::{LARGEST_REQUEST, MOST_VALUES, Measure},
+    told::{Reading, Text, Told},
+};
 use crate::{
     api::{self, v1},
     daemon::{
@@ -34,6 +38,8 @@ pub(crate) struct Catalog {
     messages: HashMap<String, Arc<Rules>>,
     /// Each with the role that it needs.
     methods: BTreeMap<String, Access>,
+    /// What its requests may be, of each.
+    measures: HashMap<String, Arc<Measure>>,
 }
 
 /// What the descriptors say about one tool.
@@ -86,6 +92,7 @@ impl Catalog {
         let mut tools = BTreeMap::new();
         let mut messages = HashMap::new();
         let mut methods = BTreeMap::new();
+        let mut measures = HashMap::new();
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
@@ -93,10 +100,12 @@ impl Catalog {
                     role: role(&pool, &method),
                     streams: method.is_server_streaming(),
                 };
-                methods.insert(path, access);
+                methods.insert(path.clone(), access);
                 let input = method.input();
+                let rules = Rules::of(&pool, &input);
+                let measure = Measure::of(&method, &rules, counts(&pool, &method));
+                measures.insert(path, Arc::new(measure));
                 if let Some(options) = tool_options(&pool, &method) {
-                    let rules = Rules::of(&pool, &input);
                     let spec = ToolSpec {
                         options,
                         role: access.role,
@@ -106,7 +115,6 @@ impl Catalog {
                     };
                     tools.insert(spec.options.name.clone(), spec);
                 } else {
-                    let rules = Rules::of(&pool, &input);
                     messages.insert(input.full_name().to_owned(), Arc::new(rules));
                 }
             }
@@ -116,6 +124,7 @@ impl Catalog {
             tools,
             messages,
             methods,
+            measures,
         })
     }
 
@@ -137,6 +146,11 @@ impl Catalog {
     /// Who may call the method of this path: `jig.v1.ToolService/Run`.
     pub(crate) fn access(&self, path: &str) -> Option<Access> {
         self.methods.get(path).copied()
+    }
+
+    /// What requests of the method of this path may be.
+    pub(crate) fn measure(&self, path: &str) -> Option<&Arc<Measure>> {
+        self.measures.get(path)
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
@@ -264,6 +278,14 @@ fn tool_options(pool: &DescriptorPool, method: &MethodDescriptor) -> Option<v1::
         .has_extension(&extension)
         .then(|| options.get_extension(&extension))?;
     value.as_message()?.transcode_to().ok()
+}
+
+/// Whether calls of a method count towards the rate of their caller.
+fn counts(pool: &DescriptorPool, method: &MethodDescriptor) -> bool {
+    let declared = pool
+        .get_extension_by_name("jig.v1.counts")
+        .and_then(|extension| method.options().get_extension(&extension).as_bool());
+    declared == Some(true) || tool_options(pool, method).is_some()
 }
 
 /// The role that a method needs. One that does not say is for administrators.

@@ -299,11 +299,11 @@ fn are_enough(violations: &[Violation]) -> bool {
 }
 
 /// Whether a list or map may have so many elements.
-fn fits(count: usize, rules: &FieldRules) -> bool {
+pub(super) fn fits(count: usize, rules: &FieldRules) -> bool {
     rules.max_items.is_none_or(|most| count <= most as usize)
 }
 
-fn too_many(count: usize, rules: &FieldRules, name: &str) -> Violation {
+pub(super) fn too_many(count: usize, rules: &FieldRules, name: &str) -> Violation {
     let most = rules.max_items.unwrap_or_default();
     let text = format!("has {count} elements; at most {most} are allowed");
     Violation::new(name, text)

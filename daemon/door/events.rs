@@ -81,7 +81,6 @@ impl Events {
         let workspace = pipeline.scene(&incoming)?.workspace.name().to_owned();
         let session = (workspace.clone(), incoming.session.clone());
         // Not a place among those of calls: what goes on can be watched, however many those are.
-        pipeline.count(&incoming)?;
         let place = Arc::new(self.watchers.enter(session, incoming.principal.lane())?);
         // Before it is looked for: one that is made meanwhile is not missed.
         let more = pipeline.store.sessions().wait_for_more();

@@ -6,13 +6,15 @@
 //! 2. [`explain`] says why a call was refused before a handler saw it;
 //! 3. [`mod@panic`] turns a panic into `INTERNAL`;
 //! 4. [`deadline`] ends the call when its caller stops waiting;
-//! 5. [`auth`] finds out who calls, and refuses who may not.
+//! 5. [`auth`] finds out who calls, and refuses who may not;
+//! 6. [`intake`] counts the call, and takes its request in whole before it is decoded.
 
 mod auth;
 mod connection;
 mod deadline;
 mod dismissal;
 mod explain;
+mod intake;
 pub(crate) mod listener;
 mod panic;
 pub(crate) mod peer;
@@ -48,6 +50,7 @@ use crate::{
     },
     daemon::{
         call::{Pipeline, drain::Drain},
+        catalog::LARGEST_REQUEST,
         door::{
             approvals::Approvals, artifacts::Artifacts, events::Events, info::Info, jobs::Jobs,
             processes::Processes, tools::Tools, transfer::Transfers,
@@ -57,8 +60,8 @@ use crate::{
     },
 };
 
-/// Largest request: input of 8 MiB and what surrounds it.
-const LARGEST_REQUEST: usize = 16 << 20;
+/// Largest request of the standard services: names of services, files and types.
+const LARGEST_QUESTION: usize = 64 << 10;
 /// Calls on one connection at one time; the default of the protocol's own library is no limit.
 const STREAMS_PER_CONNECTION: u32 = 1024;
 /// Streams that a client may reset before they were accepted (rapid reset, CVE-2023-44487).
@@ -131,6 +134,8 @@ pub(crate) async fn serve(
         .map(str::to_owned)
         .chain(foreign_methods())
         .collect();
+    let upload = pipeline.catalog.measure("jig.v1.TransferService/Upload");
+    let largest_part = upload.map_or(0, |measure| measure.most_bytes);
     let router = Server::builder()
         .max_concurrent_streams(STREAMS_PER_CONNECTION)
         .initial_stream_window_size(STREAM_WINDOW)
@@ -145,7 +150,8 @@ pub(crate) async fn serve(
         .layer(panic::PanicLayer)
         .layer(deadline::DeadlineLayer)
         .layer(auth::AuthLayer(Arc::clone(&pipeline)))
-        .add_service(health_service)
+        .layer(intake::IntakeLayer::new(Arc::clone(&pipeline)))
+        .add_service(health_service.max_decoding_message_size(LARGEST_QUESTION))
         .add_service(reflection_v1())
         .add_service(reflection_v1alpha())
         .add_service(
@@ -157,9 +163,10 @@ pub(crate) async fn serve(
         ))))
         .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
         .add_service(EventServiceServer::new(Events::new(Arc::clone(&pipeline))))
-        .add_service(TransferServiceServer::new(Transfers::new(Arc::clone(
-            &pipeline,
-        ))))
+        .add_service(
+            TransferServiceServer::new(Transfers::new(Arc::clone(&pipeline)))
+                .max_decoding_message_size(largest_part),
+        )
         .add_service(
             ProcessServiceServer::new(Processes(Arc::clone(&pipeline)))
                 .max_decoding_message_size(LARGEST_REQUEST),
@@ -326,6 +333,7 @@ fn reflection_v1() -> tonic_reflection::server::v1::ServerReflectionServer<
     reflection()
         .build_v1()
         .expect("the descriptors were read when the daemon was built")
+        .max_decoding_message_size(LARGEST_QUESTION)
 }
 
 fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionServer<
@@ -334,6 +342,7 @@ fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionSe
     reflection()
         .build_v1alpha()
         .expect("the descriptors were read when the daemon was built")
+        .max_decoding_message_size(LARGEST_QUESTION)
 }
 
 /// Methods of the standard services.

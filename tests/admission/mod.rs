@@ -4,6 +4,7 @@
 mod descriptors;
 mod fair;
 mod files;
+mod intake;
 mod queues;
 mod rates;
 mod shares;

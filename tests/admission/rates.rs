@@ -7,9 +7,11 @@ use std::{
 };
 
 use jig::api::v1::{
-    DecideApprovalRequest, Decision, DownloadRequest, ListApprovalsRequest, ListFilesRequest,
-    StatPathRequest, UploadRequest, approval_service_client::ApprovalServiceClient,
-    transfer_service_client::TransferServiceClient,
+    DecideApprovalRequest, Decision, DownloadRequest, ListApprovalsRequest, ListArtifactsRequest,
+    ListFilesRequest, ListSessionsRequest, ReadArtifactRequest, StatPathRequest, SubmitJobRequest,
+    UploadRequest, WatchEventsRequest, approval_service_client::ApprovalServiceClient,
+    artifact_service_client::ArtifactServiceClient, event_service_client::EventServiceClient,
+    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
 };
 use tonic::Status;
 
@@ -152,6 +154,48 @@ async fn each_call_counts_whatever_comes_of_it() {
         transfers.upload(with_key(&key, nothing)).await.map(drop)
     };
     until_too_often(upload).await;
+    // What only looks at sessions and artifacts, and what is wrong with it.
+    let events = EventServiceClient::new(daemon.channel());
+    let watch = WatchEventsRequest {
+        types: vec!["nothing".to_owned()],
+        ..WatchEventsRequest::default()
+    };
+    until_too_often(async || {
+        let request = with_key(&key, watch.clone());
+        events.clone().watch_events(request).await.map(drop)
+    })
+    .await;
+    let page_token = Some("of nothing".to_owned());
+    let sessions = ListSessionsRequest {
+        page_token: page_token.clone(),
+        ..ListSessionsRequest::default()
+    };
+    until_too_often(async || {
+        let request = with_key(&key, sessions.clone());
+        events.clone().list_sessions(request).await.map(drop)
+    })
+    .await;
+    let artifacts = ArtifactServiceClient::new(daemon.channel());
+    let list = ListArtifactsRequest {
+        page_token,
+        ..ListArtifactsRequest::default()
+    };
+    until_too_often(async || {
+        let request = with_key(&key, list.clone());
+        artifacts.clone().list_artifacts(request).await.map(drop)
+    })
+    .await;
+    until_too_often(async || {
+        let request = with_key(&key, ReadArtifactRequest::default());
+        artifacts.clone().read_artifact(request).await.map(drop)
+    })
+    .await;
+    let jobs = JobServiceClient::new(daemon.channel());
+    until_too_often(async || {
+        let request = with_key(&key, SubmitJobRequest::default());
+        jobs.clone().submit_job(request).await.map(drop)
+    })
+    .await;
 }
 
 #[tokio::test]

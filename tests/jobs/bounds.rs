@@ -19,10 +19,7 @@ fn text(tool: &str, params_json: String) -> SubmitJobRequest {
 
 /// Most memory that a process has had, in KiB.
 fn peak_of(daemon: &Daemon) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
-    let number = line.unwrap().split_whitespace().nth(1);
-    number.unwrap().parse().unwrap()
+    daemon.peak_bytes() >> 10
 }
 
 #[tokio::test]

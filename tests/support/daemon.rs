@@ -267,13 +267,25 @@ impl Daemon {
 
     /// Bytes of memory that it occupies.
     pub(crate) fn resident_bytes(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// Most bytes of memory that it has occupied.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, which: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix(which));
+        let kib: u64 = line
+            .unwrap()
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
             .unwrap();
-        let kibibytes: u64 = line.trim().trim_end_matches(" kB").parse().unwrap();
-        kibibytes * 1024
+        kib << 10
     }
 
     /// What it has logged.

@@ -1,4 +1,5 @@
-//! How much calls that wait hold in memory: their requests are there all the time.
+//! How much calls that wait hold in memory: their requests are there all the time. Likewise requests that
+//! are not there as a whole yet.
 
 use std::{
     collections::HashMap,
@@ -16,7 +17,7 @@ const RESERVE: Reserve = Reserve::of(OF_ALL);
 
 /// The requests that wait.
 #[derive(Debug, Default)]
-pub(super) struct Backlog(Mutex<Held>);
+pub(crate) struct Backlog(Mutex<Held>);
 
 #[derive(Debug, Default)]
 struct Held {
@@ -27,7 +28,7 @@ struct Held {
 
 /// One that waits, until this is dropped.
 #[derive(Debug)]
-pub(super) struct Waits {
+pub(crate) struct Waits {
     backlog: Arc<Backlog>,
     name: Name,
     bytes: u64,
@@ -35,11 +36,11 @@ pub(super) struct Waits {
 
 /// There is no room for it: so many bytes of this caller's wait already.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct TooMuch(pub(super) u64);
+pub(crate) struct TooMuch(pub(crate) u64);
 
 impl Backlog {
     /// Adds a request of so many bytes, if there is room for it.
-    pub(super) fn add(self: &Arc<Self>, name: &Name, bytes: u64) -> Result<Waits, TooMuch> {
+    pub(crate) fn add(self: &Arc<Self>, name: &Name, bytes: u64) -> Result<Waits, TooMuch> {
         let mut held = self.held();
         let own = held.of_each.get(name).copied().unwrap_or_default();
         let (with, all) = (own.saturating_add(bytes), held.of_all.saturating_add(bytes));

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! * The **rate** is that of the caller's key ([`super::access::bucket`]). It counts what came in, before
-//!   anything is done for it, once and whatever comes of it ([`super::admit`]). What is refused says
+//!   anything is done for it, once and whatever comes of it (`server/intake.rs`). What is refused says
 //!   after which time it is not: exactly then, unless another call with the same key comes first.
 //! * A **place** is kept for as long as the work lasts. There are as many as calls may go on at one time,
 //!   for one caller as many as its key says. Started processes and transfers, which last long, have
@@ -34,7 +34,7 @@
 //!
 //! A caller is a key, or a user of this machine: whoever has no key of his own shares with his user.
 
-mod backlog;
+pub(crate) mod backlog;
 
 use std::{
     sync::{

@@ -57,7 +57,6 @@ pub(super) async fn download(
     incoming: Incoming,
     request: DownloadRequest,
 ) -> Result<Answers<DownloadResponse>, Error> {
-    pipeline.count(&incoming)?;
     // Who decides about it is told what was given, without defaults.
     let given = request.clone();
     let request = pipeline.catalog.check("jig.v1.DownloadRequest", request)?;

@@ -58,7 +58,6 @@ pub(super) async fn upload(
     incoming: Incoming,
     mut stream: Streaming<UploadRequest>,
 ) -> Result<UploadResponse, Error> {
-    pipeline.count(&incoming)?;
     let scene = pipeline.scene(&incoming)?;
     let first = timeout(SILENCE, stream.message()).await;
     let first = first.map_err(|_| silent())?.map_err(|status| lost(&status));
