@@ -9,7 +9,7 @@ use super::{
     admission::Applicant,
     context::Incoming,
     repeatable::Repeatable,
-    subject::{Subject, told},
+    subject::{KEPT, Said, Subject, told},
 };
 use crate::daemon::{
     catalog::{self, ToolSpec},
@@ -81,6 +81,12 @@ impl Pipeline {
         let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
         let snapshot = self.policy.snapshot();
         let keeps = snapshot.looks_at(T::NAME, risk, &workspace);
+        let said = (!keeps && bytes <= KEPT).then(|| {
+            Arc::new(Said {
+                message: T::MESSAGE,
+                encoded: request.encode_to_vec(),
+            })
+        });
         let mut checked = match T::MESSAGE {
             None => spec.check(request, keeps)?,
             Some(message) => self.catalog.look_at(message, request, keeps)?,
@@ -94,7 +100,7 @@ impl Pipeline {
                 let told = told(&given, &scene, T::reading(&params, &scene));
                 subject.with(told, files, given.size())
             }
-            None => subject,
+            None => Subject { said, ..subject },
         };
         Ok(Checked {
             scene,

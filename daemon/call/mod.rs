@@ -10,6 +10,9 @@
 //!                         DENIED, APPROVAL_DENIED
 //! ```
 //!
+//! Once it has its place, a call that waited for it is looked at again, as *permit* did: meanwhile, its key
+//! may have been taken away, or the policy changed.
+//!
 //! From *admit* on, the work belongs to a task of its own, which holds the permit and is polled to
 //! its end: a caller that goes away ends its wait, and the task is told to stop.
 
@@ -271,11 +274,16 @@ impl Pipeline {
         incoming: Incoming,
         checked: Checked<T>,
     ) -> Result<Begun<T>, Error> {
-        let let_in = self.let_in(incoming, checked).await?;
+        let mut let_in = self.let_in(incoming, checked).await?;
+        let judged = match let_in.permitted.approved_by() {
+            None => let_in.judged.shorten(),
+            // Who has approved it has seen all of it, and such are few.
+            Some(_) => 0,
+        };
         let applicant = Applicant {
             principal: &let_in.incoming.principal,
             deadline: let_in.incoming.deadline,
-            bytes: let_in.bytes,
+            bytes: let_in.bytes + judged,
         };
         let admitted = loop {
             match self.admit::<T>(applicant).await {
@@ -307,12 +315,20 @@ impl Pipeline {
         })
     }
 
-    /// Records that a call starts.
+    /// Records that a call starts, if it may still be made now that it has its place.
     async fn record_start<T: Tool>(
         self: &Arc<Self>,
         let_in: LetIn<T>,
         place: InPlace,
     ) -> Result<Begun<T>, Error> {
+        let now = self.policy.snapshot();
+        let reading = match Arc::ptr_eq(&let_in.judged.snapshot, &now) {
+            true => None,
+            false => T::reading(&let_in.params, &let_in.scene),
+        };
+        let is_approved = let_in.permitted.approved_by().is_some();
+        self.may_still(&let_in.incoming, &let_in.judged, is_approved, now, reading)
+            .await?;
         let LetIn {
             incoming,
             scene,

@@ -20,11 +20,12 @@ use super::{
         judged::Judged,
     },
     record,
-    subject::{Judgement, Permitted, Subject, told},
+    subject::{Judgement, Permitted, Said, Subject, told},
 };
 use crate::{
     api::v1::Risk,
     daemon::{
+        catalog::Reading,
         config::policy::Action,
         error::{Error, Reason},
         store::{
@@ -41,6 +42,10 @@ use crate::{
 /// is up.
 const FOR_ANSWER: u32 = 4;
 const MOST_FOR_ANSWER: Duration = Duration::from_secs(1);
+/// What records say of a call that was denied for the sake of its key.
+const BY_KEY: &str = "key";
+/// And of one about which there was something else to decide than before.
+const BY_CHANGE: &str = "policy that was changed";
 
 impl Pipeline {
     /// Refuses a tool that the operator has switched off, whatever it is called with.
@@ -179,7 +184,13 @@ impl Pipeline {
         let end = end.ok_or_else(|| Error::internal("a wait ended without an end"))?;
         match end.state {
             EndState::Allowed => {
-                self.may_still(incoming, &subject.snapshot, &call).await?;
+                let judged = Judgement {
+                    call,
+                    snapshot: subject.snapshot,
+                    said: None,
+                };
+                let now = self.policy.snapshot();
+                self.may_still(incoming, &judged, true, now, None).await?;
                 let by = let_in_by(&ended.record, end);
                 Ok(approved(incoming, settings.wait, by))
             }
@@ -191,27 +202,56 @@ impl Pipeline {
         }
     }
 
-    /// Refuses a call that was allowed, but meanwhile may not be made any more: who has allowed it was not
-    /// asked about that.
-    async fn may_still(
+    /// Refuses a call that was let in and has waited since, to be approved or for a place, but may not be made
+    /// any more: what has let it in did not know that. `now` decides; `reading` is how its tool reads it.
+    pub(super) async fn may_still(
         self: &Arc<Self>,
         incoming: &Incoming,
-        before: &Arc<Snapshot>,
-        call: &Arc<Judged>,
+        judged: &Judgement,
+        is_approved: bool,
+        now: Arc<Snapshot>,
+        reading: Option<Reading>,
     ) -> Result<(), Error> {
+        let call = &judged.call;
         if incoming.principal.is_dismissed() {
-            let text = "the key of this call was taken away, has expired, or was given other rights while the call waited to be approved: call again with one that is right";
-            return Err(Error::new(Reason::Unauthenticated, text));
+            let text = "the key of this call was taken away, has expired, or was given other rights while the call waited: call again with one that is right";
+            let error = Error::new(Reason::Unauthenticated, text);
+            return Err(self.refuse(incoming, call, BY_KEY, error).await);
         }
-        let now = self.policy.snapshot();
-        if Arc::ptr_eq(before, &now) {
+        if Arc::ptr_eq(&judged.snapshot, &now) {
             return Ok(());
         }
+        let is_unknown =
+            call.texts.is_empty() && now.looks_at(call.tool, call.risk, &call.workspace);
+        let call = match judged.said.as_deref() {
+            Some(Said { message, encoded }) if is_unknown => {
+                let given = self.catalog.given_before(call.tool, *message, encoded)?;
+                let told = told(&given, self.scene(incoming)?, reading);
+                &Arc::new(call.with_parameters(told.texts))
+            }
+            Some(_) | None => call,
+        };
+        // What lets it in now must have seen as much of it as it wants to.
+        let is_unseen = is_unknown && call.texts.is_empty();
         let verdict = self.policy.decide(now, Arc::clone(call)).await?;
         match verdict.action {
             Action::Deny => Err(self.deny(incoming, call, &verdict.by).await),
+            Action::Ask if !is_approved => Err(self.refuse_for_change(incoming, call).await),
+            Action::Allow | Action::Ask if is_unseen => {
+                Err(self.refuse_for_change(incoming, call).await)
+            }
             Action::Allow | Action::Ask => Ok(()),
         }
+    }
+
+    /// Refuses a call about which it would have to be decided from the beginning.
+    async fn refuse_for_change(self: &Arc<Self>, incoming: &Incoming, call: &Judged) -> Error {
+        let tool = call.tool;
+        let text = format!(
+            "the operator's policy was changed while this call of {tool} waited for its place, and now wants to know more about it: call again"
+        );
+        let error = Error::new(Reason::PolicyDenied, text).with("tool", tool);
+        self.refuse(incoming, call, BY_CHANGE, error).await
     }
 
     /// Whether a call that was let in would be now, too: its caller has the same rights, and the policy, which
@@ -234,11 +274,21 @@ impl Pipeline {
         })
     }
 
-    /// Leaves a record of a call that is denied; answers what it is told.
     async fn deny(self: &Arc<Self>, incoming: &Incoming, call: &Judged, by: &By) -> Error {
-        self.note_denial(incoming, call, &by.text()).await;
         let error = denied(call.tool, by);
-        self.leave_span(incoming, call.tool, &error, &by.text());
+        self.refuse(incoming, call, &by.text(), error).await
+    }
+
+    /// Leaves a record and a span of a call that is not let in; answers what it is told.
+    async fn refuse(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        call: &Judged,
+        by: &str,
+        error: Error,
+    ) -> Error {
+        self.note_denial(incoming, call, by).await;
+        self.leave_span(incoming, call.tool, &error, by);
         error
     }
 

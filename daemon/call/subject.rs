@@ -26,13 +26,30 @@ pub(super) struct Subject {
     pub(super) files: Vec<String>,
     /// Bytes that the call holds while it waits, about.
     pub(super) size: usize,
+    /// What it was made with, where nobody needs to know that yet.
+    pub(super) said: Option<Arc<Said>>,
 }
+
+/// Longest parameters that are kept of a call while it waits for a place: those of most calls, and little
+/// beside what a call costs that waits. Of longer ones it is not known any more what they were.
+pub(super) const KEPT: usize = 64 << 10;
 
 /// What a call was judged as, and by what.
 #[derive(Debug, Clone)]
 pub(super) struct Judgement {
     pub(super) call: Arc<Judged>,
     pub(super) snapshot: Arc<Snapshot>,
+    /// What it was made with, where nobody had to know its parameters: somebody may, once it has waited.
+    pub(super) said: Option<Arc<Said>>,
+}
+
+/// What a call was made with.
+#[derive(Debug)]
+pub(super) struct Said {
+    /// Full name of the message, where it is not that of the tool.
+    pub(super) message: Option<&'static str>,
+    /// The message.
+    pub(super) encoded: Vec<u8>,
 }
 
 /// A call that may be made.
@@ -42,6 +59,17 @@ pub(crate) struct Permitted {
     pub(crate) by: Option<String>,
     /// Until when a place may be waited for, where somebody was asked: that is not to be for nothing.
     pub(super) until: Option<Instant>,
+}
+
+impl Judgement {
+    /// Leaves what is short, so that many can wait. Answers how many bytes that is.
+    pub(super) fn shorten(&mut self) -> usize {
+        if self.call.size() > KEPT {
+            self.call = Arc::new(self.call.with_parameters(Vec::new()));
+        }
+        let said = self.said.as_ref().map(|said| said.encoded.len());
+        self.call.size() + said.unwrap_or_default()
+    }
 }
 
 impl Permitted {
@@ -57,6 +85,7 @@ impl Subject {
         Judgement {
             call: Arc::clone(&self.call),
             snapshot: Arc::clone(&self.snapshot),
+            said: self.said.clone(),
         }
     }
 
@@ -79,6 +108,7 @@ impl Subject {
             pattern: None,
             files: Vec::new(),
             size: 0,
+            said: None,
         }
     }
 

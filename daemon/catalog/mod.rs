@@ -180,6 +180,24 @@ impl Catalog {
         })
     }
 
+    /// What a request says that was checked before, of a tool or by the full name of its `message`.
+    pub(crate) fn given_before(
+        &self,
+        tool: &str,
+        message: Option<&str>,
+        encoded: &[u8],
+    ) -> Result<Given, Error> {
+        let rules = match message {
+            Some(message) => self.messages.get(message),
+            None => self.tool(tool).map(|spec| &spec.rules),
+        };
+        let rules = rules.ok_or_else(|| Error::internal(format!("no requests of {tool}")))?;
+        Ok(Given {
+            message: rules.decode(encoded)?,
+            rules: Arc::clone(rules),
+        })
+    }
+
     /// As [`Catalog::look_at`], where nothing else is to be found wrong with it.
     pub(crate) fn check<T: Message + Default>(
         &self,

@@ -118,6 +118,11 @@ impl Rules {
         reflect(&self.message, request)
     }
 
+    /// The same, of one that is encoded.
+    pub(super) fn decode(&self, encoded: &[u8]) -> Result<DynamicMessage, Error> {
+        DynamicMessage::decode(self.message.clone(), encoded).map_err(Error::internal)
+    }
+
     /// Checks `request` and fills in defaults. `keep` it also as it was given.
     pub(super) fn check<T: Message + Default>(
         &self,

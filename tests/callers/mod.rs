@@ -5,10 +5,12 @@ mod files;
 mod keys;
 mod local;
 mod refused;
+mod reload;
 mod roles;
 mod secrets;
 mod streams;
 mod tools;
+mod waiting;
 mod workspaces;
 
 use std::sync::Arc;

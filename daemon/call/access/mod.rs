@@ -102,12 +102,12 @@ impl Access {
         let holders = keys.keys.into_iter().map(|key| {
             let principal = Principal::holder(&key);
             // Who was here before goes on with what is left of his allowance.
-            let known = before.get(principal.name()).copied();
-            let principal = match known.filter(|known| known.is_like(&principal)) {
-                Some(known) => {
+            let principal = match before.get(principal.name()) {
+                Some(known) if known.is_like(&principal) => {
                     stay.insert(known.name());
                     Arc::clone(known)
                 }
+                Some(known) => Arc::new(principal.after(known)),
                 None => Arc::new(principal),
             };
             (key.digest, principal)
@@ -118,6 +118,10 @@ impl Access {
             if !stay.contains(name) {
                 known.dismiss();
             }
+        }
+        // From now on nobody is let in without a key, and no file of keys is taken back.
+        for trusted in [&self.root, &self.own, &self.loopback] {
+            trusted.dismiss();
         }
         Ok(())
     }
@@ -409,12 +413,12 @@ mod tests {
             burst: 2,
         };
         let now = Instant::now();
-        let read = |burst: u32| Keys {
+        let read_with = |secret: &[u8], burst: u32| Keys {
             file: "k".into(),
             keys: vec![Key {
                 name: "a".to_owned(),
                 role: Role::Invoke,
-                digest: Digest::of(b"secret"),
+                digest: Digest::of(secret),
                 workspaces: None,
                 tools: None,
                 allowance: Allowance {
@@ -424,21 +428,51 @@ mod tests {
                 expires: None,
             }],
         };
+        let read = |burst| read_with(b"secret", burst);
         let (access, catalog) = (access(), Catalog::load().unwrap());
-        let calls = |access: &Access| {
-            let caller = access
-                .admit(Some(b"secret"), Origin::Socket { uid: 0 })
-                .unwrap();
+        let admit = |secret: &[u8]| access.admit(Some(secret), Origin::Socket { uid: 0 });
+        let calls_of = |secret: &[u8]| {
+            let caller = admit(secret).unwrap();
             (0..10)
                 .take_while(|_| caller.count_call(now).is_ok())
                 .count()
         };
+        let calls = || calls_of(b"secret");
         access.set_keys(read(2), &catalog, &[]).unwrap();
-        assert_eq!(calls(&access), 2);
+        assert_eq!(calls(), 2);
+        let before = admit(b"secret").unwrap();
         access.set_keys(read(2), &catalog, &[]).unwrap();
-        assert_eq!(calls(&access), 0);
+        assert_eq!(calls(), 0);
+        assert!(!before.is_dismissed());
+        // Who holds the key that was replaced is somebody else, and has used up what was left.
+        let other = read_with(b"other", 2);
+        access.set_keys(other, &catalog, &[]).unwrap();
+        assert!(before.is_dismissed() && admit(b"secret").is_err());
+        assert_eq!(calls_of(b"other"), 0);
         access.set_keys(read(3), &catalog, &[]).unwrap();
-        assert!(calls(&access) <= 3);
+        assert!(calls() <= 3);
+    }
+
+    #[test]
+    fn with_the_first_keys_who_was_trusted_without_one_is_not_any_more() {
+        let trusting = Access::new(Trust {
+            loopback: true,
+            ..access().trust
+        });
+        let from = [
+            Origin::Socket { uid: 0 },
+            Origin::Socket { uid: OWN },
+            Origin::Loopback { uid: None },
+        ];
+        let trusted = from.map(|origin| trusting.admit(None, origin).unwrap());
+        assert!(trusted.iter().all(|principal| !principal.is_dismissed()));
+        let keys = Keys {
+            file: "k".into(),
+            keys: Vec::new(),
+        };
+        let catalog = Catalog::load().unwrap();
+        trusting.set_keys(keys, &catalog, &[]).unwrap();
+        assert!(trusted.iter().all(|principal| principal.is_dismissed()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::bucket::Bucket;
 use crate::daemon::{
-    config::keys::{Allowance, Key, Role},
+    config::keys::{Allowance, Digest, Key, Role},
     error::{Error, Reason},
     queue::Name,
 };
@@ -29,29 +29,41 @@ pub(crate) struct Principal {
     /// None where it is all.
     tools: Option<BTreeSet<String>>,
     allowance: Allowance,
+    /// What its key is known by; none without a key.
+    digest: Option<Digest>,
     /// When its key ends.
     expires: Option<SystemTime>,
-    /// Cancelled when its key is taken away, or gets other rights.
+    /// Cancelled when its key is taken away, or gets other rights or another secret.
     dismissed: CancellationToken,
     /// None where it may call as often as it likes.
-    bucket: Option<Mutex<Bucket>>,
+    bucket: Option<Arc<Mutex<Bucket>>>,
 }
 
 impl Principal {
     /// Who holds a key.
     pub(super) fn holder(key: &Key) -> Self {
+        let full = |rate| Arc::new(Mutex::new(Bucket::new(rate, Instant::now())));
         Self {
             name: format!("key:{}", key.name).into(),
             role: key.role,
             workspaces: key.workspaces.clone(),
             tools: key.tools.clone(),
             allowance: key.allowance,
+            digest: Some(key.digest),
             expires: key.expires,
             dismissed: CancellationToken::new(),
-            bucket: key
-                .allowance
-                .rate
-                .map(|rate| Mutex::new(Bucket::new(rate, Instant::now()))),
+            bucket: key.allowance.rate.map(full),
+        }
+    }
+
+    /// The same, with no more left of his allowance than who held the key of this name before.
+    pub(super) fn after(self, before: &Self) -> Self {
+        match self.allowance.rate == before.allowance.rate {
+            true => Self {
+                bucket: before.bucket.clone(),
+                ..self
+            },
+            false => self,
         }
     }
 
@@ -72,6 +84,7 @@ impl Principal {
             workspaces: None,
             tools: None,
             allowance: Allowance::default(),
+            digest: None,
             expires: None,
             dismissed: CancellationToken::new(),
             bucket: None,
@@ -197,13 +210,15 @@ impl Principal {
         self.workspaces.is_none()
     }
 
-    /// Whether both are the same, with the same rights.
+    /// Whether both are the same, with the same rights, by the same key: who holds one that was replaced may
+    /// not be who holds the other.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role
             && self.workspaces == other.workspaces
             && self.tools == other.tools
             && self.allowance == other.allowance
+            && self.digest == other.digest
             && self.expires == other.expires
     }
 }

@@ -17,6 +17,20 @@ pub(crate) struct Judged {
 }
 
 impl Judged {
+    /// Bytes to be looked at.
+    pub(crate) fn size(&self) -> usize {
+        self.texts.iter().map(|text| text.text.len()).sum()
+    }
+
+    /// The same, with these parameters.
+    pub(crate) fn with_parameters(&self, texts: Vec<Text>) -> Self {
+        Self {
+            workspace: self.workspace.clone(),
+            texts,
+            ..*self
+        }
+    }
+
     /// As rules look at it.
     pub(crate) fn asked(&self) -> Asked<'_> {
         Asked {
