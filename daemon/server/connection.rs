@@ -67,6 +67,8 @@ struct Greeting {
 #[derive(Debug)]
 struct Probation {
     end: Pin<Box<Sleep>>,
+    /// Somebody else has its place.
+    sent_away: Pin<Box<WaitForCancellationFutureOwned>>,
     /// It has been told that it has to go.
     is_farewell: bool,
 }
@@ -112,9 +114,10 @@ impl Socket {
 }
 
 impl Probation {
-    fn begin() -> Self {
+    fn begin(standing: &Standing) -> Self {
         Self {
             end: Box::pin(sleep(STRANGERS_PATIENCE)),
+            sent_away: Box::pin(standing.sent_away()),
             is_farewell: false,
         }
     }
@@ -151,10 +154,26 @@ impl Connection {
         Self {
             socket,
             greeting: Some(greeting),
-            probation: Some(Probation::begin()),
+            probation: Some(Probation::begin(place.standing())),
             origin,
             place,
         }
+    }
+
+    /// Ends it, whatever it does, where somebody else has its place: also when its other end reads nothing.
+    fn keep_place(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Some(probation) = &mut self.probation else {
+            return Ok(());
+        };
+        // Who is known is not sent away any more.
+        let is_known = self.place.standing().term() == Term::Open;
+        if probation.sent_away.as_mut().poll(context).is_ready() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if is_known {
+            self.probation = None;
+        }
+        Ok(())
     }
 }
 
@@ -184,15 +203,13 @@ impl AsyncRead for Connection {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        this.keep_place(context)?;
         let before = buffer.filled().len();
         let read = match &mut this.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
         let standing = this.place.standing();
-        if standing.term() == Term::Open {
-            this.probation = None;
-        }
         if let Some(probation) = &mut this.probation
             && probation.is_over(standing, context)
         {
@@ -221,6 +238,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
+        self.keep_place(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write(context, data),
@@ -228,6 +246,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.keep_place(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_flush(context),
             Socket::Unix(socket) => Pin::new(socket).poll_flush(context),
@@ -246,6 +265,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.keep_place(context)?;
         match &mut self.socket {
             Socket::Tcp(socket) => Pin::new(socket).poll_write_vectored(context, data),
             Socket::Unix(socket) => Pin::new(socket).poll_write_vectored(context, data),

@@ -176,14 +176,11 @@ impl Door {
         // One line tells of all attempts until there is one that does not fail so.
         let mut is_told = false;
         loop {
-            let Some(free) = self.places.free().await else {
-                return;
-            };
             match acceptor.accept().await {
                 Ok(socket) => {
                     is_told = false;
                     let origin = socket.origin();
-                    let Some(place) = self.places.take(free, origin, socket.peer()) else {
+                    let Some(place) = self.places.take(origin, socket.peer()).await else {
                         tracing::debug!(?origin, "a connection was closed: its peer has too many");
                         continue;
                     };

@@ -1,8 +1,9 @@
 //! Places for connections: so many at each listener, of which one peer can take a part only, and who has not
-//! made a call yet a smaller one. Who has never been let in loses his place after a while.
+//! made a call yet a smaller one. Who has never been let in loses his place after a while, and at once where
+//! somebody comes for whom there is none.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv6Addr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -13,6 +14,7 @@ use std::{
 
 use http_body_util::BodyExt as _;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
 
 use super::peer::own_user;
@@ -47,7 +49,7 @@ const RETRY_CHECK: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Places {
     free: Arc<Semaphore>,
-    taken: Arc<Mutex<HashMap<Party, Taken>>>,
+    held: Arc<Mutex<Held>>,
 }
 
 /// Whose connections are counted together.
@@ -61,6 +63,17 @@ enum Party {
     Address(IpAddr),
     /// Nobody knows.
     Unknown,
+}
+
+/// Who has which places.
+#[derive(Debug, Default)]
+struct Held {
+    of_each: HashMap<Party, Taken>,
+    /// Those on which no call was let in yet, in the order in which they came, but for those that were sent
+    /// away.
+    strangers: BTreeMap<u64, Arc<Standing>>,
+    /// How many have come.
+    came: u64,
 }
 
 /// What one party has.
@@ -81,8 +94,12 @@ pub(super) struct Place {
 #[derive(Debug)]
 pub(crate) struct Standing {
     party: Party,
-    taken: Arc<Mutex<HashMap<Party, Taken>>>,
+    number: u64,
+    held: Arc<Mutex<Held>>,
+    /// Locked after what is held, where both are.
     is: Mutex<Is>,
+    /// Somebody else has its place.
+    sent_away: CancellationToken,
     /// Health checks that go on.
     checks: AtomicUsize,
 }
@@ -112,25 +129,46 @@ impl Places {
     pub(super) fn new() -> Self {
         Self {
             free: Arc::new(Semaphore::new(CONNECTIONS)),
-            taken: Arc::default(),
+            held: Arc::default(),
         }
     }
 
-    /// Waits until one more connection may be accepted.
-    pub(super) async fn free(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.free).acquire_owned().await.ok()
+    /// A place for a connection from `origin`, unless who is there has enough. Where none is free, a stranger
+    /// is sent away for it: who comes may have a key. Where there is no stranger, waits until somebody goes.
+    pub(super) async fn take(&self, origin: Origin, address: Option<IpAddr>) -> Option<Place> {
+        let party = party(origin, address);
+        if self.has_enough(party) {
+            return None;
+        }
+        let free = match Arc::clone(&self.free).try_acquire_owned() {
+            Ok(free) => free,
+            Err(_) => {
+                self.send_one_away();
+                Arc::clone(&self.free).acquire_owned().await.ok()?
+            }
+        };
+        let mut held = lock(&self.held);
+        held.came += 1;
+        let standing = Arc::new(Standing {
+            party,
+            number: held.came,
+            held: Arc::clone(&self.held),
+            is: Mutex::new(Is::Stranger),
+            sent_away: CancellationToken::new(),
+            checks: AtomicUsize::new(0),
+        });
+        let of_party = held.of_each.entry(party).or_default();
+        of_party.connections += 1;
+        of_party.strangers += 1;
+        held.strangers
+            .insert(standing.number, Arc::clone(&standing));
+        Some(Place {
+            standing,
+            _of_listener: free,
+        })
     }
 
-    /// A place for a connection from `origin`, unless who is there has enough.
-    pub(super) fn take(
-        &self,
-        free: OwnedSemaphorePermit,
-        origin: Origin,
-        address: Option<IpAddr>,
-    ) -> Option<Place> {
-        let party = party(origin, address);
-        let mut taken = lock(&self.taken);
-        let of_party = taken.entry(party).or_default();
+    fn has_enough(&self, party: Party) -> bool {
         let (most, strangers) = match party {
             Party::User(uid) if uid == 0 || Some(uid) == own_user() => {
                 (CONNECTIONS, STRANGERS_OF_OWNER)
@@ -139,22 +177,23 @@ impl Places {
                 (OF_PEER, STRANGERS_OF_PEER)
             }
         };
-        if of_party.connections >= most || of_party.strangers >= strangers {
-            return None;
+        let held = lock(&self.held);
+        let of_party = held.of_each.get(&party).copied().unwrap_or_default();
+        of_party.connections >= most || of_party.strangers >= strangers
+    }
+
+    /// Sends the oldest stranger away of the peer that has the most of them: that is not who has one only,
+    /// as whoever watches over the daemon.
+    fn send_one_away(&self) {
+        let mut held = lock(&self.held);
+        let of_party = |party| held.of_each.get(party).map(|taken| taken.strangers);
+        // Of those that are equal, the last one.
+        let strangers = held.strangers.values().rev();
+        let oldest = strangers.max_by_key(|standing| of_party(&standing.party));
+        let number = oldest.map(|standing| standing.number);
+        if let Some(standing) = number.and_then(|number| held.strangers.remove(&number)) {
+            standing.sent_away.cancel();
         }
-        of_party.connections += 1;
-        of_party.strangers += 1;
-        drop(taken);
-        let standing = Standing {
-            party,
-            taken: Arc::clone(&self.taken),
-            is: Mutex::new(Is::Stranger),
-            checks: AtomicUsize::new(0),
-        };
-        Some(Place {
-            standing: Arc::new(standing),
-            _of_listener: free,
-        })
     }
 }
 
@@ -180,14 +219,13 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        let mut held = lock(&self.standing.held);
         // From now on its calls change nothing any more.
-        let before = std::mem::replace(&mut *lock(&self.standing.is), Is::Known);
-        let mut taken = lock(&self.standing.taken);
-        if let Some(of_party) = taken.get_mut(&self.standing.party) {
+        self.standing.is_known(&mut held);
+        if let Some(of_party) = held.of_each.get_mut(&self.standing.party) {
             of_party.connections -= 1;
-            of_party.strangers -= usize::from(before != Is::Known);
             if of_party.connections == 0 {
-                taken.remove(&self.standing.party);
+                held.of_each.remove(&self.standing.party);
             }
         }
     }
@@ -196,10 +234,18 @@ impl Drop for Place {
 impl Standing {
     /// A call was let in.
     pub(super) fn welcome(&self) {
-        let before = std::mem::replace(&mut *lock(&self.is), Is::Known);
-        if before != Is::Known
-            && let Some(of_party) = lock(&self.taken).get_mut(&self.party)
-        {
+        if *lock(&self.is) != Is::Known {
+            self.is_known(&mut lock(&self.held));
+        }
+    }
+
+    /// It is no stranger from now on: all that is held says so at once.
+    fn is_known(&self, held: &mut Held) {
+        if std::mem::replace(&mut *lock(&self.is), Is::Known) == Is::Known {
+            return;
+        }
+        held.strangers.remove(&self.number);
+        if let Some(of_party) = held.of_each.get_mut(&self.party) {
             of_party.strangers -= 1;
         }
     }
@@ -212,13 +258,18 @@ impl Standing {
         }
     }
 
-    /// How long the connection may go on.
+    /// How long the connection may go on, unless it is sent away.
     pub(super) fn term(&self) -> Term {
         match *lock(&self.is) {
             Is::Known => Term::Open,
             Is::Unwelcome => Term::Farewell,
             Is::Stranger => Term::Patience,
         }
+    }
+
+    /// Waits until it is sent away.
+    pub(super) fn sent_away(&self) -> WaitForCancellationFutureOwned {
+        self.sent_away.clone().cancelled_owned()
     }
 
     /// Whether a health check goes on.
@@ -274,14 +325,31 @@ impl Drop for Check {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        pin::{Pin, pin},
+        task::{Context, Poll, Waker},
+    };
+
     use super::*;
 
     const SOMEBODY: Origin = Origin::Socket { uid: 23_456 };
     const OTHER: Origin = Origin::Loopback { uid: Some(23_457) };
 
+    /// What is there without waiting.
+    fn now<T>(future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        }
+    }
+
+    /// A place, unless who is there has enough, or there is none.
     fn take(places: &Places, origin: Origin) -> Option<Place> {
-        let free = Arc::clone(&places.free).try_acquire_owned().ok()?;
-        places.take(free, origin, None)
+        now(pin!(places.take(origin, None))).flatten()
+    }
+
+    fn user(uid: u32) -> Origin {
+        Origin::Socket { uid }
     }
 
     #[test]
@@ -307,7 +375,9 @@ mod tests {
         let late = Arc::clone(held[0].standing());
         drop(held);
         late.welcome();
-        assert!(lock(&places.taken).is_empty());
+        let left = lock(&places.held);
+        assert!(left.of_each.is_empty() && left.strangers.is_empty());
+        drop(left);
         assert_eq!(places.free.available_permits(), CONNECTIONS);
         assert!(take(&places, SOMEBODY).is_some());
     }
@@ -315,10 +385,45 @@ mod tests {
     #[test]
     fn root_has_nearly_all() {
         let places = Places::new();
-        let root = Origin::Socket { uid: 0 };
-        let held: Vec<_> = std::iter::from_fn(|| take(&places, root)).collect();
+        let held: Vec<_> = std::iter::from_fn(|| take(&places, user(0))).collect();
         assert_eq!(held.len(), STRANGERS_OF_OWNER);
         assert!(take(&places, SOMEBODY).is_some());
+    }
+
+    #[test]
+    fn strangers_make_room_the_oldest_of_those_who_have_the_most_first() {
+        let places = Places::new();
+        let watcher = take(&places, OTHER).unwrap();
+        let known = take(&places, SOMEBODY).unwrap();
+        known.standing().welcome();
+        // The last one has fewer than the others.
+        let all = STRANGERS_OF_PEER;
+        let counts = [all, all, all, CONNECTIONS - 2 - 3 * all];
+        let mut held = Vec::new();
+        for (uid, count) in (30_000..).zip(counts) {
+            held.extend((0..count).map(|_| take(&places, user(uid)).unwrap()));
+        }
+        assert_eq!(held.len(), CONNECTIONS - 2);
+        let is_sent_away = |place: &Place| now(pin!(place.standing().sent_away())).is_some();
+        assert!(!held.iter().any(is_sent_away));
+        for oldest in [0, all, 2 * all] {
+            let mut comes = pin!(places.take(SOMEBODY, None));
+            assert!(now(comes.as_mut()).is_none());
+            assert!(is_sent_away(&held[oldest]));
+            assert_eq!(held.iter().filter(|it| is_sent_away(it)).count(), 1);
+            drop(held.remove(oldest));
+            let came = now(comes).flatten().expect("its place is free");
+            came.standing().welcome();
+            held.insert(oldest, came);
+        }
+        assert!(!is_sent_away(&watcher) && !is_sent_away(&known));
+        // Where all are known, nobody goes.
+        for place in &held {
+            place.standing().welcome();
+        }
+        watcher.standing().welcome();
+        assert!(take(&places, SOMEBODY).is_none());
+        assert!(!held.iter().any(is_sent_away));
     }
 
     #[test]

@@ -36,6 +36,39 @@ for _ in range(number):
 print(len(held), flush=True)
 sys.stdin.read()
 ";
+/// Opens connections and watches the health of the daemon on each, which keeps them.
+const WATCHERS: &str = r"
+import socket, sys
+port, number = int(sys.argv[1]), int(sys.argv[2])
+def text(value):
+    return bytes([len(value)]) + value.encode()
+def frame(kind, flags, stream, body):
+    return len(body).to_bytes(3, 'big') + bytes([kind, flags]) + stream.to_bytes(4, 'big') + body
+fields = bytes([0x83, 0x86, 0x04]) + text('/grpc.health.v1.Health/Watch') + b'\x01' + text('x')
+for name, value in (('content-type', 'application/grpc'), ('te', 'trailers')):
+    fields += b'\x00' + text(name) + text(value)
+asked = frame(1, 4, 1, fields) + frame(0, 1, 1, bytes(5))
+held = []
+for _ in range(number):
+    end = socket.create_connection(('127.0.0.1', port))
+    end.settimeout(20)
+    told = end.makefile('rb')
+    try:
+        end.sendall(b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + frame(4, 0, 0, b'') + asked)
+        kind = None
+        while kind != 0:
+            head = told.read(9)
+            if len(head) < 9:
+                break
+            told.read(int.from_bytes(head[:3], 'big'))
+            kind = head[3]
+        else:
+            held.append(end)
+    except ConnectionError:
+        pass
+print(len(held), flush=True)
+sys.stdin.read()
+";
 
 /// A user's connections.
 struct Flood {
@@ -45,9 +78,9 @@ struct Flood {
 }
 
 impl Flood {
-    fn of(user: u32, port: u16, number: usize) -> Self {
+    fn of(user: u32, port: u16, number: usize, flood: &str) -> Self {
         let mut child = Command::new("python3")
-            .args(["-c", FLOOD, &port.to_string(), &number.to_string()])
+            .args(["-c", flood, &port.to_string(), &number.to_string()])
             .current_dir("/")
             .uid(user)
             .gid(user)
@@ -76,7 +109,7 @@ async fn who_has_no_key_leaves_places_for_those_who_have() {
     let key = keys.add("owner", "read", &[]);
     let daemon = with_keys(Setup::new().tcp(), &keys).await;
     let port = daemon.port();
-    let flood = tokio::task::spawn_blocking(move || Flood::of(OTHER, port, 1100));
+    let flood = tokio::task::spawn_blocking(move || Flood::of(OTHER, port, 1100, FLOOD));
     let flood = flood.await.unwrap();
     assert!((64..512).contains(&flood.held), "{}", flood.held);
     for channel in [
@@ -87,6 +120,26 @@ async fn who_has_no_key_leaves_places_for_those_who_have() {
         let called = info.get_info(with_key(&key, GetInfoRequest {}));
         promptly("there is a place", called).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn many_who_have_no_key_leave_a_place_for_one_who_has() {
+    let keys = Arc::new(KeyFile::new());
+    let key = keys.add("owner", "read", &[]);
+    let daemon = with_keys(Setup::new().tcp(), &keys).await;
+    let port = daemon.port();
+    let watching = (0..4).map(|user| {
+        tokio::task::spawn_blocking(move || Flood::of(OTHER + user, port, 256, WATCHERS))
+    });
+    let mut floods = Vec::new();
+    for flood in watching.collect::<Vec<_>>() {
+        floods.push(flood.await.unwrap());
+    }
+    let held: Vec<_> = floods.iter().map(|flood| flood.held).collect();
+    assert_eq!(held, [256; 4]);
+    let mut info = DaemonServiceClient::new(lazy_channel(&format!("http://127.0.0.1:{port}")));
+    let called = info.get_info(with_key(&key, GetInfoRequest {}));
+    promptly("there is a place", called).await.unwrap();
 }
 
 #[tokio::test]
