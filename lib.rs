@@ -75,7 +75,9 @@
 //! * **A caller's path is never opened by name.** The kernel resolves it beneath the workspace's
 //!   descriptor. Behind that, where the kernel has Landlock, the daemon can change nothing but its
 //!   workspaces and its state, and make and remove sockets where it listens; and beside them it can
-//!   read `/etc`, `/lib`, `/proc`, `/run`, `/usr` and devices, nothing else.
+//!   read `/etc`, `/lib`, `/proc`, `/run`, `/usr` and devices, and the folders in which its configuration
+//!   file, its key file and the links to them lie, with all that is below: these files are replaced by
+//!   others, so that a rule for them alone would not last. Nothing else.
 //! * **A change of files is made whole or not at all**, also when the daemon dies in the middle:
 //!   what it will do is in a journal first, and the next start undoes what was half done.
 //! * **A call with a request id is done once.** Its id is claimed on disk before it begins; one whose

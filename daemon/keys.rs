@@ -1,8 +1,27 @@
 //! The key file, for who administers it: `jig key`.
 
-use std::{collections::BTreeSet, path::Path, time::SystemTime};
+use std::{collections::BTreeSet, io, path::Path, time::SystemTime};
 
-use super::config::keys::{self, Allowance, Digest, Key, Rate, Role};
+use super::{
+    catalog::Catalog,
+    config::keys::{self, Allowance, Digest, EditError, Key, Rate, Role, shown},
+};
+
+/// Why a key file was left as it is, or cannot be listed. Display says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    /// What is asked for, or what the file holds, is against its rules.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be read or written.
+    #[error("{path}: {source}")]
+    Unusable {
+        /// The file or directory.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
 
 /// A key, as it is asked for and listed. It is not the key itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,14 +47,26 @@ pub struct Grant {
 }
 
 /// Adds a key to the file at `path`, making it where it is missing. Answers the key, which cannot be
-/// had again; or why the file was left as it is. Blocks.
-pub fn add(path: &Path, grant: &Grant) -> Result<String, String> {
-    let role = [Role::Read, Role::Invoke, Role::Admin]
-        .into_iter()
-        .find(|role| role.name() == grant.role)
-        .ok_or_else(|| format!("role {:?}: give read, invoke or admin", grant.role))?;
+/// had again. Blocks.
+pub fn add(path: &Path, grant: &Grant) -> Result<String, KeyFileError> {
+    let refused = |text: String| Err(KeyFileError::Refused(text));
+    let mut roles = [Role::Read, Role::Invoke, Role::Admin].into_iter();
+    let Some(role) = roles.find(|role| role.name() == grant.role) else {
+        return refused(format!("role {:?}: give read, invoke or admin", grant.role));
+    };
     if grant.burst.is_some() && grant.calls_per_second.is_none() {
-        return Err("a burst says nothing without a number of calls per second".to_owned());
+        return refused("a burst says nothing without a number of calls per second".to_owned());
+    }
+    let catalog = Catalog::load().map_err(|error| KeyFileError::Refused(error.to_string()))?;
+    let mut tools = grant.tools.iter();
+    if let Some(unknown) = tools.find(|tool| catalog.tool(tool).is_none()) {
+        // A daemon would refuse the whole file.
+        let known: Vec<_> = catalog.tools().collect();
+        return refused(format!(
+            "there is no tool {}; there are {}",
+            shown(unknown),
+            known.join(", ")
+        ));
     }
     let names = |names: &[String]| -> Option<BTreeSet<String>> {
         (!names.is_empty()).then(|| names.iter().cloned().collect())
@@ -55,18 +86,18 @@ pub fn add(path: &Path, grant: &Grant) -> Result<String, String> {
         },
         expires: grant.expires,
     };
-    let secret = keys::add(path, &key).map_err(|error| error.to_string())?;
+    let secret = keys::add(path, &key)?;
     Ok(secret.reveal().to_owned())
 }
 
-/// Takes the key of this name from the file at `path`; answers why it cannot be. Blocks.
-pub fn revoke(path: &Path, name: &str) -> Result<(), String> {
-    keys::revoke(path, name).map_err(|error| error.to_string())
+/// Takes the key of this name from the file at `path`. Blocks.
+pub fn revoke(path: &Path, name: &str) -> Result<(), KeyFileError> {
+    Ok(keys::revoke(path, name)?)
 }
 
-/// The keys of the file at `path`, or why it cannot be read. Blocks.
-pub fn list(path: &Path) -> Result<Vec<Grant>, String> {
-    let listed = keys::list(path).map_err(|error| error.to_string())?;
+/// The keys of the file at `path`. Blocks.
+pub fn list(path: &Path) -> Result<Vec<Grant>, KeyFileError> {
+    let listed = keys::list(path)?;
     let names = |names: Option<BTreeSet<String>>| names.into_iter().flatten().collect();
     let grants = listed.into_iter().map(|(key, created)| Grant {
         name: key.name,
@@ -80,4 +111,13 @@ pub fn list(path: &Path) -> Result<Vec<Grant>, String> {
         created,
     });
     Ok(grants.collect())
+}
+
+impl From<EditError> for KeyFileError {
+    fn from(error: EditError) -> Self {
+        match error {
+            EditError::Bad(text) => Self::Refused(text),
+            EditError::Unusable { path, source } => Self::Unusable { path, source },
+        }
+    }
 }

@@ -77,11 +77,11 @@ pub(crate) fn key(global: &Global, _: KeyArgs) -> ExitCode {
 mod keys {
     use std::{fmt::Write as _, path::Path, time::SystemTime};
 
-    use jig::daemon::keys::{self, Grant};
+    use jig::daemon::keys::{self, Grant, KeyFileError};
     use serde_json::{Value, json};
 
     use super::{Action, KeyArgs, NewArgs};
-    use crate::{failure::Failure, output};
+    use crate::{failure::Failure, local::Local, output};
 
     pub(super) fn act(args: KeyArgs, as_json: bool) -> Result<(), Failure> {
         let Some(path) = args.keys.filter(|path| !path.as_os_str().is_empty()) else {
@@ -92,7 +92,7 @@ mod keys {
             Action::New(args) => new(&path, args, as_json),
             Action::List => list(&path, as_json),
             Action::Revoke { name } => {
-                keys::revoke(&path, &name).map_err(Failure::System)?;
+                keys::revoke(&path, &name).map_err(failed)?;
                 output::note(&format!(
                     "the key {name:?} is revoked as soon as the daemon reads {} (kill -HUP)",
                     path.display()
@@ -100,6 +100,18 @@ mod keys {
                 Ok(())
             }
         }
+    }
+
+    fn failed(error: KeyFileError) -> Failure {
+        Failure::Local(match error {
+            KeyFileError::Refused(message) => Local {
+                code: "FAILED_PRECONDITION",
+                reason: None,
+                message,
+                path: None,
+            },
+            KeyFileError::Unusable { path, source } => Local::file(Path::new(&path), &source),
+        })
     }
 
     fn new(path: &Path, args: NewArgs, as_json: bool) -> Result<(), Failure> {
@@ -115,7 +127,7 @@ mod keys {
             expires: expires.map_err(|error| Failure::Usage(error.to_string()))?,
             created: None,
         };
-        let key = keys::add(path, &grant).map_err(Failure::System)?;
+        let key = keys::add(path, &grant).map_err(failed)?;
         if as_json {
             let mut told = told(&grant);
             told["key"] = key.into();
@@ -132,7 +144,7 @@ mod keys {
     }
 
     fn list(path: &Path, as_json: bool) -> Result<(), Failure> {
-        let grants = keys::list(path).map_err(Failure::System)?;
+        let grants = keys::list(path).map_err(failed)?;
         if as_json {
             let told: Vec<_> = grants.iter().map(told).collect();
             return output::json(&json!({ "keys": told }));

@@ -8,7 +8,7 @@ use super::{
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
-    file::File,
+    file::{self, File},
     jobs::jobs,
     keys::Keys,
     limits::limits,
@@ -33,8 +33,8 @@ impl Config {
     /// Reads the file that `args` names, if any, and puts both together.
     pub(crate) fn load(args: Args) -> Result<Self, ConfigError> {
         let args = args.without_empty();
-        let (path, read) = (args.config.clone(), args.config.as_deref().map(File::read));
-        let read = read.transpose();
+        let path = args.config.clone();
+        let read = path.as_deref().map(file::read).transpose();
         let (file, fixed) = read
             .map_err(|problem| ConfigError(vec![problem]))?
             .unwrap_or_default();

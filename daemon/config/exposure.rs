@@ -126,37 +126,19 @@ pub(super) fn keep_apart(
     workspaces: &[WorkspaceConfig],
     state_dir: &Path,
     listen: &[Address],
-    files: [(Option<&Path>, &str); 2],
+    files: [(Option<&Path>, &'static str); 2],
     problems: &mut Vec<String>,
 ) {
     keep_workspaces_apart(workspaces, problems);
-    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
-    let shown = workspaces.iter().flat_map(|workspace| {
-        let sources = workspace.binds.iter().map(|bind| bind.source.clone());
-        std::iter::once(workspace.path.clone()).chain(sources)
-    });
-    let visible: Vec<PathBuf> = system.chain(shown).collect();
+    keep_files_apart(workspaces, files, problems);
+    let visible = visible(workspaces);
     let state_dir = existing_part(state_dir);
     let sockets = listen.iter().filter_map(|address| match address {
         Address::Unix(path) => Some((existing_part(path), "--listen unix:")),
         Address::Tcp(_) => None,
     });
-    let files = files
-        .iter()
-        .filter_map(|(file, flag)| Some((*file.as_ref()?, *flag)));
-    let files: Vec<_> = files
-        .flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)))
-        .collect();
     let own = [(state_dir.clone(), "--state-dir")];
-    for (path, flag) in sockets.chain(own).chain(files) {
-        if let Some(visible) = visible.iter().find(|visible| path.starts_with(visible)) {
-            problems.push(format!(
-                "commands could reach {} through {}: choose a place outside of it with {flag}",
-                path.display(),
-                visible.display()
-            ));
-        }
-    }
+    keep_hidden(&visible, sockets.chain(own), problems);
     for visible in visible
         .iter()
         .filter(|visible| visible.starts_with(&state_dir))
@@ -179,6 +161,47 @@ pub(super) fn keep_apart(
                 "{} lies in {}, where commands could replace it: bind something else",
                 bind.source.display(),
                 tree.display()
+            ));
+        }
+    }
+}
+
+/// Sees that commands cannot reach the `files` that say who may call what, nor the links that lead to them.
+pub(super) fn keep_files_apart(
+    workspaces: &[WorkspaceConfig],
+    files: [(Option<&Path>, &'static str); 2],
+    problems: &mut Vec<String>,
+) {
+    let files = files
+        .into_iter()
+        .filter_map(|(file, flag)| Some((file?, flag)));
+    let places =
+        files.flat_map(|(file, flag)| places(file).into_iter().map(move |place| (place, flag)));
+    keep_hidden(&visible(workspaces), places, problems);
+}
+
+/// What commands see of the host.
+fn visible(workspaces: &[WorkspaceConfig]) -> Vec<PathBuf> {
+    let system = SYSTEM.iter().filter_map(|path| fs::canonicalize(path).ok());
+    let shown = workspaces.iter().flat_map(|workspace| {
+        let sources = workspace.binds.iter().map(|bind| bind.source.clone());
+        std::iter::once(workspace.path.clone()).chain(sources)
+    });
+    system.chain(shown).collect()
+}
+
+/// Sees that nothing of what is `own` lies in what is `visible`.
+fn keep_hidden(
+    visible: &[PathBuf],
+    own: impl Iterator<Item = (PathBuf, &'static str)>,
+    problems: &mut Vec<String>,
+) {
+    for (path, flag) in own {
+        if let Some(visible) = visible.iter().find(|visible| path.starts_with(visible)) {
+            problems.push(format!(
+                "commands could reach {} through {}: choose a place outside of it with {flag}",
+                path.display(),
+                visible.display()
             ));
         }
     }

@@ -7,10 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
 
 /// What a daemon that runs takes over.
-const RELOADED: [&str; 3] = ["policy", "approvals", "keys"];
+const RENEWED: [&str; 3] = ["policy", "approvals", "keys"];
 
 /// The whole file.
 #[derive(Debug, Default, Deserialize)]
@@ -31,6 +34,30 @@ pub(super) struct File {
     pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
     pub(super) proxy: Option<Proxy>,
+    pub(super) policy: Policy,
+    pub(super) approvals: Approvals,
+}
+
+/// What of the file a daemon that runs takes over. Of the rest, it does not matter what it says, but it must
+/// not be a policy whose name was misspelt.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Renewed {
+    listen: IgnoredAny,
+    pub(super) keys: Option<PathBuf>,
+    trust_loopback: IgnoredAny,
+    state_dir: IgnoredAny,
+    log: IgnoredAny,
+    log_level: IgnoredAny,
+    drain_timeout: IgnoredAny,
+    workspaces: IgnoredAny,
+    files: IgnoredAny,
+    sandbox: IgnoredAny,
+    limits: IgnoredAny,
+    requests: IgnoredAny,
+    jobs: IgnoredAny,
+    sessions: IgnoredAny,
+    proxy: IgnoredAny,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
 }
@@ -176,16 +203,29 @@ pub(super) struct Sessions {
     pub(super) record_bytes: Option<u64>,
 }
 
-impl File {
-    /// Reads the file at `path`. Answers beside it what of it can only be changed by a restart, as text.
-    pub(super) fn read(path: &Path) -> Result<(Self, String), String> {
-        let shown = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
-        let text = fs::read_to_string(path).map_err(|error| shown(&error))?;
-        let file = toml::from_str(&text).map_err(|error| shown(&error))?;
-        let mut rest: toml::Table = toml::from_str(&text).map_err(|error| shown(&error))?;
-        for reloaded in RELOADED {
-            rest.remove(reloaded);
+/// Reads the file at `path`. Answers beside it what of it can only be changed by a restart, as text.
+pub(super) fn read<T: DeserializeOwned>(path: &Path) -> Result<(T, String), String> {
+    let shown = |error: &dyn std::fmt::Display| format!("--config {}: {error}", path.display());
+    let text = fs::read_to_string(path).map_err(|error| shown(&error))?;
+    let file = toml::from_str(&text).map_err(|error| shown(&error))?;
+    let mut rest: toml::Table = toml::from_str(&text).map_err(|error| shown(&error))?;
+    for renewed in RENEWED {
+        rest.remove(renewed);
+    }
+    Ok((file, rest.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_the_file_may_have_is_known_when_it_is_read_again() {
+        fn refused<T: DeserializeOwned + std::fmt::Debug>() -> String {
+            toml::from_str::<T>("polcy = 1").unwrap_err().to_string()
         }
-        Ok((file, rest.to_string()))
+        // It tells all there are.
+        assert!(refused::<File>().contains("`policy`"));
+        assert_eq!(refused::<File>(), refused::<Renewed>());
     }
 }

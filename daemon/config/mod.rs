@@ -14,6 +14,7 @@ mod limits;
 pub(crate) mod listen;
 mod network;
 pub(crate) mod policy;
+pub(crate) mod renewal;
 pub(crate) mod requests;
 pub(crate) mod sessions;
 mod time;

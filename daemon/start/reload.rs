@@ -1,5 +1,5 @@
 //! Reading the configuration and the key file again, at SIGHUP: who may call and what is let in is replaced,
-//! as a whole or not at all, while calls go on. Everything else takes a restart.
+//! as a whole or not at all, while calls go on. Everything else takes a restart; what is wrong with it is told.
 //!
 //! A terminal that is closed sends SIGHUP, too, to what was started in it: that ends the daemon, as it ends
 //! other programs.
@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::daemon::{
     call::{Pipeline, access::unknown_names, policy::decision::Settings},
-    config::{Config, args::Args},
+    config::{Config, ConfigError, WorkspaceConfig, args::Args, renewal::Renewal},
     task,
 };
 
@@ -26,6 +26,8 @@ pub(super) struct Reload {
     hangups: Signal,
     /// What of the file takes a restart, as it was when the daemon started.
     fixed: String,
+    /// What it serves, whatever the file says by now.
+    workspaces: Arc<[WorkspaceConfig]>,
     has_terminal: bool,
 }
 
@@ -36,6 +38,7 @@ impl Reload {
             args,
             hangups: signal(SignalKind::hangup())?,
             fixed: config.fixed.clone(),
+            workspaces: config.workspaces.clone().into(),
             has_terminal: has_terminal(),
         })
     }
@@ -66,13 +69,15 @@ impl Reload {
     }
 
     async fn reload(&self, pipeline: &Pipeline) -> Result<(), Vec<String>> {
-        let args = self.args.clone();
-        let loaded = task::blocking(move || Config::load(args)).await;
-        let config = match loaded {
-            Ok(config) => config.map_err(|error| error.0)?,
+        let (args, workspaces) = (self.args.clone(), Arc::clone(&self.workspaces));
+        let read = task::blocking(move || {
+            let renewal = Renewal::read(args.clone(), &workspaces)?;
+            Ok((renewal, Config::load(args).err()))
+        });
+        let (config, unusable) = match read.await {
+            Ok(read) => read.map_err(|error: ConfigError| error.0)?,
             Err(panic) => return Err(vec![panic.to_string()]),
         };
-        // Those that there are, whatever the file says now.
         let scenes = pipeline.scenes.iter();
         let names: Vec<_> = scenes.map(|scene| scene.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
@@ -107,6 +112,9 @@ impl Reload {
                 remedy = "restart the daemon",
                 "the configuration file was changed in more than its tables policy and approvals, and keys: that does not count yet"
             );
+        }
+        for problem in unusable.into_iter().flat_map(|error| error.0) {
+            tracing::warn!(problem, "the daemon could not be started so again");
         }
         Ok(())
     }

@@ -62,12 +62,19 @@ fn what_cannot_be_a_key_is_refused_and_changes_nothing() {
         (&["new", "x", "--burst", "1"], 64, "--calls-per-second"),
         (&["new", "x", "--calls-per-second", "0"], 1, "from 1 to"),
         (&["new", "x", "--expires", "soon"], 64, "--expires"),
+        (
+            &["new", "x", "--for-tool", "rnu"],
+            1,
+            "there is no tool \"rnu\"; there are apply_patch,",
+        ),
         (&["revoke", "nobody"], 1, "jig key list"),
         (&["revoke"], 64, "NAME"),
     ] {
         let output = keys.jig(words);
         assert_eq!(output.status.code(), Some(code), "{words:?}: {output:?}");
-        assert!(text(&output.stderr).contains(part), "{words:?}: {output:?}");
+        let told = text(&output.stderr);
+        assert!(told.contains(part), "{words:?}: {output:?}");
+        assert!(!told.contains("UNKNOWN"), "{told}");
         assert!(output.stdout.is_empty(), "{output:?}");
         assert_eq!(fs::read(keys.path()).unwrap(), before);
     }

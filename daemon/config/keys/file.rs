@@ -2,7 +2,9 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
-    fmt, fs,
+    fmt,
+    fs::File,
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -11,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    place::{OTHERS_WRITE, check_place, look},
+    place::{OTHERS_WRITE, open, open_guarded},
     secret::{Digest, PREFIX, shown},
 };
 
@@ -128,7 +130,7 @@ impl Keys {
     /// Reads the file at `path`. A problem names the key and the field.
     pub(crate) fn read(path: &Path) -> Result<Self, Vec<String>> {
         let shown = path.display();
-        let written = check_place(path).and_then(|()| Written::read(path));
+        let written = open_guarded(path).and_then(Written::of);
         let written = written.map_err(|problem| vec![format!("--keys {shown}: {problem}")])?;
         let mut problems = Vec::new();
         let keys = check(written, &mut problems);
@@ -148,17 +150,18 @@ impl Keys {
 impl Written {
     /// Reads the file at `path`.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let metadata = look(path)?;
-        if !metadata.is_file() {
-            return Err("is no file".to_owned());
-        }
+        Self::of(open(path)?)
+    }
+
+    fn of(file: File) -> Result<Self, String> {
+        let metadata = file.metadata().map_err(|error| error.to_string())?;
         if metadata.mode() & OTHERS_WRITE != 0 {
             return Err(format!(
                 "others than its owner may write to it (mode {:04o}), and so let in whom they like: chmod go-w it",
                 metadata.mode() & 0o7777
             ));
         }
-        let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+        let text = io::read_to_string(file).map_err(|error| error.to_string())?;
         Self::parse(&text)
     }
 
@@ -406,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_file_that_others_may_write_to_is_refused() {
-        use std::os::unix::fs::PermissionsExt as _;
+        use std::{fs, os::unix::fs::PermissionsExt as _};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys.toml");
         let with_mode = |mode: u32| {

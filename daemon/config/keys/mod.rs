@@ -19,7 +19,7 @@ mod place;
 mod secret;
 
 pub(crate) use self::{
-    edit::{add, list, revoke},
+    edit::{EditError, add, list, revoke},
     file::{Allowance, Key, Keys, Rate, Role},
     secret::{Digest, shown},
 };

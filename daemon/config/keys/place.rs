@@ -1,61 +1,185 @@
-//! Where a key file lies: who can replace it, can let in whom he likes.
+//! Where a key file lies: who can replace it, can let in whom he likes. So each directory and link on the way
+//! to it is looked at as it is gone through, and what is read is what was found at the end of that way.
 
-use std::{fs, io::ErrorKind, os::unix::fs::MetadataExt as _, path::Path};
+use std::{
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, ErrorKind},
+    os::{fd::OwnedFd, unix::ffi::OsStringExt as _},
+    path::{Component, Path, PathBuf},
+};
 
-use rustix::process::geteuid;
+use rustix::{
+    fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat},
+    process::geteuid,
+};
 
 /// Who may write to a file or folder beside its owner.
 pub(super) const OTHERS_WRITE: u32 = 0o022;
 /// With this, what is in a folder can be replaced by its owner only.
 const STICKY: u32 = 0o1000;
+/// Links that are followed, as in the kernel (path_resolution(7)).
+const MOST_LINKS: usize = 40;
 
-/// Looks whether nobody but the daemon's own user and root can replace the file at `path`, or what is in it.
-pub(super) fn check_place(path: &Path) -> Result<(), String> {
-    let metadata = look(path)?;
-    let path = fs::canonicalize(path).map_err(|error| error.to_string())?;
-    let own = geteuid().as_raw();
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let of_folder = fs::metadata(folder).map_err(|error| error.to_string())?;
-    for (what, place, owner) in [
-        ("it", path.as_path(), metadata.uid()),
-        ("its directory", folder, of_folder.uid()),
-    ] {
-        if owner != 0 && owner != own {
-            return Err(format!(
-                "{what} belongs to the user {owner}, who can let in whom he likes: chown {} to the daemon's user or to root",
-                place.display()
-            ));
+/// The way to a file, as far as it was gone.
+struct Way {
+    /// The directory that it has come to, and its path.
+    at: OwnedFd,
+    path: PathBuf,
+    /// What is still to be gone through, the last one first.
+    left: Vec<OsString>,
+    links: usize,
+}
+
+/// Opens the file at `path`, if nobody but the daemon's own user and root can replace it, or what is in it.
+pub(super) fn open_guarded(path: &Path) -> Result<File, String> {
+    let path = std::path::absolute(path).map_err(|error| explain(&error))?;
+    let mut way = Way::begin(&path)?;
+    while let Some(name) = way.left.pop() {
+        if let Some(file) = way.go(&name)? {
+            return Ok(file);
         }
     }
-    for folder in folder.ancestors() {
-        let mode = fs::metadata(folder).map_err(|error| error.to_string())?;
-        let mode = mode.mode();
-        if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
-            return Err(format!(
-                "others than its owner may write to the directory {} (mode {:04o}), and so replace it: chmod go-w that",
-                folder.display(),
-                mode & 0o7777
-            ));
+    Err(NO_FILE.to_owned())
+}
+
+/// Opens the file at `path`.
+pub(super) fn open(path: &Path) -> Result<File, String> {
+    open_at(&CWD, path.as_os_str(), OFlags::empty())
+}
+
+/// Why the key file cannot be read, and what to do.
+fn explain(error: &io::Error) -> String {
+    let remedy = if error.kind() == ErrorKind::PermissionDenied {
+        "a daemon reads it as its own user and, once it serves, only where it and the links to it were at its start: restart it where that has changed"
+    } else {
+        "make a key with `jig key new --keys FILE`"
+    };
+    format!("{error}: {remedy}")
+}
+
+const NO_FILE: &str = "is no file";
+
+/// Opens a file for reading; never waits for somebody to write to it.
+fn open_at(folder: &impl std::os::fd::AsFd, name: &OsStr, flags: OFlags) -> Result<File, String> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC | flags;
+    let file = openat(folder, name, flags, Mode::empty());
+    let file = file.map_err(|errno| explain(&errno.into()))?;
+    let stat = fstat(&file).map_err(|errno| explain(&errno.into()))?;
+    match FileType::from_raw_mode(stat.st_mode).is_file() {
+        true => Ok(file.into()),
+        false => Err(NO_FILE.to_owned()),
+    }
+}
+
+impl Way {
+    fn begin(path: &Path) -> Result<Self, String> {
+        let (at, root) = root()?;
+        let mut way = Self {
+            at,
+            path: root,
+            left: Vec::new(),
+            links: 0,
+        };
+        way.then(path);
+        Ok(way)
+    }
+
+    /// Has it go through `path` next.
+    fn then(&mut self, path: &Path) {
+        let names = path.components().filter_map(|component| match component {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+        });
+        let names: Vec<_> = names.collect();
+        self.left.extend(names.into_iter().rev());
+    }
+
+    /// Goes one step. Answers the file, at the end of the way.
+    fn go(&mut self, name: &OsStr) -> Result<Option<File>, String> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let found = openat(&self.at, name, flags, Mode::empty());
+        let found = found.map_err(|errno| explain(&errno.into()))?;
+        let stat = fstat(&found).map_err(|errno| explain(&errno.into()))?;
+        let path = match name == ".." {
+            true => self.path.parent().unwrap_or(&self.path).to_owned(),
+            false => self.path.join(name),
+        };
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind.is_symlink() {
+            check_owner("a link that leads to it", &path, stat.st_uid)?;
+            let target = readlinkat(&found, "", Vec::new());
+            let target = target.map_err(|errno| explain(&errno.into()))?;
+            self.follow(&PathBuf::from(OsString::from_vec(target.into_bytes())))?;
+        } else if kind.is_dir() {
+            check_folder(&found, &path)?;
+            (self.at, self.path) = (found, path);
+        } else if self.left.is_empty() {
+            let file = open_at(&self.at, name, OFlags::NOFOLLOW)?;
+            let stat = fstat(&file).map_err(|errno| explain(&errno.into()))?;
+            check_owner("it", &path, stat.st_uid)?;
+            return Ok(Some(file));
+        } else {
+            return Err(explain(&ErrorKind::NotADirectory.into()));
         }
+        Ok(None)
+    }
+
+    fn follow(&mut self, target: &Path) -> Result<(), String> {
+        self.links += 1;
+        if self.links > MOST_LINKS {
+            return Err("too many links lead to it".to_owned());
+        }
+        if target.is_absolute() {
+            (self.at, self.path) = root()?;
+        }
+        self.then(target);
+        Ok(())
+    }
+}
+
+/// Where every way begins, and its path.
+fn root() -> Result<(OwnedFd, PathBuf), String> {
+    let (path, flags) = (
+        Path::new("/"),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+    );
+    let root = openat(CWD, path, flags, Mode::empty()).map_err(|errno| explain(&errno.into()))?;
+    check_folder(&root, path)?;
+    Ok((root, path.to_owned()))
+}
+
+fn check_folder(folder: &OwnedFd, path: &Path) -> Result<(), String> {
+    let stat = fstat(folder).map_err(|errno| explain(&errno.into()))?;
+    check_owner("a directory above it", path, stat.st_uid)?;
+    let mode = stat.st_mode;
+    if mode & OTHERS_WRITE != 0 && mode & STICKY == 0 {
+        return Err(format!(
+            "others than its owner may write to the directory {} (mode {:04o}), and so replace it: chmod go-w that",
+            path.display(),
+            mode & 0o7777
+        ));
     }
     Ok(())
 }
 
-/// What is at `path`.
-pub(super) fn look(path: &Path) -> Result<fs::Metadata, String> {
-    fs::metadata(path).map_err(|error| {
-        let remedy = if error.kind() == ErrorKind::PermissionDenied {
-            "a daemon reads it as its own user and, once it serves, only where it and the links to it were at its start: restart it where that has changed"
-        } else {
-            "make a key with `jig key new --keys FILE`"
-        };
-        format!("{error}: {remedy}")
-    })
+fn check_owner(what: &str, path: &Path, owner: u32) -> Result<(), String> {
+    if owner == 0 || owner == geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(format!(
+        "{what} belongs to the user {owner}, who can let in whom he likes: chown {} to the daemon's user or to root",
+        path.display()
+    ))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, chown};
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt as _, chown, lchown, symlink},
+    };
 
     use super::*;
 
@@ -68,7 +192,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         let with_mode = |mode: u32| {
             fs::set_permissions(&place, fs::Permissions::from_mode(mode)).unwrap();
-            check_place(&path)
+            open_guarded(&path)
         };
         for mode in [0o700, 0o755, 0o1777] {
             with_mode(mode).unwrap();
@@ -79,15 +203,82 @@ mod tests {
         }
         with_mode(0o755).unwrap();
         // Of whom it is can be changed by root only, as whom the tests run that need it.
-        for (changed, told) in [(&path, "it belongs"), (&place, "its directory belongs")] {
+        let own = geteuid().as_raw();
+        let above = folder.path().to_owned();
+        for (changed, told) in [
+            (&path, "it belongs"),
+            (&place, "a directory above it belongs"),
+            (&above, "a directory above it belongs"),
+        ] {
             if chown(changed, Some(12_345), None).is_ok() {
-                let problem = check_place(&path).unwrap_err();
+                let problem = open_guarded(&path).unwrap_err();
                 assert!(
                     problem.contains(told) && problem.contains("12345"),
                     "{problem}"
                 );
-                chown(changed, Some(geteuid().as_raw()), None).unwrap();
+                chown(changed, Some(own), None).unwrap();
             }
         }
+    }
+
+    #[test]
+    fn what_links_lead_to_is_read_and_each_of_them_is_looked_at() {
+        // As Kubernetes mounts a secret.
+        let folder = tempfile::tempdir().unwrap();
+        let [volume, first] = ["volume", "volume/..first"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&first).unwrap();
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o1777)).unwrap();
+        fs::write(first.join("keys.toml"), "first").unwrap();
+        symlink("..first", volume.join("..data")).unwrap();
+        symlink("..data/keys.toml", volume.join("keys.toml")).unwrap();
+        symlink(volume.join("keys.toml"), folder.path().join("link")).unwrap();
+        symlink("volume/../volume/./keys.toml", folder.path().join("detour")).unwrap();
+        for path in ["volume/keys.toml", "link", "detour"] {
+            let file = open_guarded(&folder.path().join(path)).unwrap();
+            assert_eq!(io::read_to_string(file).unwrap(), "first", "{path}");
+        }
+        let own = geteuid().as_raw();
+        let link = volume.join("..data");
+        if lchown(&link, Some(12_345), None).is_ok() {
+            let problem = open_guarded(&volume.join("keys.toml")).unwrap_err();
+            assert!(
+                problem.contains("a link that leads to it belongs"),
+                "{problem}"
+            );
+            lchown(&link, Some(own), None).unwrap();
+        }
+        // Where a link lies, matters as much.
+        let open_to_all = folder.path().join("open");
+        fs::create_dir(&open_to_all).unwrap();
+        fs::set_permissions(&open_to_all, fs::Permissions::from_mode(0o777)).unwrap();
+        symlink(volume.join("keys.toml"), open_to_all.join("keys.toml")).unwrap();
+        let problem = open_guarded(&open_to_all.join("keys.toml")).unwrap_err();
+        assert!(problem.contains("chmod go-w"), "{problem}");
+        symlink("loop", folder.path().join("loop")).unwrap();
+        for (path, told) in [
+            ("loop", "too many links"),
+            ("volume", NO_FILE),
+            ("none/keys.toml", "jig key new"),
+            ("volume/keys.toml/x", "ot a directory"),
+        ] {
+            let problem = open_guarded(&folder.path().join(path)).unwrap_err();
+            assert!(problem.contains(told), "{path}: {problem}");
+        }
+    }
+
+    #[test]
+    fn what_was_looked_at_is_what_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["keys.toml", "other"].map(|name| folder.path().join(name));
+        fs::write(&path, "right").unwrap();
+        fs::write(&other, "wrong").unwrap();
+        let file = open_guarded(&path).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert_eq!(io::read_to_string(file).unwrap(), "right");
+        // Nobody is waited for who might write.
+        let fifo = folder.path().join("fifo");
+        rustix::fs::mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
+        assert_eq!(open_guarded(&fifo).unwrap_err(), NO_FILE);
+        assert_eq!(open(&fifo).unwrap_err(), NO_FILE);
     }
 }

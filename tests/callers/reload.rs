@@ -1,0 +1,50 @@
+//! Taking a key away from a daemon that runs, whatever else is wrong.
+
+use std::{fs, sync::Arc};
+
+use super::with_keys;
+use crate::support::{Daemon, KeyFile, Refusal, Setup, shell, with_key};
+
+#[tokio::test]
+async fn a_key_is_taken_away_whatever_is_wrong_with_what_takes_a_restart() {
+    let keys = Arc::new(KeyFile::new());
+    let path = keys.path();
+    keys.add("stays", "read", &[]);
+    let daemon = with_keys(Setup::new().workspace_table(""), &keys).await;
+    let config = daemon.beside("jig.toml");
+    let good = fs::read_to_string(&config).unwrap();
+    let works = async |key: &str| match daemon.try_run(with_key(key, shell("true"))).await {
+        Ok(_) => true,
+        Err(refused) => {
+            assert_eq!(Refusal::of(&refused).reason, "UNAUTHENTICATED");
+            false
+        }
+    };
+    let [workspace, away] = [daemon.workspace(), daemon.beside("away")];
+    fs::rename(&workspace, &away).unwrap();
+    for wrong in [
+        "",
+        "listen = [\"0.0.0.0:1\", \"nonsense\"]\n",
+        "[limits]\nprocesses = \"many\"\n",
+        "[sandbox]\nbind = [\"/nowhere\"]\nno_such_field = 1\n",
+    ] {
+        fs::write(&config, format!("{wrong}{good}")).unwrap();
+        let key = keys.add("gone", "invoke", &[]);
+        daemon.reload(Daemon::READ_AGAIN).await;
+        assert!(works(&key).await, "{wrong}");
+        assert!(keys.jig(&["revoke", "gone"]).status.success());
+        // It is told all the same that it is wrong.
+        daemon.reload("could not be started so again").await;
+        assert!(!works(&key).await, "{wrong}");
+    }
+    // What may be meant to be the policy is not left out, and keys are not taken from where commands write.
+    fs::rename(&away, &workspace).unwrap();
+    fs::write(&config, format!("[polcy]\ndangerous = \"deny\"\n{good}")).unwrap();
+    daemon.reload(Daemon::NOT_READ_AGAIN).await;
+    let folder = path.parent().unwrap();
+    fs::write(&config, &good).unwrap();
+    fs::rename(&path, daemon.file("keys.toml")).unwrap();
+    std::os::unix::fs::symlink(daemon.file("keys.toml"), folder.join("keys.toml")).unwrap();
+    daemon.reload(Daemon::NOT_READ_AGAIN).await;
+    assert!(daemon.log().contains("commands could reach"));
+}
