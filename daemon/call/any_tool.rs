@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Checked, InPlace, LetIn, Pipeline, access::principal::Principal, context::Incoming,
-    until_its_time_is_up,
+    Checked, InPlace, LetIn, Pipeline, access::principal::Principal, admission::Applicant,
+    context::Incoming, until_its_time_is_up,
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -27,6 +27,10 @@ use crate::daemon::{
     },
 };
 
+/// What it costs to look at a byte of JSON, as so many of a message: values are made of it, and a message of
+/// these.
+const COST_OF_JSON: usize = 4;
+
 /// What is being waited for.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -34,6 +38,9 @@ pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(super) trait AnyTool: Send + Sync {
     /// Looks whether somebody may call it at all, whatever with.
     fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error>;
+
+    /// What it costs to look at a byte of its parameters, as so many of plain text.
+    fn cost(&self) -> usize;
 
     /// Looks whether a call could be made, and does nothing. Takes its time where there is much to look at.
     fn check(
@@ -60,6 +67,9 @@ pub(super) trait LetInCall: Send {
 
     /// Whether it still may be made: it may be long since that was looked at.
     fn stands(&self, pipeline: &Arc<Pipeline>) -> Boxed<'static, Result<bool, Error>>;
+
+    /// What it wants, as a call of `principal`.
+    fn applicant<'a>(&'a self, principal: &'a Principal) -> Applicant<'a>;
 
     /// Records that it starts, and starts it.
     fn begin(
@@ -129,6 +139,12 @@ pub(super) fn find(name: &str, principal: &Principal) -> Result<&'static dyn Any
     })
 }
 
+/// What it costs to look at so many bytes of parameters for the tool of this name, if there is one.
+pub(super) fn cost(name: &str, bytes: usize) -> usize {
+    let cost = TOOLS.get(name).map_or(COST_OF_JSON, |tool| tool.cost());
+    bytes.saturating_mul(cost)
+}
+
 impl<T: Tool> AnyTool for Typed<T>
 where
     T::Response: Message + Default,
@@ -136,6 +152,10 @@ where
     fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error> {
         principal.has_role(pipeline.spec::<T>()?.role, T::NAME)?;
         pipeline.is_switched_on(T::NAME)
+    }
+
+    fn cost(&self) -> usize {
+        T::COST * COST_OF_JSON
     }
 
     fn check(
@@ -178,6 +198,10 @@ where
         let principal = Arc::clone(&self.incoming.principal);
         let is_approved = self.approved_by().is_some();
         Box::pin(async move { pipeline.stands(&principal, judged, is_approved).await })
+    }
+
+    fn applicant<'a>(&'a self, principal: &'a Principal) -> Applicant<'a> {
+        self.applicant(principal)
     }
 
     fn begin(

@@ -1,12 +1,13 @@
 //! Checking calls: what can be seen of them before anything is done.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use prost::Message as _;
 
 use super::{
     Checked, Pipeline,
-    admission::Applicant,
+    admission::{Applicant, Deadline},
+    admit::leave_in_span,
     context::Incoming,
     repeatable::Repeatable,
     subject::{KEPT, Said, Subject, told},
@@ -18,7 +19,8 @@ use crate::daemon::{
     tool::{Scene, Tool},
 };
 
-/// Requests that are looked at at once; longer ones in their turn, on a thread that may block.
+/// Requests that are looked at at once, of plain text; what takes longer, in its turn, on a thread that may
+/// block.
 const LARGE: usize = 64 << 10;
 
 impl Pipeline {
@@ -37,18 +39,46 @@ impl Pipeline {
         method: Option<&'static str>,
     ) -> Result<(Option<Repeatable>, Checked<T>), Error> {
         let bytes = request.encoded_len();
-        if bytes <= LARGE {
+        if bytes.saturating_mul(T::COST) <= LARGE {
             return self.inspect::<T>(incoming, request, method);
         }
+        let pipeline = Arc::clone(self);
+        let looks = move |incoming: &Incoming| pipeline.inspect::<T>(incoming, request, method);
+        self.look_in_turn(incoming, bytes, looks).await
+    }
+
+    /// Looks at what a call says, which takes so many bytes of memory, and costs as much as so many of plain
+    /// text do: at once, or in its turn and on a thread that may block, where there is much to look at.
+    pub(crate) async fn look_into<R: Send + 'static>(
+        &self,
+        incoming: &Incoming,
+        (bytes, cost): (usize, usize),
+        looks: impl FnOnce(&Incoming) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Error> {
+        match cost <= LARGE {
+            true => looks(incoming),
+            false => self.look_in_turn(incoming, bytes, looks).await,
+        }
+    }
+
+    async fn look_in_turn<R: Send + 'static>(
+        &self,
+        incoming: &Incoming,
+        bytes: usize,
+        looks: impl FnOnce(&Incoming) -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, Error> {
         let applicant = Applicant {
             principal: &incoming.principal,
-            deadline: incoming.deadline,
+            deadline: Deadline::At(incoming.deadline),
             bytes,
+            seats: None,
         };
-        let place = self.admission.look(applicant, &self.drain).await?;
-        let (pipeline, incoming) = (Arc::clone(self), incoming.clone());
+        let since = Instant::now();
+        let place = self.admission.look(applicant, &self.drain).await;
+        let place = place.inspect_err(|error| leave_in_span(incoming, error, since))?;
+        let incoming = incoming.clone();
         let looked = task::blocking(move || {
-            let looked = pipeline.inspect::<T>(&incoming, request, method);
+            let looked = looks(&incoming);
             drop(place);
             looked
         });

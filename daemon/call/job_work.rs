@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
@@ -23,13 +23,12 @@ use super::{
     drain::Drain,
     envelope::{Call, envelope},
     jobs::{Live, RETRY},
-    params,
+    order::Order,
     state_error::of_database,
 };
 use crate::daemon::{
-    config::jobs::is_queue_name,
     descriptors::Attempts,
-    error::{Error, Reason, Violation},
+    error::{Error, Reason},
     store::{
         jobs::{Job, JobState},
         session::SessionId,
@@ -43,21 +42,6 @@ use crate::daemon::{
 const NO_SPACE: Duration = Duration::from_secs(5);
 /// How long the turn of a job is kept while the log takes that it runs, which is a hundred times what that takes.
 const TURN: Duration = Duration::from_millis(100);
-
-/// A call that is to be made when its turn comes.
-#[derive(Debug)]
-pub(crate) struct Submission {
-    /// Name of the tool.
-    pub(crate) tool: String,
-    /// Its parameters.
-    pub(crate) params: Map<String, Value>,
-    /// How many bytes they were sent as.
-    pub(crate) bytes: usize,
-    /// The queue to wait in.
-    pub(crate) queue: String,
-    /// Who comes first: higher before lower.
-    pub(crate) priority: i32,
-}
 
 /// How the work of a job has ended.
 enum End {
@@ -104,7 +88,7 @@ impl Pipeline {
     pub(crate) async fn submit_job(
         self: &Arc<Self>,
         incoming: &Incoming,
-        submission: Submission,
+        order: Order,
         is_unfinished: bool,
     ) -> Result<Job, Error> {
         let workspace = self.scene(incoming)?.workspace.name().to_owned();
@@ -117,22 +101,14 @@ impl Pipeline {
             }
         }
         self.drain.refuse_new()?;
-        if !is_queue_name(&submission.queue) {
-            let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
-            return Err(Error::invalid_field("queue", text));
-        }
-        let tool = any_tool::find(&submission.tool, &incoming.principal)?;
-        tool.is_open(self, &incoming.principal)?;
-        let params = {
-            let (pipeline, incoming, params) =
-                (Arc::clone(self), incoming.clone(), submission.params);
-            move || {
-                tool.check(&pipeline, incoming, &params)
-                    .map_err(of_params)?;
-                serde_json::to_vec(&params).map_err(Error::internal)
-            }
-        };
-        let params = params::beside_others(submission.bytes, params).await?;
+        let Order {
+            tool,
+            params,
+            queue,
+            priority,
+            is_open,
+        } = order;
+        is_open?;
         let id = self.jobs.new_id();
         let job = Job {
             id: id.to_string(),
@@ -140,9 +116,9 @@ impl Pipeline {
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
             request,
-            tool: submission.tool,
-            queue: submission.queue,
-            priority: submission.priority,
+            tool,
+            queue,
+            priority,
             state: JobState::Queued,
             trace: write_parent(&incoming.parent),
             submitted: id.datetime(),
@@ -268,12 +244,13 @@ impl Pipeline {
         let checked = {
             let (pipeline, id) = (Arc::clone(self), job.id.clone());
             let bytes = params.len();
-            let check = move || {
+            let check = move |incoming: &Incoming| {
                 let params = serde_json::from_slice(&params);
                 let params = params.map_err(|error| gone(&id, &error.into()))?;
-                tool.check(&pipeline, incoming, &params)
+                tool.check(&pipeline, incoming.clone(), &params)
             };
-            params::beside_others(bytes, check).await?
+            let cost = any_tool::cost(&job.tool, bytes);
+            self.look_into(&incoming, (bytes, cost), check).await?
         };
         let mut let_in = checked.let_in(self);
         let let_in = tokio::select! {
@@ -291,7 +268,7 @@ impl Pipeline {
             *approval = Some(Approval { to, by });
         }
         // Its caller may have as many calls going on as he may have: others have their turn meanwhile.
-        let place = self.admit_job(&principal).await?;
+        let place = self.admit_job(let_in.applicant(&principal)).await?;
         // All that may have taken hours.
         if !let_in.stands(self).await? {
             return Err(Hindrance::Passing(Duration::ZERO));
@@ -448,17 +425,4 @@ fn gone(id: &str, error: &io::Error) -> Error {
     let text =
         "what this job was to do is not in the daemon's state directory any more: submit it again";
     Error::new(Reason::DaemonLost, text)
-}
-
-/// What is wrong with parameters that are themselves a field of the request.
-fn of_params(error: Error) -> Error {
-    if error.violations.is_empty() {
-        return error;
-    }
-    let violations = error.violations.into_iter();
-    let named = violations.map(|Violation { field, description }| Violation {
-        field: format!("params.{field}"),
-        description,
-    });
-    Error::invalid(named.collect())
 }

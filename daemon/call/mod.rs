@@ -29,12 +29,14 @@ pub(crate) mod idempotency;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
 mod kept;
+pub(crate) mod order;
 pub(crate) mod params;
 mod permit;
 pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
 mod repeatable;
+mod repeats;
 mod rights;
 pub(crate) mod sent;
 pub(crate) mod start;
@@ -60,7 +62,7 @@ use tracing::Instrument as _;
 
 use self::{
     access::{Access, principal::Principal},
-    admission::{Admission, Admitted, Applicant},
+    admission::{Admission, Admitted},
     approval::pending::Approvals,
     context::Incoming,
     drain::Drain,
@@ -255,7 +257,7 @@ impl Pipeline {
         if let Some(call) = repeatable {
             return self.call_once::<T>(incoming, checked, call).await;
         }
-        let begun = self.begin::<T>(incoming, checked).await?;
+        let begun = self.begin::<T>(incoming, checked, None).await?;
         let until = begun.until;
         let (task, abandon) = begun.spawn(self);
         // Dropped with the caller: then nobody waits for the work any more.
@@ -266,32 +268,6 @@ impl Pipeline {
     fn changes_something<T: Tool>(&self) -> bool {
         let spec = self.catalog.tool(T::NAME);
         spec.is_none_or(|spec| !spec.options.read_only)
-    }
-
-    /// Lets a call of the tool `T` in, waits for a place for it, and records that it starts.
-    async fn begin<T: Tool>(
-        self: &Arc<Self>,
-        incoming: Incoming,
-        checked: Checked<T>,
-    ) -> Result<Begun<T>, Error> {
-        let mut let_in = self.let_in(incoming, checked).await?;
-        let judged = match let_in.permitted.approved_by() {
-            None => let_in.judged.shorten(),
-            // Who has approved it has seen all of it, and such are few.
-            Some(_) => 0,
-        };
-        let applicant = Applicant {
-            principal: &let_in.incoming.principal,
-            deadline: let_in.incoming.deadline,
-            bytes: let_in.bytes + judged,
-        };
-        let admitted = loop {
-            match self.admit::<T>(applicant).await {
-                Err(error) if self.waits_on(&let_in.permitted, &error).await => {}
-                admitted => break admitted?,
-            }
-        };
-        self.record_start(let_in, admitted).await
     }
 
     /// Looks whether a call of the tool `T` may be made, and waits until somebody has decided, where the
@@ -340,7 +316,7 @@ impl Pipeline {
             bytes: _,
         } = let_in;
         let InPlace {
-            admitted: Admitted { place, turn },
+            admitted: Admitted { place, seat, turn },
             waited_for,
         } = place;
         let session = self.session_while(&incoming, Some(&turn)).await?;
@@ -361,11 +337,13 @@ impl Pipeline {
             about,
             stop: Stop {
                 abandon: abandon.clone(),
+                draining: self.drain.begun_token(),
                 drain: self.drain.end_token(),
                 grace: self.grace,
             },
             caller: Arc::clone(incoming.principal.lane()),
             place: Arc::new(place),
+            seat,
             turn,
             default_timeout,
             job: incoming.job.clone(),

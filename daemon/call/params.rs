@@ -13,22 +13,21 @@ use serde_json::{Map, Value};
 use super::structure::unwrapped;
 use crate::daemon::{
     catalog::MOST_VALUES,
-    error::{Error, MOST_VIOLATIONS, Violation},
-    task,
+    error::{MOST_VIOLATIONS, Violation},
 };
 
-/// Bytes of parameters above which they are looked at on a thread that may block.
-const LARGE: usize = 64 << 10;
+/// Bytes of memory that each of them takes, about, with its name.
+const VALUE_BYTES: usize = 128;
 
-/// Looks at parameters of so many bytes, without holding up others where these are many.
-pub(crate) async fn beside_others<T: Send + 'static>(
-    bytes: usize,
-    look: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    match bytes > LARGE {
-        true => task::blocking(look).await.map_err(Error::internal)?,
-        false => look(),
-    }
+/// Bytes that such a message takes in memory, about, beside those of its texts: a small one can hold much.
+pub(crate) fn overhead(structure: &Struct) -> usize {
+    let mut left = MOST_VALUES;
+    // As far as they are counted.
+    let _fits = structure
+        .fields
+        .values()
+        .all(|value| count(value, &mut left));
+    (MOST_VALUES - left) * VALUE_BYTES
 }
 
 /// The parameters that a message holds.

@@ -6,6 +6,7 @@ use std::{
 };
 
 use prost::Message;
+use serde_json::{Map, Value};
 
 use super::{
     Pipeline,
@@ -322,12 +323,28 @@ impl Pipeline {
 
     /// Leaves a record of a call that was denied. Where there is no room for it, it is denied all the same.
     async fn note_denial(self: &Arc<Self>, incoming: &Incoming, call: &Judged, by: &str) {
+        let about = record::about(call.tool, incoming, &call.workspace);
+        self.note(incoming, record::denied(&about, by)).await;
+    }
+
+    /// Leaves a record and a span of a call that somebody has approved, and that could not begin all the same.
+    pub(super) async fn note_in_vain(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        tool: &'static str,
+        error: &Error,
+    ) {
+        let by = error.reason.name();
+        if let Ok(scene) = self.scene(incoming) {
+            let about = record::about(tool, incoming, scene.workspace.name());
+            self.note(incoming, record::denied(&about, by)).await;
+        }
+        self.leave_span(incoming, tool, error, by);
+    }
+
+    async fn note(self: &Arc<Self>, incoming: &Incoming, fields: Map<String, Value>) {
         let noted = match self.session(incoming).await {
-            Ok(session) => {
-                let about = record::about(call.tool, incoming, &call.workspace);
-                let fields = record::denied(&about, by);
-                session.note(fields).map_err(|error| error.to_string())
-            }
+            Ok(session) => session.note(fields).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),
         };
         if let Err(error) = noted {

@@ -1,7 +1,7 @@
 //! Calls that carry a request id: whoever comes first does the work, in a task of its own, and all who
 //! come with that id get its answer.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use prost::Message;
 
@@ -12,6 +12,7 @@ use super::{
         Caller, Claimed, Lost, Ticket,
         answer::{decode, encode, encode_error, is_final, was_denied},
     },
+    repeats::{Claim, FREE_AGAIN, claim_for},
     until_its_time_is_up,
 };
 use crate::daemon::{
@@ -26,6 +27,8 @@ use crate::daemon::{
 pub(crate) struct Repeatable {
     key: Key,
     asked: Asked,
+    /// When its caller stops waiting.
+    deadline: Option<Instant>,
 }
 
 impl Pipeline {
@@ -46,6 +49,7 @@ impl Pipeline {
                 workspace,
                 id,
             },
+            deadline: incoming.deadline,
             asked: Asked {
                 method: method.to_owned(),
                 session: incoming.session.as_str().to_owned(),
@@ -61,13 +65,29 @@ impl Pipeline {
             .await
     }
 
+    /// As [`Self::claim`], of a call that says something: see [`Claim`].
+    pub(super) async fn claim_for<S>(
+        &self,
+        call: Repeatable,
+        lost: Lost,
+        says: S,
+    ) -> Result<Claim<S>, Error> {
+        let claimed = || self.claim_now(&call, lost);
+        claim_for(claimed, says).await
+    }
+
     /// Claims the id of a call, unless its work goes on already: then answers somebody who waits for it.
     pub(super) async fn claim_now(
         &self,
         call: &Repeatable,
         lost: Lost,
     ) -> Result<Result<Claimed, Caller>, Error> {
-        self.requests.claim_now(&call.key, &call.asked, lost).await
+        let Repeatable {
+            key,
+            asked,
+            deadline,
+        } = call;
+        self.requests.claim_now(key, asked, lost, *deadline).await
     }
 
     /// Makes a call of the tool `T`, or gets the answer of the one that was made before.
@@ -80,12 +100,14 @@ impl Pipeline {
     where
         T::Response: Message + Default,
     {
-        let ticket = match self.claim(call).await? {
-            Claimed::Ours(ticket) => ticket,
-            Claimed::Answered { answer, .. } => return decode(&answer),
-            Claimed::Lost(step) => return T::lost(step),
+        let claim = self.claim_for(call, Lost::IsTold, checked).await?;
+        let (ticket, checked) = match claim {
+            Claim::Ours(ticket, checked) => (ticket, checked),
+            Claim::Answered { answer, .. } => return decode(&answer),
+            Claim::Lost(step) => return T::lost(step),
         };
-        // Each caller's deadline ends its own wait, and not the work.
+        // Each caller's deadline ends its own wait, and not the work; that of the last one, the wait for a
+        // place.
         let incoming = Incoming {
             deadline: None,
             ..incoming
@@ -95,7 +117,7 @@ impl Pipeline {
         task::spawn_tracked("request", async move {
             // It may have to be approved first, and who repeats it waits for the same decision.
             let begun = tokio::select! {
-                begun = pipeline.begin::<T>(incoming, checked) => begun,
+                begun = pipeline.begin::<T>(incoming, checked, Some(&ticket)) => begun,
                 () = ticket.left_alone() => Err(left_alone(T::NAME)),
             };
             let begun = match begun {
@@ -165,11 +187,11 @@ impl Pipeline {
             return done.map_err(Error::internal)?;
         };
         let method = call.asked.method.clone();
-        let claimed = self.requests.claim(call.key, call.asked, Lost::IsResumed);
-        let ticket = match claimed.await? {
-            Claimed::Ours(ticket) => ticket,
-            Claimed::Answered { answer, .. } => return decode(&answer),
-            Claimed::Lost(_) => return Err(lost(&method)),
+        let claim = self.claim_for(call, Lost::IsResumed, work).await?;
+        let (ticket, work) = match claim {
+            Claim::Ours(ticket, work) => (ticket, work),
+            Claim::Answered { answer, .. } => return decode(&answer),
+            Claim::Lost(_) => return Err(lost(&method)),
         };
         let is_unfinished = ticket.left().is_some();
         answered_by(ticket, work(is_unfinished)).await
@@ -193,10 +215,12 @@ where
     }
 }
 
-/// What nobody is told: all who waited have left.
+/// What is told to who comes just then: all who waited had left.
 pub(super) fn left_alone(tool: &str) -> Error {
-    let text = format!("nobody waited any more for this call of {tool}, and it was not begun");
-    Error::new(Reason::ResourceExhausted, text)
+    let text = format!(
+        "nobody waited any more for this call of {tool}, and it was not begun: repeat it with the same id"
+    );
+    Error::new(Reason::ResourceExhausted, text).retry_after(FREE_AGAIN)
 }
 
 /// Answers all who wait for a call that was not begun. It may be tried again under its id, unless somebody

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::{
     Begun, Checked, Pipeline,
     context::Incoming,
-    idempotency::{Claimed, Ticket, answer::decode},
+    idempotency::{Lost, Ticket, answer::decode},
     repeatable::{answer, left_alone, not_begun},
+    repeats::Claim,
 };
 use crate::{
     api::v1,
@@ -39,18 +40,18 @@ impl Pipeline {
         let looked = self.look_at::<Start>(&incoming, request, Some(METHOD));
         let (repeatable, checked) = looked.await?;
         let Some(call) = repeatable else {
-            let begun = self.begin::<Start>(incoming.clone(), checked).await?;
+            let begun = self.begin::<Start>(incoming.clone(), checked, None).await?;
             return self.start_now(&incoming, begun, None);
         };
-        match self.claim(call).await? {
-            Claimed::Ours(ticket) => {
+        match self.claim_for(call, Lost::IsTold, checked).await? {
+            Claim::Ours(ticket, checked) => {
                 // It may have to be approved first: that goes on for a while without this caller, too.
                 let _caller = ticket.caller();
                 let starting = Arc::clone(self).start_once(incoming, checked, ticket);
                 let started = task::spawn_tracked("start", starting);
                 started.await.map_err(Error::internal)?
             }
-            Claimed::Answered {
+            Claim::Answered {
                 answer: started,
                 is_recent,
             } => {
@@ -58,12 +59,12 @@ impl Pipeline {
                 if !is_recent {
                     return Err(lost("Start"));
                 }
-                let workspace = checked.scene.workspace.name();
+                let workspace = self.scene(&incoming)?.workspace.name();
                 let found = self.processes.find(workspace, &started.process_id);
                 let entry = found.ok_or_else(|| not_kept(&started.process_id))?;
                 from_the_beginning(&entry.process, &incoming)
             }
-            Claimed::Lost(_) => Err(lost("Start")),
+            Claim::Lost(_) => Err(lost("Start")),
         }
     }
 
@@ -74,13 +75,14 @@ impl Pipeline {
         checked: Checked<Start>,
         ticket: Ticket,
     ) -> Result<Reader, Error> {
-        // Each caller's deadline ends its own wait, and not that for the approval.
+        // Each caller's deadline ends its own wait, and not that for the approval; that of the last one, the
+        // wait for a turn.
         let patient = Incoming {
             deadline: None,
             ..incoming.clone()
         };
         let begun = tokio::select! {
-            begun = self.begin::<Start>(patient, checked) => begun,
+            begun = self.begin::<Start>(patient, checked, Some(&ticket)) => begun,
             () = ticket.left_alone() => Err(left_alone(Start::NAME)),
         };
         match begun {

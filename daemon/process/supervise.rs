@@ -21,7 +21,7 @@ use super::{
 };
 use crate::daemon::{
     descriptors::Attempts,
-    queue::Name,
+    queue::Seat,
     sandbox::{
         entrance::Visit,
         pool::Pool,
@@ -42,6 +42,8 @@ const STALE_AT_MOST: usize = 16;
 pub(crate) struct Stop {
     /// At once: nobody waits any more.
     pub(crate) abandon: CancellationToken,
+    /// Before it has a sandbox: the daemon begins to shut down.
+    pub(crate) draining: CancellationToken,
     /// By the ladder: the daemon is shutting down.
     pub(crate) drain: CancellationToken,
     /// Time between SIGTERM and SIGKILL.
@@ -89,11 +91,12 @@ pub(crate) trait Observer: Send {
     fn visited(&mut self, _visit: Visit) {}
 }
 
-/// Runs a command; where somebody watches it, `live` is the side of this task. To be polled to its end: what is to end it early comes through `stop`.
+/// Runs a command in a sandbox of the pool, once it has its place there; where somebody watches it, `live` is
+/// the side of this task. To be polled to its end: what is to end it early comes through `stop`.
 pub(crate) async fn run(
     spec: &Spec,
     pool: &Arc<Pool>,
-    caller: &Name,
+    seat: Seat,
     artifacts: Artifacts,
     stop: &Stop,
     observer: &mut impl Observer,
@@ -103,6 +106,15 @@ pub(crate) async fn run(
     let deadline = spec.timeout.map(|timeout| Instant::now() + timeout);
     let Artifacts { stdout, stderr } = artifacts;
     let (stdout_path, stderr_path) = (stdout.1, stderr.1);
+    let mut held_back = VecDeque::new();
+    let place = tokio::select! {
+        biased;
+        place = seat.place() => place,
+        () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
+        () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
+        () = stop.draining.cancelled() => return Err(RunError::Draining),
+        () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
+    };
     let mut attempts = Attempts::until(deadline);
     let (mut connections, ends) = loop {
         let sinks = (stdout.0.anew(), stderr.0.anew());
@@ -115,11 +127,11 @@ pub(crate) async fn run(
     };
     let streams = ends.streams(spec);
     let command = spec.command();
-    let (mut stale, mut held_back) = (0, VecDeque::new());
-    let (running, place, dispatched) = loop {
+    let mut stale = 0;
+    let (running, dispatched) = loop {
         let warm = tokio::select! {
             biased;
-            taken = pool.lend(caller, &spec.limits) => taken,
+            taken = pool.lend(&spec.limits) => taken,
             () = task::until(deadline) => return Err(RunError::NoSandboxInTime),
             () = stop.abandon.cancelled() => return Err(RunError::Abandoned),
             () = stop.drain.cancelled() => return Err(RunError::Draining),
@@ -132,7 +144,6 @@ pub(crate) async fn run(
             }
             warm => warm.map_err(RunError::NotStarted)?,
         };
-        let (warm, place) = warm;
         let dispatched = Instant::now();
         ends.give_to(pool);
         match warm.dispatch(
@@ -141,7 +152,7 @@ pub(crate) async fn run(
             ends.start.as_ref().map(AsFd::as_fd),
             &spec.limits,
         ) {
-            Ok(running) => break (running, place, dispatched),
+            Ok(running) => break (running, dispatched),
             // It died while it was warm, as all do when their launcher dies: it has not seen the
             // command, so another can be asked.
             Err(failure) if failure.is_disconnection() && stale < STALE_AT_MOST => stale += 1,

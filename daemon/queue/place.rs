@@ -41,6 +41,8 @@ pub(crate) struct Full {
     pub(crate) held: usize,
     /// Calls of the caller that wait.
     pub(crate) waiting: usize,
+    /// Places that others have.
+    pub(crate) elsewhere: usize,
     /// When there may be room.
     pub(crate) retry_after: Duration,
 }
@@ -140,6 +142,7 @@ impl Queue {
         Full {
             held,
             waiting,
+            elsewhere: state.line.held() - held,
             retry_after,
         }
     }

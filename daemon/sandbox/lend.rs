@@ -9,7 +9,7 @@ use super::{
     running::Warm,
     stage::Failure,
 };
-use crate::daemon::queue::{Entry, Name, Place, Share};
+use crate::daemon::queue::{Queue, Share};
 
 impl Pool {
     /// Leaves some sandboxes for others from now on: callers are told apart.
@@ -17,25 +17,20 @@ impl Pool {
         self.places.share(Share::Reserve);
     }
 
-    /// Takes a sandbox for a run of this caller's with these limits, waiting for his turn while all are in
-    /// use. The place is to be kept until the sandbox is given back. Fails when building one fails.
-    pub(crate) async fn lend(
-        self: &Arc<Self>,
-        caller: &Name,
-        limits: &Limits,
-    ) -> Result<(Warm, Place), Failure> {
-        let place = match self.places.enter(caller, usize::MAX) {
-            Ok(Entry::Place(place)) => place,
-            Ok(Entry::Wait(mut waiting)) => waiting.place().await,
-            // Any number of calls may wait: they have places among these.
-            Err(_) => return Err(shutting_down()),
-        };
+    /// The places of those who have sandboxes. One is had until the sandbox is given back. Any number may
+    /// wait: they have places among the calls, or the started processes.
+    pub(crate) fn places(&self) -> &Arc<Queue> {
+        &self.places
+    }
+
+    /// Takes a sandbox with these limits, for who has a place, waiting while it is made. Fails when building
+    /// one fails.
+    pub(crate) async fn lend(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
         let warm = self.take().await?;
         if limits.share_scratch_with(&self.limits) {
-            return Ok((warm, place));
+            return Ok(warm);
         }
         let rebuilt = warm.rebuilt(*limits).await;
-        let warm = rebuilt.unwrap_or_else(|| Err(shutting_down()))?;
-        Ok((warm, place))
+        rebuilt.unwrap_or_else(|| Err(shutting_down()))
     }
 }

@@ -35,15 +35,11 @@ use tonic::body::Body;
 use tower::{Layer, Service};
 
 use crate::daemon::{
-    call::{
-        Pipeline,
-        access::principal::Principal,
-        admission::backlog::{Backlog, TooMuch, Waits},
-    },
+    call::{Pipeline, access::principal::Principal},
     catalog::Measure,
     door::status::to_status,
     error::{Error, Reason},
-    queue::{Entry, Name, Place, Queue, Share},
+    queue::{Backlog, Entry, Name, Place, Queue, Share, TooMuch, Waits},
     task,
 };
 

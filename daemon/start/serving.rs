@@ -155,9 +155,7 @@ pub(super) async fn serve(
         processes: Arc::new(Registry::new(config.process_retention)),
         jobs,
     });
-    if pipeline.access.has_keys() {
-        pipeline.share();
-    }
+    pipeline.share();
     pipeline.do_jobs();
     if let Some(reload) = reload {
         reload.watch(Arc::clone(&pipeline));
@@ -231,7 +229,8 @@ async fn jobs(
     config: &Config,
     drain: &Drain,
 ) -> Result<Arc<Jobs>, StartError> {
-    let (params, is_shared) = (store.job_params(), config.keys.is_some());
+    let several = config.keys.as_ref().filter(|keys| keys.keys.len() > 1);
+    let (params, is_shared) = (store.job_params(), several.is_some());
     let jobs = Jobs::open(database, params, config.jobs.clone(), is_shared, drain);
     jobs.await.map_err(|error| StartError::Io {
         what: "reading the jobs",

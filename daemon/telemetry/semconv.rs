@@ -39,6 +39,7 @@ pub(crate) const REQUEST_ID: &str = "jig.request.id";
 pub(crate) const WORKSPACE: &str = "jig.workspace";
 pub(crate) const ALLOWED_BY: &str = "jig.allowed_by";
 pub(crate) const REFUSED_BY: &str = "jig.refused_by";
+pub(crate) const WAITED: &str = "jig.waited";
 pub(crate) const APPROVAL_ID: &str = "jig.approval.id";
 pub(crate) const PROCESS_SIGNAL: &str = "jig.process.signal";
 pub(crate) const PROCESS_TERMINATION_REASON: &str = "jig.process.termination_reason";

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Done, Scene, Tool, Work, in_time,
+    COST_OF_GLOBS, Done, Scene, Tool, Work, in_time,
     page_token::{Filters, read_token, write_token},
 };
 use crate::{
@@ -29,6 +29,7 @@ pub(crate) struct ListFiles;
 
 impl Tool for ListFiles {
     const NAME: &'static str = "list_files";
+    const COST: usize = COST_OF_GLOBS;
     // It answers with what it has listed when its time is up.
     const LIMITS_ITSELF: bool = true;
     type Request = v1::ListFilesRequest;

@@ -38,7 +38,7 @@ use crate::daemon::{
     egress::proxy::Proxy,
     error::{Error, Reason, Violation},
     process::supervise::Stop,
-    queue::{Entry, Full, Name, Place, Queue, Share, Turn},
+    queue::{Entry, Full, Name, Place, Queue, Seat, Share, Turn},
     sandbox::{level::Isolation, limits::Limits, plan::Network, pool::Pool},
     store::session::{Session, Step},
     task,
@@ -62,16 +62,23 @@ const SEARCHES_OF_ONE: Share = Share::OfFree(1);
 /// for a disk, and others must not wait for that.
 const TURN_OF_FILES: Duration = Duration::from_millis(100);
 
+/// What it costs to look at a byte of a request with globs, which are compiled then.
+const COST_OF_GLOBS: usize = 256;
+
 /// A tool.
 pub(crate) trait Tool: Send + 'static {
     /// Its name in the contract.
     const NAME: &'static str;
     /// Full name of its request where that is not the one of the tool's own RPC.
     const MESSAGE: Option<&'static str> = None;
+    /// Whether it takes place in a sandbox of its own.
+    const NEEDS_SANDBOX: bool = false;
     /// Whether its caller waits for its end.
     const IS_WAITED_FOR: bool = true;
     /// Whether it takes its time limit from the request and enforces it itself.
     const LIMITS_ITSELF: bool = false;
+    /// What it costs to look at a byte of its request, as so many of plain text.
+    const COST: usize = 1;
     /// How long it keeps its turn, if it lasts so long.
     const TURN: Duration = TURN_OF_FILES;
     /// What is asked.
@@ -213,6 +220,8 @@ pub(crate) struct Work {
     /// Its place among the calls that may go on at once: free again when the last of the work is
     /// done.
     pub(crate) place: Arc<Place>,
+    /// Its place among those who have sandboxes, where it needs one.
+    pub(crate) seat: Option<Seat>,
     /// Its turn, while it costs the daemon the most.
     pub(crate) turn: Turn,
     /// How long a call may take that names no limit of its own.

@@ -57,6 +57,7 @@ pub(crate) struct Params {
 
 impl Tool for Run {
     const NAME: &'static str = "run";
+    const NEEDS_SANDBOX: bool = true;
     const LIMITS_ITSELF: bool = true;
     const TURN: Duration = TURN;
     type Request = v1::RunRequest;
@@ -209,10 +210,11 @@ pub(super) async fn perform(
         span,
         telemetry,
         about,
-        caller,
+        seat,
         job,
         ..
     } = work;
+    let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
     if !scene.isolation.is_ready() {
         return Err(refusal::unavailable(&scene));
     }
@@ -267,7 +269,7 @@ pub(super) async fn perform(
     let finished = supervise::run(
         &spec,
         &scene.sandboxes,
-        &caller,
+        seat,
         artifacts,
         &stop,
         &mut observer,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Done, Scene, Tool, Work, in_time};
+use super::{COST_OF_GLOBS, Done, Scene, Tool, Work, in_time};
 use crate::{
     api::v1,
     daemon::{
@@ -27,6 +27,7 @@ pub(crate) struct Search;
 
 impl Tool for Search {
     const NAME: &'static str = "search";
+    const COST: usize = COST_OF_GLOBS;
     // It answers with what it has found when its time is up.
     const LIMITS_ITSELF: bool = true;
     type Request = v1::SearchRequest;

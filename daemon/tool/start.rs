@@ -46,6 +46,7 @@ impl Params {
 impl Tool for Start {
     const NAME: &'static str = Run::NAME;
     const MESSAGE: Option<&'static str> = Some("jig.v1.StartRequest");
+    const NEEDS_SANDBOX: bool = true;
     const IS_WAITED_FOR: bool = false;
     const LIMITS_ITSELF: bool = true;
     const TURN: Duration = run::TURN;

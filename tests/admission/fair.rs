@@ -10,13 +10,16 @@ use std::{
 };
 
 use jig::api::v1::{
-    ReadFileRequest, RunRequest, StatPathRequest, tool_service_client::ToolServiceClient,
+    ReadFileRequest, RunRequest, SearchRequest, StatPathRequest, SubmitJobRequest,
+    job_service_client::JobServiceClient,
 };
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 use super::{counts, limited, settled, until};
-use crate::support::{Daemon, KeyFile, Refusal, eventually, full_size, promptly, shell, with_key};
+use crate::support::{
+    Daemon, KeyFile, Refusal, eventually, full_size, promptly, shell, tools, with_key,
+};
 
 /// Calls of the flood at one time.
 const FLOOD: usize = 32;
@@ -27,12 +30,17 @@ enum Call {
     Read,
     /// There is much to look at of it, before it is seen to be wrong.
     Wrong,
+    /// As that, and comes as the parameters of a job.
+    WrongJob,
+    /// As that, and it is short, but globs are compiled for it.
+    WrongGlobs,
     /// Takes nearly nothing.
     Stat,
 }
 
 impl Call {
-    async fn make(self, tools: &mut ToolServiceClient<Channel>, key: &str) {
+    async fn make(self, channel: &Channel, key: &str) {
+        let mut tools = tools(channel.clone());
         match self {
             Self::Read => {
                 let request = ReadFileRequest {
@@ -51,6 +59,29 @@ impl Call {
                 let refused = tools.run(with_key(key, request)).await.unwrap_err();
                 assert_eq!(Refusal::of(&refused).reason, "INVALID_PARAMS");
             }
+            Self::WrongJob => {
+                let argv = vec!["xxx"; 20_000];
+                let params = serde_json::json!({ "command": "true", "argv": argv });
+                let request = SubmitJobRequest {
+                    tool: "run".to_owned(),
+                    params_json: params.to_string(),
+                    ..SubmitJobRequest::default()
+                };
+                let mut jobs = JobServiceClient::new(channel.clone());
+                let refused = jobs.submit_job(with_key(key, request)).await.unwrap_err();
+                assert_eq!(Refusal::of(&refused).reason, "INVALID_PARAMS");
+            }
+            Self::WrongGlobs => {
+                let mut globs = vec!["{a?b,*[!c-f]g,h*i?j}".repeat(10); 20];
+                globs.push("{".to_owned());
+                let request = SearchRequest {
+                    query: "x".to_owned(),
+                    globs,
+                    ..SearchRequest::default()
+                };
+                let refused = tools.search(with_key(key, request)).await.unwrap_err();
+                assert_eq!(Refusal::of(&refused).reason, "INVALID_GLOB");
+            }
             Self::Stat => {
                 let path = ".".to_owned();
                 let request = with_key(key, StatPathRequest { path });
@@ -65,10 +96,10 @@ async fn flood(daemon: &Daemon, key: &str, call: Call) -> (JoinSet<()>, Arc<Atom
     let ended = Arc::new(AtomicUsize::new(0));
     let mut flood = JoinSet::new();
     for _ in 0..FLOOD {
-        let (mut tools, key, ended) = (daemon.tools(), key.to_owned(), Arc::clone(&ended));
+        let (channel, key, ended) = (daemon.channel(), key.to_owned(), Arc::clone(&ended));
         flood.spawn(async move {
             loop {
-                call.make(&mut tools, &key).await;
+                call.make(&channel, &key).await;
                 ended.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -87,11 +118,11 @@ async fn meanwhile(
     (other, call): (&str, Call),
 ) -> usize {
     let (_flood, ended) = flood(daemon, key, flooding).await;
-    let mut tools = daemon.tools_on_a_new_connection();
+    let channel = daemon.new_connection();
     let mut counts = Vec::new();
     for _ in 0..21 {
         let before = ended.load(Ordering::Relaxed);
-        promptly("it is answered", call.make(&mut tools, other)).await;
+        promptly("it is answered", call.make(&channel, other)).await;
         counts.push(ended.load(Ordering::Relaxed) - before);
     }
     counts.sort_unstable();
@@ -115,12 +146,15 @@ async fn calls_that_there_is_much_to_look_at_of_do_not_hold_up_others() {
     let keys = Arc::new(KeyFile::new());
     let [a, b] = ["a", "b"].map(|name| keys.add(name, "invoke", &[]));
     let daemon = limited("", &keys).await;
-    let (flood, _) = flood(&daemon, &a, Call::Wrong).await;
-    eventually("they wait for their turn to be looked at", async || {
-        counts(&daemon, Some(&b)).await.1 > 0
-    })
-    .await;
-    drop(flood);
+    for call in [Call::Wrong, Call::WrongJob, Call::WrongGlobs] {
+        let (flood, _) = flood(&daemon, &a, call).await;
+        eventually("they wait for their turn to be looked at", async || {
+            counts(&daemon, Some(&b)).await.1 > 0
+        })
+        .await;
+        drop(flood);
+        settled(&daemon, Some(&b), (0, 0)).await;
+    }
     let small = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Stat)).await;
     let alike = meanwhile(&daemon, (&a, Call::Wrong), (&b, Call::Wrong)).await;
     assert!(small <= FLOOD / 4 && alike <= FLOOD / 4, "{small} {alike}");

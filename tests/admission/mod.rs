@@ -7,6 +7,7 @@ mod files;
 mod intake;
 mod queues;
 mod rates;
+mod sandboxes;
 mod shares;
 
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use jig::api::v1::{RunRequest, RunResponse};
 use tokio::task::JoinHandle;
 use tonic::{Request, Status};
 
-use crate::support::{Daemon, KeyFile, Setup, eventually, shell};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, eventually, promptly, shell};
 
 /// A daemon with keys and with limits.
 async fn limited(limits: &str, keys: &Arc<KeyFile>) -> Daemon {
@@ -60,6 +61,20 @@ async fn settled(daemon: &Daemon, key: Option<&str>, expected: (u32, u32)) {
         counts(daemon, key).await == expected
     })
     .await;
+}
+
+/// What a call is told whose deadline comes before its turn. Our own client may be the first to see that: then
+/// the call is made again.
+async fn in_vain(daemon: &Daemon, request: impl Fn() -> Request<RunRequest>) -> Refusal {
+    let refused = async {
+        loop {
+            let refused = daemon.try_run(request()).await.unwrap_err();
+            if !refused.details().is_empty() {
+                return Refusal::of(&refused);
+            }
+        }
+    };
+    promptly("it is refused", refused).await
 }
 
 type Call = JoinHandle<Result<RunResponse, Status>>;

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc, time::Duration};
 
 use tonic::Code;
 
-use super::{Call, counts, limited, of_one_user, settled, until};
+use super::{Call, counts, in_vain, limited, of_one_user, settled, until};
 use crate::support::{Daemon, KeyFile, Refusal, eventually, promptly, shell, started, with_key};
 
 /// A call that notes its name once it begins.
@@ -223,16 +223,38 @@ async fn whose_deadline_comes_before_his_turn_is_told_that_nothing_was_done() {
     let daemon = of_one_user("concurrent_calls = 1\n").await;
     let blocker = daemon.begin(until("go"));
     settled(&daemon, None, (1, 0)).await;
-    let mut late = tonic::Request::new(shell("touch ran"));
-    late.set_timeout(Duration::from_secs(2));
-    let refused = promptly("it is refused", daemon.try_run(late)).await;
-    let refusal = Refusal::of(&refused.unwrap_err());
-    assert_eq!(refusal.reason, "TIMEOUT");
-    assert!(refusal.message.contains("nothing was done"), "{refusal:?}");
-    assert!(refusal.retry_after.is_some());
+    let without_an_id = || tonic::Request::new(shell("touch ran"));
+    let with_an_id = || crate::support::with("jig-request-id", "id", shell("touch ran"));
+    for has_id in [false, true] {
+        let late = || {
+            let mut late = if has_id {
+                with_an_id()
+            } else {
+                without_an_id()
+            };
+            late.set_timeout(Duration::from_secs(2));
+            late
+        };
+        let refusal = in_vain(&daemon, late).await;
+        assert_eq!(refusal.reason, "TIMEOUT");
+        assert!(refusal.message.contains("nothing was done"), "{refusal:?}");
+        assert!(refusal.retry_after.is_some());
+        // Nor does it wait any more.
+        assert_eq!(counts(&daemon, None).await, (1, 0));
+    }
+    // As long as somebody else waits for the same, it does.
+    let patient = daemon.begin(with_an_id());
+    settled(&daemon, None, (1, 1)).await;
+    let mut hurried = with_an_id();
+    hurried.set_timeout(Duration::from_secs(1));
+    let late = daemon.try_run(hurried).await.unwrap_err();
+    assert!([Code::DeadlineExceeded, Code::Cancelled].contains(&late.code()));
+    assert!(!daemon.file("ran").exists());
     let_go(&daemon, "go");
     blocker.await.unwrap().unwrap();
-    assert!(!daemon.file("ran").exists());
+    let answer = promptly("it is done", patient).await.unwrap().unwrap();
+    assert_eq!(answer.exit_code, Some(0));
+    assert!(daemon.file("ran").exists());
 }
 
 #[tokio::test]

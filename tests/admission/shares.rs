@@ -33,7 +33,7 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
     let long: Vec<_> = (0..10)
         .map(|_| daemon.begin(with_key(&a, sleeping())))
         .collect();
-    settled(&daemon, Some(&a), (10, 0)).await;
+    settled(&daemon, Some(&a), (3, 7)).await;
     eventually("the sandboxes are taken", async || begun(&daemon) >= 3).await;
     for _ in 0..3 {
         let other = daemon.run(with_key(&b, shell("echo fine")));
@@ -47,6 +47,29 @@ async fn runs_of_one_key_do_not_keep_another_from_running() {
         .unwrap()
         .finish()
         .await;
+    fs::write(daemon.file("go"), "").unwrap();
+    for run in long {
+        promptly("it ends", run).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_is_alone_leaves_nothing_to_others_and_who_is_not_is_told_of_them() {
+    let keys = Arc::new(KeyFile::new());
+    let a = keys.add("a", "invoke", &[]);
+    let limits = "concurrent_runs = 2\nqueue_wait = \"300ms\"\n";
+    let daemon = limited(limits, &keys).await;
+    let long = [(); 2].map(|()| daemon.begin(with_key(&a, sleeping())));
+    eventually("both run", async || begun(&daemon) == 2).await;
+    // One that comes later, when all is taken.
+    let b = keys.add("b", "invoke", &[]);
+    daemon.reload(Daemon::READ_AGAIN).await;
+    let refused = daemon.try_run(with_key(&b, shell("true"))).await;
+    let refusal = Refusal::of(&refused.unwrap_err());
+    assert_eq!(refusal.reason, "RESOURCE_EXHAUSTED");
+    let told = "2 calls of other callers go on";
+    assert!(refusal.message.contains(told), "{refusal:?}");
+    assert!(!refusal.message.contains("fewer"), "{refusal:?}");
     fs::write(daemon.file("go"), "").unwrap();
     for run in long {
         promptly("it ends", run).await.unwrap().unwrap();

@@ -243,3 +243,27 @@ async fn a_call_that_is_refused_for_another_reason_is_not_asked_about() {
     assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "INVALID_PARAMS");
     assert!(!daemon.state().join("sessions/default").exists());
 }
+
+#[tokio::test]
+async fn one_that_was_allowed_and_cannot_begin_leaves_a_record_of_that() {
+    let lines =
+        "[policy]\nsafe_write = \"ask\"\n[limits]\nconcurrent_calls = 1\nqueue_wait = \"10m\"";
+    let mut daemon = with_policy(lines).await;
+    let blocker = daemon.begin(shell("until [ -e go ]; do sleep 0.01; done"));
+    let call = write(&daemon, file("asked", "text"));
+    let asked = wait_for_one(&daemon).await;
+    decide(&daemon, decision(&asked, Decision::Allow))
+        .await
+        .unwrap();
+    daemon.signal(Signal::TERM);
+    let refused = promptly("it is sent away", call).await.unwrap();
+    assert_eq!(Refusal::of(&refused.unwrap_err()).reason, "DRAINING");
+    let denied = super::events(&daemon, "tool_call_denied");
+    assert_eq!(denied.len(), 1, "{denied:?}");
+    assert_eq!(denied[0]["denied_by"], "DRAINING");
+    assert_eq!(denied[0]["tool"], "write_file");
+    std::fs::write(daemon.file("go"), "").unwrap();
+    blocker.await.unwrap().unwrap();
+    assert!(daemon.exit().await.success());
+    assert!(!daemon.file("asked").exists());
+}

@@ -165,6 +165,11 @@ impl Access {
         self.holders().is_some()
     }
 
+    /// Whether there are several callers, who are told apart by their keys.
+    pub(crate) fn has_several(&self) -> bool {
+        self.holders().is_some_and(|holders| holders.len() > 1)
+    }
+
     /// The user of this number, if the daemon trusts him.
     fn trusted(&self, uid: u32) -> Option<Arc<Principal>> {
         match uid {

@@ -13,7 +13,8 @@
 //!   after which time it is not: exactly then, unless another call with the same key comes first.
 //! * A **place** is kept for as long as the work lasts. There are as many as calls may go on at one time,
 //!   for one caller as many as its key says. Started processes and transfers, which last long, have
-//!   places of their own, and do not wait for them.
+//!   places of their own, and do not wait for them. What needs a sandbox takes a place among those who have
+//!   one, too, and waits for it likewise; a started process does that as a process that has not begun.
 //! * A **turn** is what makes one caller's calls as quick as though another did not flood the daemon. With
 //!   thousands of places it is not these that calls wait for but the CPUs, and the kernel does not know
 //!   whose work a thread does. So only a few calls are in their first part at one time, where they cost
@@ -22,19 +23,17 @@
 //!   share out: they yield to the daemon.
 //!
 //! Both are given in turn to the callers who wait, and to the calls of each in the order in which they
-//! came ([`crate::daemon::queue`]). Where there are keys, one caller does not get the last places, which are
+//! came ([`crate::daemon::queue`]). Where there are several keys, one caller does not get the last places, which are
 //! there for those who have few. Turns are fewer where several want them: then a call has the machine nearly
 //! to itself, after that of another caller. So beside a flood it takes its own time, and that of one call of
-//! the flood. Who waits holds no thread, and no more memory than there is for such ([`backlog`]). What is
+//! the flood. Who waits holds no thread, and no more memory than there is for such ([`Backlog`]). What is
 //! told to who is refused is an estimate then: as many calls as are before it, each as long as those of
 //! late. Of what lasts as long as somebody wants, it is a fixed time.
 //!
-//! A request that is large waits for its turn to be looked at, too, and that is done on a thread that may
-//! block: looking takes as long as the request is, and others must not wait for it.
+//! A request that is large, or costs as much, waits for its turn to be looked at, too, and that is done on a
+//! thread that may block: looking takes as long as the request is, and others must not wait for it.
 //!
 //! A caller is a key, or a user of this machine: whoever has no key of his own shares with his user.
-
-pub(crate) mod backlog;
 
 use std::{
     sync::{
@@ -44,11 +43,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::backlog::{Backlog, TooMuch, Waits};
-use super::{access::principal::Principal, drain::Drain};
+use tokio::sync::watch;
+
+use super::{access::principal::Principal, drain::Drain, idempotency::Callers};
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{Entry, Full, Place, Queue, Share, Turn},
+    queue::{Backlog, Entry, Full, Place, Queue, Seat, Share, TooMuch, Turn, Waits},
     task,
     tool::limit,
 };
@@ -69,8 +69,10 @@ pub(crate) struct Admission {
     /// For looking at large requests.
     looks: Arc<Queue>,
     backlog: Arc<Backlog>,
-    /// Calls that have a place, and wait for their turn.
+    /// Calls that have a place, and have not had their turn.
     before_turn: AtomicUsize,
+    /// Of these, those that wait for a sandbox.
+    before_seat: AtomicUsize,
     limits: Limits,
     cores: usize,
 }
@@ -81,17 +83,57 @@ pub(crate) struct Applicant<'a> {
     /// Who.
     pub(crate) principal: &'a Principal,
     /// When he stops waiting.
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) deadline: Deadline<'a>,
     /// What of his is held in memory meanwhile, and nobody else counts.
     pub(crate) bytes: usize,
+    /// Where it takes a place, too, if it needs a sandbox.
+    pub(crate) seats: Option<&'a Arc<Queue>>,
+}
+
+/// When it is of no use any more that a call begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Deadline<'a> {
+    /// Then, if ever.
+    At(Option<Instant>),
+    /// When the last of these stops waiting.
+    OfCallers(&'a watch::Receiver<Callers>),
+}
+
+impl Deadline<'_> {
+    /// Waits `until` then, or until there is just time to learn of it before the deadline. Answers whether it
+    /// was for that.
+    async fn comes_before(self, until: Instant) -> bool {
+        let early = |deadline| {
+            let now = Instant::now();
+            limit(now, until.saturating_duration_since(now), deadline)
+        };
+        let mut callers = match self {
+            Self::At(deadline) => {
+                let early = early(deadline);
+                task::until(Some(early)).await;
+                return early < until;
+            }
+            Self::OfCallers(callers) => callers.clone(),
+        };
+        loop {
+            let deadline = callers.borrow_and_update().deadline();
+            let early = early(deadline);
+            tokio::select! {
+                () = task::until(Some(early)) => return early < until,
+                // Nobody comes any more where it fails; but who has the ticket is here.
+                Ok(()) = callers.changed() => {}
+            }
+        }
+    }
 }
 
 impl<'a> From<&'a Principal> for Applicant<'a> {
     fn from(principal: &'a Principal) -> Self {
         Self {
             principal,
-            deadline: None,
+            deadline: Deadline::At(None),
             bytes: 0,
+            seats: None,
         }
     }
 }
@@ -130,6 +172,8 @@ pub(crate) struct Limits {
 pub(crate) struct Admitted {
     /// Its place, for as long as the work lasts.
     pub(crate) place: Place,
+    /// Its place among those who have sandboxes, where it needs one.
+    pub(crate) seat: Option<Seat>,
     /// Its turn.
     pub(crate) turn: Turn,
 }
@@ -154,6 +198,7 @@ impl Admission {
             looks: Queue::new((cores / 2).max(1), Share::All, limits.queued),
             backlog: Arc::default(),
             before_turn: AtomicUsize::new(0),
+            before_seat: AtomicUsize::new(0),
             limits,
             cores: cores.max(1),
         }
@@ -182,12 +227,25 @@ impl Admission {
         let place = self.take(&self.calls, applicant, most, until, drain);
         let place = place.await?;
         let counted = Counted::new(&self.before_turn);
+        let seat = match applicant.seats {
+            Some(seats) => {
+                let _counted = Counted::new(&self.before_seat);
+                let seat = self.take(seats, applicant, usize::MAX, until, drain);
+                Some(seat.await?)
+            }
+            None => None,
+        };
         let turn = self.turn(applicant, until, drain).await?;
         drop(counted);
-        Ok(Admitted { place, turn })
+        Ok(Admitted {
+            place,
+            seat: seat.map(Seat::Taken),
+            turn,
+        })
     }
 
-    /// As [`Self::enter`], for a process that goes on when the call that started it has ended.
+    /// As [`Self::enter`], for a process that goes on when the call that started it has ended. It waits for its
+    /// sandbox as a process that has not begun, which can be seen, and ended.
     pub(super) async fn enter_process(
         &self,
         applicant: Applicant<'_>,
@@ -204,9 +262,11 @@ impl Admission {
             most,
             what,
         )?;
+        let seat = applicant.seats.map(|seats| self.seat(seats, applicant));
+        let seat = seat.transpose()?;
         let until = Instant::now() + self.limits.wait;
         let turn = self.turn(applicant, until, drain).await?;
-        Ok(Admitted { place, turn })
+        Ok(Admitted { place, seat, turn })
     }
 
     /// Waits until a large request may be looked at.
@@ -228,7 +288,19 @@ impl Admission {
 
     /// Calls that wait until they may begin.
     pub(crate) fn waiting(&self) -> usize {
-        self.looks.waiting() + self.calls.waiting() + self.turns.waiting()
+        let before_seat = self.before_seat.load(Ordering::Relaxed);
+        self.looks.waiting() + self.calls.waiting() + before_seat + self.turns.waiting()
+    }
+
+    fn seat(&self, seats: &Arc<Queue>, applicant: Applicant<'_>) -> Result<Seat, Error> {
+        match seats.enter(applicant.principal.lane(), usize::MAX) {
+            Ok(Entry::Place(place)) => Ok(Seat::Taken(place)),
+            Ok(Entry::Wait(waiting)) => {
+                let held = self.keep(seats, applicant, usize::MAX)?;
+                Ok(Seat::Coming(waiting, held))
+            }
+            Err(full) => Err(too_many(full)),
+        }
     }
 
     async fn turn(
@@ -255,17 +327,14 @@ impl Admission {
             Ok(Entry::Wait(mut waiting)) => {
                 let _waits = self.keep(queue, applicant, most)?;
                 let draining = drain.begun_token();
-                let now = Instant::now();
-                let wait = until.saturating_duration_since(now);
-                // Whoever has a deadline learns before it that nothing was begun.
-                let early = limit(now, wait, applicant.deadline);
                 tokio::select! {
                     biased;
                     () = draining.cancelled() => Err(Drain::refusal()),
                     place = waiting.place() => Ok(place),
-                    () = task::until(Some(early)) => {
+                    // Whoever has a deadline learns before it that nothing was begun.
+                    is_in_vain = applicant.deadline.comes_before(until) => {
                         let full = queue.fullness(name, most);
-                        Err(if early < until { in_vain(full) } else { self.too_long(full) })
+                        Err(if is_in_vain { in_vain(full) } else { self.too_long(full) })
                     }
                 }
             }
@@ -284,18 +353,18 @@ impl Admission {
                     "requests of {bytes} bytes of this caller wait, and there is no room for {} more: retry after the time given, with fewer or smaller ones at a time",
                     applicant.bytes
                 );
-                exhausted(text, full)
+                exhausted(text, full).with("full", "requests that wait")
             })
     }
 
     fn too_long(&self, full: Full) -> Error {
         let text = format!(
-            "the call has waited for {:?} and could not begin, as {} others of this caller wait and {} go on: retry after the time given, with fewer at a time",
+            "the call has waited for {:?} and could not begin, as {}: retry after the time given{}",
             self.limits.wait,
-            full.waiting.saturating_sub(1),
-            full.held
+            others(full),
+            fewer(full)
         );
-        exhausted(text, full)
+        exhausted(text, full).with("full", "time to wait")
     }
 }
 
@@ -339,15 +408,43 @@ fn at_once(
     };
     Err(Error::new(Reason::ResourceExhausted, text)
         .retry_after(RETRY_LASTING)
-        .with("limit", at_most.to_string()))
+        .with("limit", at_most.to_string())
+        .with("full", "places"))
+}
+
+/// Whom one finds before him who has waited.
+fn others(full: Full) -> String {
+    let Full {
+        held, elsewhere, ..
+    } = full;
+    match own(full) {
+        0 => format!("the places are taken: {elsewhere} calls of other callers go on"),
+        _ => format!(
+            "{} others of this caller wait and {held} go on, beside {elsewhere} of other callers",
+            full.waiting.saturating_sub(1)
+        ),
+    }
+}
+
+/// What he can do about it.
+fn fewer(full: Full) -> &'static str {
+    match own(full) {
+        0 => "",
+        _ => ", with fewer at a time",
+    }
+}
+
+/// Those of his own.
+fn own(full: Full) -> usize {
+    full.waiting.saturating_sub(1) + full.held
 }
 
 /// What a call is told whose deadline comes before its turn.
 fn in_vain(full: Full) -> Error {
     let text = format!(
-        "the call could not begin before its deadline, and nothing was done, as {} others of this caller wait and {} go on: retry after the time given, with more time or fewer at a time",
-        full.waiting.saturating_sub(1),
-        full.held
+        "the call could not begin before its deadline, and nothing was done, as {}: retry after the time given, with more time{}",
+        others(full),
+        fewer(full)
     );
     Error::new(Reason::Timeout, text).retry_after(full.retry_after)
 }
@@ -357,7 +454,9 @@ fn too_many(full: Full) -> Error {
         "{} calls of this caller go on and {} wait, and no more may wait at a time: retry after the time given, with fewer at a time",
         full.held, full.waiting
     );
-    exhausted(text, full).with("limit", full.waiting.to_string())
+    exhausted(text, full)
+        .with("limit", full.waiting.to_string())
+        .with("full", "queue")
 }
 
 fn exhausted(text: String, full: Full) -> Error {

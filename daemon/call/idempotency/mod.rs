@@ -13,12 +13,15 @@
 //! memory and told from there until the log has it.
 //!
 //! Work with an id does not end with its caller: it goes on for a while when nobody waits any more, as
-//! the caller may be on his way back.
+//! the caller may be on his way back. What still waits for a place when the last one's deadline comes is not
+//! begun: he is told so, and is not on his way back.
 
 pub(super) mod answer;
+mod callers;
 mod heirs;
 mod mark;
 mod reused;
+mod state;
 
 use std::{
     collections::HashMap,
@@ -27,7 +30,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -36,9 +39,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-pub(super) use self::mark::Left;
+pub(crate) use self::callers::Callers;
 pub(crate) use self::mark::Mark;
-use self::{heirs::Heirs, reused::same};
+use self::{heirs::Heirs, reused::same, state::State};
+pub(super) use self::{mark::Left, state::Lost};
 use super::{drain::Drain, state_error::of_database, subject::Permitted};
 use crate::daemon::{
     error::Error,
@@ -82,20 +86,12 @@ struct Going(Mutex<HashMap<Key, Arc<Shared>>>);
 struct Shared {
     asked: Asked,
     answer: watch::Sender<State>,
-    /// How many wait.
-    callers: watch::Sender<usize>,
+    /// Who waits.
+    callers: watch::Sender<Callers>,
     /// Who would go on with the work in place of the one who does it.
     heirs: Heirs<Ticket>,
     /// Why it cannot be claimed again, though nothing was done.
     unfree: OnceLock<DatabaseError>,
-}
-
-#[derive(Debug, Clone)]
-enum State {
-    Going,
-    /// Nothing was done.
-    Released,
-    Answered(Bytes),
 }
 
 /// What became of a claim.
@@ -121,6 +117,8 @@ pub(super) struct Ticket {
     owner: Arc<Idempotency>,
     key: Key,
     shared: Arc<Shared>,
+    /// When who has claimed it stops waiting.
+    deadline: Option<Instant>,
     is_open: bool,
     /// Where a daemon died that did it: how far it had come.
     left: Option<Left>,
@@ -132,6 +130,7 @@ pub(super) struct Ticket {
 #[derive(Debug)]
 pub(super) struct Caller {
     shared: Arc<Shared>,
+    deadline: Option<Instant>,
     answer: watch::Receiver<State>,
 }
 
@@ -175,7 +174,7 @@ impl Idempotency {
         lost: Lost,
     ) -> Result<Claimed, Error> {
         loop {
-            let shared = match self.claim_now(&key, &asked, lost).await? {
+            let shared = match self.claim_now(&key, &asked, lost, None).await? {
                 Ok(claimed) => return Ok(claimed),
                 Err(caller) => caller,
             };
@@ -189,14 +188,15 @@ impl Idempotency {
     }
 
     /// Claims a request id, unless its work goes on already: then answers somebody who waits for its
-    /// answer.
+    /// answer until his `deadline`.
     pub(super) async fn claim_now(
         self: &Arc<Self>,
         key: &Key,
         asked: &Asked,
         lost: Lost,
+        deadline: Option<Instant>,
     ) -> Result<Result<Claimed, Caller>, Error> {
-        match self.join(key, asked)? {
+        match self.join(key, asked, deadline)? {
             Joined::First(ticket) => {
                 // In a task of its own: a caller who goes away must not leave it unknown whether the
                 // log holds the claim.
@@ -207,19 +207,24 @@ impl Idempotency {
         }
     }
 
-    fn join(self: &Arc<Self>, key: &Key, asked: &Asked) -> Result<Joined, Error> {
+    fn join(
+        self: &Arc<Self>,
+        key: &Key,
+        asked: &Asked,
+        deadline: Option<Instant>,
+    ) -> Result<Joined, Error> {
         let mut going = self.going.lock();
         if let Some(shared) = going.get(key) {
             same(key, asked, &shared.asked)?;
             if let Some(error) = shared.unfree.get() {
                 return Err(of_database(error));
             }
-            return Ok(Joined::Going(Caller::new(shared)));
+            return Ok(Joined::Going(Caller::new(shared, deadline)));
         }
         let shared = Arc::new(Shared {
             asked: asked.clone(),
             answer: watch::Sender::new(State::Going),
-            callers: watch::Sender::new(0),
+            callers: watch::Sender::default(),
             heirs: Heirs::default(),
             unfree: OnceLock::new(),
         });
@@ -228,6 +233,7 @@ impl Idempotency {
             owner: Arc::clone(self),
             key: key.clone(),
             shared,
+            deadline,
             is_open: true,
             left: None,
             permitted: None,
@@ -328,15 +334,6 @@ enum Joined {
     Going(Caller),
 }
 
-/// What becomes of work that the daemon died under.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Lost {
-    /// Whoever asks for it is told.
-    IsTold,
-    /// It is gone on with: it knows how far it had come.
-    IsResumed,
-}
-
 impl Ticket {
     async fn claim(mut self, asked: Asked, lost: Lost) -> Result<Claimed, Error> {
         let found = self.owner.log.claim(self.key.clone(), asked.clone()).await;
@@ -397,7 +394,12 @@ impl Ticket {
 
     /// Somebody who waits for the answer.
     pub(super) fn caller(&self) -> Caller {
-        Caller::new(&self.shared)
+        Caller::new(&self.shared, self.deadline)
+    }
+
+    /// Those who wait for the answer, as they come and go.
+    pub(super) fn callers(&self) -> watch::Receiver<Callers> {
+        self.shared.callers.subscribe()
     }
 
     /// Waits until nobody has waited for a while. May be cancelled.
@@ -405,10 +407,10 @@ impl Ticket {
         let mut callers = self.shared.callers.subscribe();
         loop {
             // It cannot close: this ticket holds the sender.
-            drop(callers.wait_for(|callers| *callers == 0).await);
+            drop(callers.wait_for(Callers::is_empty).await);
             tokio::select! {
                 () = sleep(self.owner.linger) => return,
-                _somebody = callers.wait_for(|callers| *callers > 0) => {}
+                _somebody = callers.wait_for(|callers| !callers.is_empty()) => {}
             }
         }
     }
@@ -457,9 +459,10 @@ impl Drop for Ticket {
 }
 
 impl Caller {
-    fn new(shared: &Arc<Shared>) -> Self {
-        shared.callers.send_modify(|callers| *callers += 1);
+    fn new(shared: &Arc<Shared>, deadline: Option<Instant>) -> Self {
+        shared.callers.send_modify(|callers| callers.add(deadline));
         Self {
+            deadline,
             answer: shared.answer.subscribe(),
             shared: Arc::clone(shared),
         }
@@ -485,7 +488,10 @@ impl Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        self.shared.callers.send_modify(|callers| *callers -= 1);
+        let deadline = self.deadline;
+        self.shared
+            .callers
+            .send_modify(|callers| callers.remove(deadline));
     }
 }
 

@@ -240,6 +240,13 @@ impl Jobs {
         Ok(())
     }
 
+    /// Leaves something for others from now on: there are several callers, who are told apart.
+    pub(super) fn share(&self) {
+        let mut state = self.state();
+        state.queues.share();
+        state.room.share();
+    }
+
     /// The next job whose turn it is that has no task yet; those that have one are told. `most`: how many of
     /// one caller may run.
     pub(super) fn next(&self, most: impl Fn(&str) -> usize) -> Option<Arc<Live>> {

@@ -120,6 +120,11 @@ impl Queues {
         }
     }
 
+    /// Leaves a part of the places to others from now on.
+    pub(super) fn share(&mut self) {
+        self.concurrency.is_shared = true;
+    }
+
     /// Puts a job into its queue. One that had a place has it no more.
     pub(super) fn push(&mut self, entry: &Entry) {
         self.leave(entry);

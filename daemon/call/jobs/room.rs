@@ -1,12 +1,16 @@
 //! Room for jobs that wait: for so many of them, and for so many bytes of what they are to do. Where callers are
 //! told apart, a quarter is left for those who have little of it. A decision, without locks or files.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use crate::daemon::{
     error::{Error, Reason},
     queue::Reserve,
 };
+
+/// When to come again. When there is room is not known, as jobs last as long as they want: as with the places of
+/// started processes.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
 
 /// The room.
 #[derive(Debug)]
@@ -57,6 +61,11 @@ impl Room {
         }
     }
 
+    /// Leaves a part to others from now on.
+    pub(super) fn share(&mut self) {
+        self.is_shared = true;
+    }
+
     /// Takes some for a caller, if there is some for him.
     pub(super) fn take(&mut self, caller: &str, amount: Amount) -> Result<(), Error> {
         let own = self.callers.get(caller).copied().unwrap_or_default();
@@ -77,12 +86,13 @@ impl Room {
             self.put(caller, amount);
             return Ok(());
         };
-        // When there is room is not known: jobs last as long as they want.
         let text = format!(
             "{} jobs of {caller} wait, with {} bytes of parameters, and there is no room for another: at most {limit} {what} may wait, of all callers together, of which a quarter is left for those who have few; wait until some have started (WaitJob), or cancel some (CancelJob)",
             own.jobs, own.bytes
         );
-        Err(Error::new(Reason::ResourceExhausted, text).with("limit", limit.to_string()))
+        Err(Error::new(Reason::ResourceExhausted, text)
+            .retry_after(RETRY_AFTER)
+            .with("limit", limit.to_string()))
     }
 
     /// Takes some for a caller, whether there is any or not.
@@ -135,7 +145,7 @@ mod tests {
         assert_eq!(most(&mut of_one, "a", 1), 3);
         let refused = of_one.take("a", Amount::of_job(1)).unwrap_err();
         assert_eq!(refused.reason, Reason::ResourceExhausted);
-        assert_eq!(refused.retry_after, None);
+        assert_eq!(refused.retry_after, Some(RETRY_AFTER));
     }
 
     #[test]

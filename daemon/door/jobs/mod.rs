@@ -35,8 +35,8 @@ use crate::{
         call::{
             Pipeline,
             context::Incoming,
-            job_work::Submission,
             jobs::{Found, Live, Seen},
+            order::{Submission, cost_of_job},
             params,
         },
         error::{Error, Reason, Violation},
@@ -67,19 +67,21 @@ impl JobService for Jobs {
         answered(request, async |incoming, request| {
             let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
+            let cost = cost_of_job(&request.tool, bytes);
+            let held = bytes + request.params.as_ref().map_or(0, params::overhead);
             let read = {
-                let (pipeline, incoming) = (Arc::clone(&self.pipeline), incoming.clone());
-                move || {
+                let pipeline = Arc::clone(&self.pipeline);
+                move |incoming: &Incoming| {
                     let method = "jig.v1.JobService/SubmitJob";
-                    let call = pipeline.repeatable(&incoming, method, &request)?;
-                    Ok((call, submission(&pipeline, request, bytes)?))
+                    let call = pipeline.repeatable(incoming, method, &request)?;
+                    let submission = submission(&pipeline, request)?;
+                    Ok((call, pipeline.order(incoming, submission)?))
                 }
             };
-            let (call, submission) = params::beside_others(bytes, read).await?;
+            let looked = self.pipeline.look_into(&incoming, (held, cost), read);
+            let (call, order) = looked.await?;
             let work = async move |is_unfinished: bool| {
-                let submitted = pipeline
-                    .submit_job(&incoming, submission, is_unfinished)
-                    .await?;
+                let submitted = pipeline.submit_job(&incoming, order, is_unfinished).await?;
                 Ok(SubmitJobResponse {
                     job: Some(lean(&submitted)),
                 })
@@ -249,11 +251,7 @@ async fn ended(pipeline: &Pipeline, live: &Live) -> Result<Seen, Error> {
 }
 
 /// What is to be done, of a request.
-fn submission(
-    pipeline: &Pipeline,
-    mut request: SubmitJobRequest,
-    bytes: usize,
-) -> Result<Submission, Error> {
+fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Submission, Error> {
     // The tool looks at them.
     let (params, json) = (request.params.take(), take(&mut request.params_json));
     let checked = pipeline
@@ -276,7 +274,6 @@ fn submission(
         Ok(params) if violations.is_empty() => Ok(Submission {
             tool: request.tool,
             params,
-            bytes,
             queue: request.queue.unwrap_or_default(),
             priority: request.priority.unwrap_or_default(),
         }),

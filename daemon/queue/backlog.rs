@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::daemon::queue::{Name, Reserve};
+use super::{line::Name, reserve::Reserve};
 
 /// Bytes of all requests that wait.
 const OF_ALL: u64 = 256 << 20;
