@@ -60,6 +60,11 @@ where
         else {
             return Box::pin(self.0.call(request));
         };
+        // Timers have no more than milliseconds: by then, much would be done.
+        if deadline <= Instant::now() {
+            let late = to_status(&call::timed_out(&method)).into_http();
+            return Box::pin(async move { Ok(late) });
+        }
         request.extensions_mut().insert(Deadline(deadline));
         let answer = self.0.call(request);
         Box::pin(async move {

@@ -45,22 +45,20 @@ async fn a_job_that_is_kept_and_not_known_yet_has_not_ended() {
     let jobs = jobs.await.unwrap();
     let job = new(&jobs);
     let id = job.id.clone();
-    let mut submit = Box::pin(jobs.submit(job, b"{}".to_vec(), None));
-    // Until the log has it; who submits it does not know that yet.
-    while jobs
-        .log
-        .find("w".to_owned(), id.clone())
-        .await
-        .unwrap()
-        .is_none()
-    {
-        let step = std::future::poll_fn(|context| {
-            std::task::Poll::Ready(submit.as_mut().poll(context).is_ready())
-        });
-        assert!(!step.await, "it was not kept");
-    }
-    let (found, submitted) = tokio::join!(jobs.find("w", &id), submit);
-    submitted.unwrap();
+    // As where it is submitted: the log has it, and nobody else knows of it yet.
+    let amount = Amount::of_job(2);
+    jobs.state().room.take(&job.principal, amount).unwrap();
+    let submits = jobs.submitting.read().await;
+    jobs.log.submit(job.clone()).await.unwrap();
+    let known = async {
+        // By then, it is looked for.
+        while jobs.submitting.try_read().is_ok() {
+            tokio::task::yield_now().await;
+        }
+        jobs.state().add(job, amount);
+        drop(submits);
+    };
+    let (found, ()) = tokio::join!(jobs.find("w", &id), known);
     let Found::Live(live) = found.unwrap() else {
         panic!("it has ended");
     };
