@@ -103,8 +103,7 @@ fn ran(job: &Job) -> Option<RunResponse> {
     let result = job.result.as_ref().filter(|_| job.tool == "run")?;
     let data = json_of(result.data.as_ref()?);
     let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
-    // Numbers of 64 bits are texts.
-    let number = |name: &str| text(name).parse().unwrap_or_default();
+    let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
     Some(RunResponse {
         outcome: Outcome::from_str_name(text("outcome"))?.into(),
         exit_code: result.exit_code,
@@ -124,9 +123,13 @@ mod tests {
     use super::*;
 
     fn job(state: JobState, tool: &str, data: &[(&str, &str)], exit_code: Option<i32>) -> Job {
-        let fields = data.iter().map(|(name, text)| {
-            let kind = Some(Kind::StringValue((*text).to_owned()));
-            ((*name).to_owned(), WireValue { kind })
+        let fields = data.iter().map(|(name, value)| {
+            // As the daemon writes them.
+            let kind = match value.parse() {
+                Ok(number) => Kind::NumberValue(number),
+                Err(_) => Kind::StringValue((*value).to_owned()),
+            };
+            ((*name).to_owned(), WireValue { kind: Some(kind) })
         });
         let data = (!data.is_empty()).then(|| Struct {
             fields: fields.collect(),
