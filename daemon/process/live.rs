@@ -21,7 +21,7 @@ use super::{
 };
 use crate::daemon::{
     error::Error,
-    queue::{self, Entry, Full, Name, Queue, Share},
+    queue::{self, Full, Name, Queue, Share},
     sandbox::image::TerminalSize,
     task,
 };
@@ -164,20 +164,15 @@ impl Process {
         caller: &Name,
         position: Position,
     ) -> Result<Reader, Refused> {
-        let full = match self.readers.enter(caller, READERS_OF_ONE) {
-            Ok(Entry::Place(of_readers)) => {
-                let place = self.transcript.enter(position);
-                let place = place.map_err(|Beyond(written)| Refused::Beyond(written))?;
-                return Ok(Reader {
-                    process: Arc::clone(self),
-                    place,
-                    _of_readers: of_readers,
-                });
-            }
-            Ok(Entry::Wait(_)) => self.readers.fullness(caller, READERS_OF_ONE),
-            Err(full) => full,
-        };
-        Err(Refused::TooMany(full))
+        let of_readers = self.readers.at_once(caller, READERS_OF_ONE);
+        let of_readers = of_readers.map_err(Refused::TooMany)?;
+        let place = self.transcript.enter(position);
+        let place = place.map_err(|Beyond(written)| Refused::Beyond(written))?;
+        Ok(Reader {
+            process: Arc::clone(self),
+            place,
+            _of_readers: of_readers,
+        })
     }
 
     /// Tells the task that owns it something, and waits until that is done: where it was not executed

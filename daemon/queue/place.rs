@@ -113,6 +113,14 @@ impl Queue {
         }
     }
 
+    /// Takes a place for a caller who may have `most`, or does not wait for one.
+    pub(crate) fn at_once(self: &Arc<Self>, name: &Name, most: usize) -> Result<Place, Full> {
+        match self.enter(name, most)? {
+            Entry::Place(place) => Ok(place),
+            Entry::Wait(_) => Err(self.fullness(name, most)),
+        }
+    }
+
     /// How full it is for a caller who may have `most`.
     pub(crate) fn fullness(&self, name: &Name, most: usize) -> Full {
         self.full(&mut self.state(), name, most)

@@ -393,9 +393,8 @@ fn at_once(
     most: usize,
     what: &str,
 ) -> Result<Place, Error> {
-    let full = match queue.enter(principal.lane(), most) {
-        Ok(Entry::Place(place)) => return Ok(place),
-        Ok(Entry::Wait(_)) => queue.fullness(principal.lane(), most),
+    let full = match queue.at_once(principal.lane(), most) {
+        Ok(place) => return Ok(place),
         Err(full) => full,
     };
     let at_most = at_most.min(most);

@@ -31,7 +31,7 @@ use crate::daemon::{
     },
     config::policy::Action,
     error::{Error, Reason},
-    queue::{Entry, Name, Place, Queue, Share},
+    queue::{Name, Place, Queue, Share},
     store::{
         approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
         database::DatabaseError,
@@ -351,7 +351,7 @@ impl Approvals {
 
     /// Watches them, for `caller`. When there will be room where there is none, nobody knows.
     pub(crate) fn watch(&self, caller: &Name) -> Result<Watch, Error> {
-        let Ok(Entry::Place(place)) = self.watchers.enter(caller, usize::MAX) else {
+        let Ok(place) = self.watchers.at_once(caller, usize::MAX) else {
             let text = "as many watch already as this caller may, or all together: end one of them, or try again when one has ended";
             return Err(Error::new(Reason::ResourceExhausted, text));
         };

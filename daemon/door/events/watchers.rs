@@ -7,7 +7,7 @@ use std::{
 
 use crate::daemon::{
     error::{Error, Reason},
-    queue::{self, Entry, Full, Name, Queue, Share},
+    queue::{self, Full, Name, Queue, Share},
     store::session::SessionId,
 };
 
@@ -53,7 +53,7 @@ impl Default for Watchers {
 impl Watchers {
     /// Takes a place.
     pub(super) fn enter(self: &Arc<Self>, session: Key, caller: &Name) -> Result<Place, Error> {
-        let of_all = at_once(&self.all, caller, OF_ONE_CALLER).map_err(|full| {
+        let of_all = self.all.at_once(caller, OF_ONE_CALLER).map_err(|full| {
             let text = format!(
                 "{} streams of this caller watch sessions, of at most {OF_ONE_CALLER} of one caller and {OF_ALL} of all",
                 full.held
@@ -66,7 +66,7 @@ impl Watchers {
             None => Queue::new(OF_ONE_SESSION, Share::Reserve, 0),
         };
         let most = OF_ONE_SESSION_AND_CALLER;
-        let place = at_once(&of_session, caller, most).map_err(|full| {
+        let place = of_session.at_once(caller, most).map_err(|full| {
             let text = format!(
                 "{} streams of this caller watch this session, of at most {most} of one caller and {OF_ONE_SESSION} of all",
                 full.held
@@ -97,14 +97,6 @@ impl Drop for Place {
                 sessions.remove(&self.session);
             }
         }
-    }
-}
-
-fn at_once(queue: &Arc<Queue>, caller: &Name, most: usize) -> Result<queue::Place, Full> {
-    match queue.enter(caller, most) {
-        Ok(Entry::Place(place)) => Ok(place),
-        Ok(Entry::Wait(_)) => Err(queue.fullness(caller, most)),
-        Err(full) => Err(full),
     }
 }
 

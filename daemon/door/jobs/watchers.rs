@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::daemon::{
     call::access::principal::Principal,
     error::{Error, Reason},
-    queue::{Entry, Place, Queue, Share},
+    queue::{Place, Queue, Share},
 };
 
 /// Streams of one caller.
@@ -26,9 +26,8 @@ impl Default for Watchers {
 impl Watchers {
     /// Takes a place.
     pub(super) fn enter(&self, principal: &Principal) -> Result<Place, Error> {
-        let full = match self.0.enter(principal.lane(), OF_ONE) {
-            Ok(Entry::Place(place)) => return Ok(place),
-            Ok(Entry::Wait(_)) => self.0.fullness(principal.lane(), OF_ONE),
+        let full = match self.0.at_once(principal.lane(), OF_ONE) {
+            Ok(place) => return Ok(place),
             Err(full) => full,
         };
         let text = format!(
