@@ -14,6 +14,8 @@ use crate::daemon::error::{Error, Reason};
 
 /// How long a client may read nothing, as of a download.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
+/// How one goes on who has watched what comes in an order.
+pub(super) const GO_ON: &str = "watch again when you can, from where you have got to";
 
 /// A message, or why no more come.
 pub(super) type Answer<T> = Result<T, Status>;
@@ -55,20 +57,18 @@ pub(super) fn outlet<T>(
     (sender, last, ReceiverStream::new(receiver))
 }
 
-/// Sends a message, unless the client takes none for so long. Where it fails, answers what is to be said last;
-/// nothing where nobody listens.
+/// Sends a message, unless the client takes none for so long. Where it fails, answers what is to be said last,
+/// with `how` to go on; nothing where nobody listens.
 pub(super) async fn tell<T>(
     sender: &Sender<Answer<T>>,
     message: T,
     silence: Duration,
+    how: &str,
 ) -> Result<(), Option<Error>> {
     match timeout(silence, sender.send(Ok(message))).await {
         Ok(sent) => sent.map_err(|_| None),
         Err(_) => {
-            let text = format!(
-                "nothing was read for {} seconds: watch again when you can, from where you have got to",
-                silence.as_secs()
-            );
+            let text = format!("nothing was read for {} seconds: {how}", silence.as_secs());
             Err(Some(Error::new(Reason::Timeout, text)))
         }
     }
@@ -85,8 +85,8 @@ mod tests {
     async fn who_reads_nothing_is_told_so_behind_what_is_on_its_way() {
         let (sender, last, mut answers) = outlet(1, "id");
         let silence = Duration::from_millis(20);
-        tell(&sender, 1, silence).await.unwrap();
-        let error = tell(&sender, 2, silence).await.unwrap_err();
+        tell(&sender, 1, silence, GO_ON).await.unwrap();
+        let error = tell(&sender, 2, silence, GO_ON).await.unwrap_err();
         let error = error.expect("somebody listens");
         assert_eq!(error.reason, Reason::Timeout);
         last.say(&error);
@@ -97,6 +97,6 @@ mod tests {
         assert!(answers.next().await.is_none());
         let (sender, _last, answers) = outlet(1, "id");
         drop(answers);
-        assert!(matches!(tell(&sender, 1, silence).await, Err(None)));
+        assert!(matches!(tell(&sender, 1, silence, GO_ON).await, Err(None)));
     }
 }

@@ -17,7 +17,7 @@ use crate::{
     },
     daemon::{
         call::{self, Pipeline, approval::pending::Watch},
-        door::outlet::{Answer, Answers, LastWord, SILENCE, outlet, tell},
+        door::outlet::{Answer, Answers, GO_ON, LastWord, SILENCE, outlet, tell},
         error::{Error, Reason},
         task,
     },
@@ -83,7 +83,7 @@ impl Sending {
     ) -> Result<(), Option<Error>> {
         let say = async |event: Event| {
             let message = WatchApprovalsResponse { event: Some(event) };
-            tell(sender, message, SILENCE).await
+            tell(sender, message, SILENCE, GO_ON).await
         };
         let mut count = 0;
         for found in std::mem::take(&mut self.watch.pending) {

@@ -15,7 +15,7 @@ use crate::{
     api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
     daemon::{
         call::{Pipeline, access::principal::Principal, structure::structure},
-        door::outlet::{Answer, Answers, LastWord, SILENCE, outlet, tell},
+        door::outlet::{Answer, Answers, GO_ON, LastWord, SILENCE, outlet, tell},
         error::{Error, Reason},
         store::{
             follower::{Beyond, Followed, Follower},
@@ -201,7 +201,7 @@ impl Watch {
 impl Client {
     async fn send(&mut self, item: Item) -> Result<(), End> {
         let item = WatchEventsResponse { item: Some(item) };
-        let told = tell(&self.sender, item, SILENCE).await;
+        let told = tell(&self.sender, item, SILENCE, GO_ON).await;
         self.last = Instant::now();
         told.map_err(|error| error.map_or(End::Quiet, End::Failed))
     }

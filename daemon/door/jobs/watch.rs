@@ -19,7 +19,7 @@ use crate::{
             context::Incoming,
             jobs::{Found, Seen},
         },
-        door::outlet::{Answer, LastWord},
+        door::outlet::{self, Answer, LastWord, SILENCE},
         error::{Error, Reason},
         queue::Place,
         store::{
@@ -33,8 +33,6 @@ use crate::{
 
 /// Most bytes of output in one message.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// How long a client may read nothing, as of a download.
-const SILENCE: Duration = Duration::from_secs(60);
 
 /// One who watches.
 pub(super) struct Watch {
@@ -203,17 +201,9 @@ impl Watch {
 
 async fn tell(sender: &Sender<Answer<WatchJobResponse>>, event: Event) -> Result<(), Over> {
     let message = WatchJobResponse { event: Some(event) };
-    tokio::select! {
-        biased;
-        sent = sender.send(Ok(message)) => sent.map_err(|_| Over::Gone),
-        () = sleep(SILENCE) => {
-            let text = format!(
-                "nothing was read for {} seconds: watch on from the last offsets when you can",
-                SILENCE.as_secs()
-            );
-            Err(Over::Failed(Error::new(Reason::Timeout, text)))
-        }
-    }
+    let how = "watch on from the last offsets when you can";
+    let told = outlet::tell(sender, message, SILENCE, how).await;
+    told.map_err(|error| error.map_or(Over::Gone, Over::Failed))
 }
 
 /// Opens an artifact of a session, if there is something in it.
