@@ -137,45 +137,36 @@ pub(super) fn take_expired(uploads: &mut HashMap<Key, Upload>) -> Vec<Upload> {
 /// to a repeat, then the oldest. What a call receives stays.
 pub(super) fn make_room(uploads: &mut HashMap<Key, Upload>, most: usize) -> Vec<Upload> {
     let mut taken = take_expired(uploads);
-    while uploads.len() > most {
-        let held = held(uploads, |_| 1);
-        let resting = uploads.iter().filter(|(_, upload)| !upload.is_active());
-        let first = resting.min_by_key(|((workspace, id), upload)| {
-            let has = held.get(workspace).copied();
-            let is_draft = !matches!(upload.state, State::Complete);
-            (Reverse(has), is_draft, upload.record.touched, workspace, id)
-        });
-        let Some((key, _)) = first else { break };
-        let key = key.clone();
+    while uploads.len() > most
+        && let Some(key) = first_to_go(uploads, |_| 1)
+    {
         taken.extend(uploads.remove(&key));
     }
-    loop {
-        let held = held(uploads, Upload::resting_bytes);
-        if held.values().sum::<u64>() <= MOST_BYTES {
-            return taken;
-        }
-        let drafts = uploads
-            .iter()
-            .filter(|(_, upload)| upload.resting_bytes() > 0);
-        let first = drafts.min_by_key(|((workspace, id), upload)| {
-            let has = held.get(workspace).copied();
-            (Reverse(has), upload.record.touched, workspace, id)
-        });
-        let Some((key, _)) = first else {
-            return taken;
-        };
-        let key = key.clone();
+    let bytes = |uploads: &HashMap<Key, Upload>| -> u64 {
+        uploads.values().map(Upload::resting_bytes).sum()
+    };
+    while bytes(uploads) > MOST_BYTES
+        && let Some(key) = first_to_go(uploads, Upload::resting_bytes)
+    {
         taken.extend(uploads.remove(&key));
     }
+    taken
 }
 
-/// What each workspace has of something.
-fn held(uploads: &HashMap<Key, Upload>, of: impl Fn(&Upload) -> u64) -> HashMap<String, u64> {
-    let mut held = HashMap::new();
+/// The one that goes first, of those that have something `of` what there is too much of.
+fn first_to_go(uploads: &HashMap<Key, Upload>, of: impl Fn(&Upload) -> u64) -> Option<Key> {
+    let mut held: HashMap<&str, u64> = HashMap::new();
     for ((workspace, _), upload) in uploads {
-        *held.entry(workspace.clone()).or_default() += of(upload);
+        *held.entry(workspace).or_default() += of(upload);
     }
-    held
+    let may_go = |upload: &Upload| !upload.is_active() && of(upload) > 0;
+    let candidates = uploads.iter().filter(|(_, upload)| may_go(upload));
+    let first = candidates.min_by_key(|((workspace, id), upload)| {
+        let has = held.get(workspace.as_str()).copied();
+        let is_draft = !matches!(upload.state, State::Complete);
+        (Reverse(has), is_draft, upload.record.touched, workspace, id)
+    });
+    first.map(|(key, _)| key.clone())
 }
 
 /// Under which an upload is kept.
