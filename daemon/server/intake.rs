@@ -17,7 +17,6 @@
 //! Requests of several messages are only counted: who takes them in reads no faster than it can.
 
 use std::{
-    convert::Infallible,
     future::{self, Future},
     mem,
     pin::Pin,
@@ -28,8 +27,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
-use http_body::Frame;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Full};
 use tokio::time::timeout_at;
 use tonic::body::Body;
 use tower::{Layer, Service};
@@ -41,6 +39,7 @@ use crate::daemon::{
     error::{Error, Reason},
     queue::{Backlog, Entry, Name, Place, Queue, Share, TooMuch, Waits},
     task,
+    workspace::cores,
 };
 
 /// What tells how long a message is: a flag, and the number of its bytes (gRPC over HTTP/2).
@@ -87,24 +86,16 @@ struct Coming<'a> {
     held: Vec<Waits>,
 }
 
-/// A request that is there as a whole. What it holds is given back when it has been read to its end, which is
-/// when it was decoded.
-struct Whole {
-    data: Option<Bytes>,
-    held: Option<(Vec<Waits>, Option<Place>)>,
-}
-
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl IntakeLayer {
     /// That of a pipeline.
     pub(super) fn new(pipeline: Arc<Pipeline>) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self(Arc::new(Intake {
             pipeline,
             bodies: Arc::default(),
             // Those who wait are bounded by their bytes.
-            decoders: Queue::new((cores / 2).max(1), Share::All, usize::MAX),
+            decoders: Queue::new((cores() / 2).max(1), Share::All, usize::MAX),
         }))
     }
 }
@@ -210,10 +201,12 @@ impl Intake {
             true => Some(self.look(coming.caller, coming.measure, &data).await?),
             false => None,
         };
-        Ok(Body::new(Whole {
-            data: Some(data),
-            held: Some((coming.held, place)),
-        }))
+        let held = (coming.held, place);
+        Ok(Body::new(Full::new(data).map_frame(move |frame| {
+            // Given back with the body, which is when the request was decoded.
+            let _held = &held;
+            frame
+        })))
     }
 
     /// Adds what has come.
@@ -308,21 +301,5 @@ impl Coming<'_> {
             self.taken.len()
         );
         Error::new(Reason::InvalidParams, text).caused_by(status)
-    }
-}
-
-impl http_body::Body for Whole {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let data = self.data.take().filter(|data| !data.is_empty());
-        if data.is_none() {
-            self.held = None;
-        }
-        Poll::Ready(data.map(|data| Ok(Frame::data(data))))
     }
 }

@@ -7,7 +7,6 @@ use std::{
     collections::BTreeSet,
     future::Future,
     sync::{Arc, PoisonError, RwLock},
-    thread::available_parallelism,
     time::{Duration, SystemTime},
 };
 
@@ -29,6 +28,7 @@ use crate::daemon::{
         rules::{RuleLog, StoredRule},
     },
     task,
+    workspace::cores,
 };
 
 /// Most rules of a workspace that are kept: each is compared with each call of its tool. Those that have ended
@@ -59,12 +59,11 @@ impl RuleBook {
         let mut stored: Vec<_> = stored.collect();
         stored.sort_by_key(|rule| Reverse(age(rule)));
         let snapshot = Snapshot::new(Arc::new(settings), stored.into());
-        let cores = available_parallelism().map_or(1, usize::from);
         Ok(Self {
             current: RwLock::new(Arc::new(snapshot)),
             log,
             turn: tokio::sync::Mutex::default(),
-            large: Arc::new(Semaphore::new(cores.div_ceil(2))),
+            large: Arc::new(Semaphore::new(cores().div_ceil(2))),
         })
     }
 
