@@ -68,10 +68,9 @@ impl Pipeline {
         looks: impl FnOnce(&Incoming) -> Result<R, Error> + Send + 'static,
     ) -> Result<R, Error> {
         let applicant = Applicant {
-            principal: &incoming.principal,
             deadline: Deadline::At(incoming.deadline),
             bytes,
-            seats: None,
+            ..Applicant::from(&*incoming.principal)
         };
         let since = Instant::now();
         let place = self.admission.look(applicant, &self.drain).await;
@@ -111,17 +110,15 @@ impl Pipeline {
         let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
         let snapshot = self.policy.snapshot();
         let keeps = snapshot.looks_at(T::NAME, risk, &workspace);
-        let said = (!keeps && bytes <= KEPT).then(|| {
-            Arc::new(Said {
-                message: T::MESSAGE,
-                encoded: request.encode_to_vec(),
-            })
-        });
         let mut checked = match T::MESSAGE {
             None => spec.check(request, keeps)?,
             Some(message) => self.catalog.look_at(message, request, keeps)?,
         };
         let given = checked.given.take();
+        let said = Said {
+            message: T::MESSAGE,
+            encoded: std::mem::take(&mut checked.encoded),
+        };
         let (params, shown) = validate::<T>(checked, &scene)?;
         let subject = Subject::new(T::NAME, risk, workspace, snapshot);
         let subject = match given {
@@ -130,7 +127,10 @@ impl Pipeline {
                 let told = told(&given, &scene, T::reading(&params, &scene));
                 subject.with(told, files, given.size())
             }
-            None => Subject { said, ..subject },
+            None => Subject {
+                said: (bytes <= KEPT).then(|| Arc::new(said)),
+                ..subject
+            },
         };
         Ok(Checked {
             scene,
@@ -154,6 +154,7 @@ fn validate<T: Tool>(
         params: shown,
         mut violations,
         given: _,
+        encoded: _,
     } = checked;
     let params = T::check(request, scene, &mut violations);
     if !violations.is_empty() {

@@ -36,10 +36,14 @@ pub(crate) struct Catalog {
     pool: DescriptorPool,
     tools: BTreeMap<String, ToolSpec>,
     messages: HashMap<String, Arc<Rules>>,
-    /// Each with the role that it needs.
-    methods: BTreeMap<String, Access>,
-    /// What its requests may be, of each.
-    measures: HashMap<String, Arc<Measure>>,
+    methods: BTreeMap<String, Method>,
+}
+
+/// What the descriptors say about one method.
+#[derive(Debug)]
+struct Method {
+    access: Access,
+    measure: Arc<Measure>,
 }
 
 /// What the descriptors say about one tool.
@@ -65,6 +69,8 @@ pub(crate) struct Checked<T> {
     pub(crate) violations: Vec<Violation>,
     /// What was given, for those who decide about the call, where that was asked for.
     pub(crate) given: Option<Given>,
+    /// What was given, encoded: for [`Catalog::given_before`].
+    pub(crate) encoded: Vec<u8>,
 }
 
 /// What was given, field by field, and nothing else.
@@ -92,7 +98,6 @@ impl Catalog {
         let mut tools = BTreeMap::new();
         let mut messages = HashMap::new();
         let mut methods = BTreeMap::new();
-        let mut measures = HashMap::new();
         for service in pool.services() {
             for method in service.methods() {
                 let path = format!("{}/{}", service.full_name(), method.name());
@@ -100,11 +105,10 @@ impl Catalog {
                     role: role(&pool, &method),
                     streams: method.is_server_streaming(),
                 };
-                methods.insert(path.clone(), access);
                 let input = method.input();
                 let rules = Rules::of(&pool, &input);
-                let measure = Measure::of(&method, &rules, counts(&pool, &method));
-                measures.insert(path, Arc::new(measure));
+                let measure = Arc::new(Measure::of(&method, &rules, counts(&pool, &method)));
+                methods.insert(path, Method { access, measure });
                 if let Some(options) = tool_options(&pool, &method) {
                     let spec = ToolSpec {
                         options,
@@ -124,7 +128,6 @@ impl Catalog {
             tools,
             messages,
             methods,
-            measures,
         })
     }
 
@@ -145,12 +148,12 @@ impl Catalog {
 
     /// Who may call the method of this path: `jig.v1.ToolService/Run`.
     pub(crate) fn access(&self, path: &str) -> Option<Access> {
-        self.methods.get(path).copied()
+        self.methods.get(path).map(|method| method.access)
     }
 
     /// What requests of the method of this path may be.
     pub(crate) fn measure(&self, path: &str) -> Option<&Arc<Measure>> {
-        self.measures.get(path)
+        self.methods.get(path).map(|method| &method.measure)
     }
 
     /// Checks a request of a method that is not a tool, named by its full name, and fills in
@@ -277,6 +280,7 @@ fn check<T: Message + Default>(
         params,
         violations,
         given,
+        encoded,
     } = rules.check(request, keeps)?;
     Ok(Checked {
         given: given.map(|message| Given {
@@ -286,6 +290,7 @@ fn check<T: Message + Default>(
         request,
         params,
         violations,
+        encoded,
     })
 }
 

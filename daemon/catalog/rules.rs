@@ -30,6 +30,8 @@ pub(super) struct Looked<T> {
     pub(super) violations: Vec<Violation>,
     /// The request as it was given, field by field, where that was asked for.
     pub(super) given: Option<DynamicMessage>,
+    /// The same as a message.
+    pub(super) encoded: Vec<u8>,
 }
 
 /// Rules of the fields of one message.
@@ -115,7 +117,7 @@ impl Rules {
 
     /// The request by its fields.
     pub(super) fn reflect(&self, request: &impl Message) -> Result<DynamicMessage, Error> {
-        reflect(&self.message, request)
+        self.decode(&request.encode_to_vec())
     }
 
     /// The same, of one that is encoded.
@@ -129,7 +131,8 @@ impl Rules {
         request: T,
         keep: bool,
     ) -> Result<Looked<T>, Error> {
-        let mut message = reflect(&self.message, &request)?;
+        let encoded = request.encode_to_vec();
+        let mut message = self.decode(&encoded)?;
         let mut violations = Vec::new();
         self.check_fields(&message, "", &mut violations);
         // What is refused is neither recorded nor decided about.
@@ -149,6 +152,7 @@ impl Rules {
             params,
             violations,
             given,
+            encoded,
         })
     }
 
@@ -411,13 +415,4 @@ pub(super) fn size_text(value: &Value) -> serde_json::Value {
         }
         _ => "<hidden>".into(),
     }
-}
-
-/// Decodes `request` as `descriptor` says, to look at its fields by name.
-fn reflect<T: Message>(
-    descriptor: &MessageDescriptor,
-    request: &T,
-) -> Result<DynamicMessage, Error> {
-    DynamicMessage::decode(descriptor.clone(), request.encode_to_vec().as_slice())
-        .map_err(Error::internal)
 }
