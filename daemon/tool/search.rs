@@ -1,6 +1,6 @@
 //! `search`: matching lines of the files below a directory.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{COST_OF_GLOBS, Done, Scene, Tool, Work, in_time};
 use crate::{
@@ -21,6 +21,10 @@ const DEFAULT_RESULTS: u32 = 50;
 /// Most bytes of lines in an answer, one match in any case: with what encodes them, they fit into a
 /// message of 4 MiB, which clients accept by default.
 const ANSWER_BYTES: usize = 3 << 20;
+/// How long a search keeps the turn of its call. Few go on at one time, so that the kernel can share out the
+/// CPUs among these and what other callers call, who need not wait for the end of a long one.
+const TURN: Duration = Duration::from_millis(3);
+
 /// The tool.
 #[derive(Debug)]
 pub(crate) struct Search;
@@ -30,6 +34,7 @@ impl Tool for Search {
     const COST: usize = COST_OF_GLOBS;
     // It answers with what it has found when its time is up.
     const LIMITS_ITSELF: bool = true;
+    const TURN: Duration = TURN;
     type Request = v1::SearchRequest;
     type Response = v1::SearchResponse;
     type Params = v1::SearchRequest;
