@@ -3,9 +3,10 @@
 
 use std::{env, error::Error, fs, path::PathBuf};
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "jig/v1/approval_service.proto",
     "jig/v1/artifact_service.proto",
+    "jig/v1/catalog_service.proto",
     "jig/v1/daemon_service.proto",
     "jig/v1/event_service.proto",
     "jig/v1/invoke_service.proto",

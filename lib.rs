@@ -13,13 +13,17 @@
 //!   main.rs  mod.rs  start.rs     from arguments to serving, in an order that cannot be otherwise
 //!   config/         file < environment < flags → checked types
 //!   server/         listeners, peers, layers (trace, explain, panic, deadline, auth), health, reflection, drain
-//!   door/           one per way in: typed gRPC, jobs, processes, approvals, artifacts, events, transfers, info; errors → statuses
+//!   door/           one per way in: typed gRPC, calls by name, catalog, jobs, processes, approvals, artifacts, events,
+//!                   transfers, info; errors → statuses
 //!   call/           the pipeline: access, context, request ids, policy, approvals, admission, drain, record; jobs, and calls by name
-//!   catalog/        tools and rules of fields, read from the descriptors
+//!   dialect/        one file per tool vocabulary that agents already speak, over the tools below
+//!   catalog/        tools and rules of fields, read from the descriptors; tools as vendors of models want them
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
 //!   text/           changing text without a file: edits, patches, diffs, notebooks
 //!   egress/         the proxy through which commands reach the hosts that the operator allows
+//!   fetch/          fetching from the web, and pages as Markdown or text
+//!   outside/        which hosts and addresses may be reached, for both
 //!   process/        one command: spec, environment, input, output, stop ladder, outcome, supervision;
 //!                   for those that are watched, the transcript, its readers, and the registry
 //!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
@@ -32,10 +36,22 @@
 //! tests/            one binary that starts the real daemon; attack/ by the numbers of the catalogue
 //! ```
 //!
-//! Imports run one way, downwards: `server → door → call → tool → {workspace, process, egress} →
-//! text, sandbox → sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
+//! Imports run one way, downwards: `server → door → call → dialect → tool → {workspace, process, egress, fetch} →
+//! text, outside, sandbox → sys`; `catalog` and `store` stand below `call`; `config`, `telemetry`, `error` and `task` are
 //! used from above and use nothing above themselves. `tests/tidy.rs` reads the `use` lines and
 //! fails on an arrow back up or a circle.
+//!
+//! # Vocabularies
+//!
+//! Every tool is an RPC of `ToolService`, with a request and an answer of its own, and each has a name.
+//! `InvokeService` calls them by these names, with parameters as JSON; `CatalogService` tells models of them, in
+//! the format of each vendor. A dialect is another vocabulary over the same tools: a table of its tools with
+//! their parameters, and for each a function that calls tools of the contract by name and shapes their answers,
+//! with the words of the dialect's document, also for what failed. It can do nothing else: each of its calls is
+//! checked, decided about, admitted and recorded as any other, under both names.
+//!
+//! A further dialect is a file in `daemon/dialect/` with such a table, and a line in `dialect::ALL`. From then on
+//! it is listed, called, made a job of and put into batches, and rules can name its tools.
 //!
 //! # Life of a call
 //!

@@ -15,7 +15,7 @@ use crate::{
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
-/// Without --address, `run`, `info` and the commands about files start a daemon for that one call,
+/// Without --address, `run`, `call`, `tools`, `info` and the commands about files start a daemon for that one call,
 /// which holds the current directory.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
@@ -54,6 +54,9 @@ pub(crate) enum Command {
     Last(command::last::LastArgs),
     Artifacts(command::last::ArtifactsArgs),
     Artifact(command::artifact::ArtifactArgs),
+    Tools(command::tools::ToolsArgs),
+    Call(command::call::CallArgs),
+    Batch(command::batch::BatchArgs),
     Job(command::job::JobArgs),
     Approvals(command::approvals::ApprovalsArgs),
     Rules(command::rules::RulesArgs),
@@ -147,7 +150,7 @@ impl Unparsed {
             return exit::SUCCESS;
         }
         match self.subcommand.as_deref() {
-            Some("run" | "exec" | "attach") => exit::RUN_FAILED,
+            Some("run" | "exec" | "attach" | "call") => exit::RUN_FAILED,
             Some("search") => exit::SEARCH_FAILED,
             Some("health") => exit::HEALTH_USAGE,
             _ => exit::USAGE,
@@ -192,6 +195,8 @@ mod tests {
             (&["jig", "exec", "--no-such-flag", "ls"], 125),
             (&["jig", "exec", "--timeout", "soon", "ls"], 125),
             (&["jig", "attach"], 125),
+            (&["jig", "call"], 125),
+            (&["jig", "tools", "--format", "xml"], 64),
             (&["jig", "ps", "--no-such-flag"], 64),
             (&["jig", "health", "--no-such-flag"], 1),
             (&["jig", "search"], 2),

@@ -22,7 +22,8 @@ use crate::api::v1::{
     ReadNotebookRequest, ReadNotebookResponse, RunRequest, RunResponse, SearchRequest,
     SearchResponse, StatPathRequest, StatPathResponse, WriteFileRequest, WriteFileResponse,
     approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
-    daemon_service_client::DaemonServiceClient, job_service_client::JobServiceClient,
+    catalog_service_client::CatalogServiceClient, daemon_service_client::DaemonServiceClient,
+    invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
     process_service_client::ProcessServiceClient, tool_service_client::ToolServiceClient,
     transfer_service_client::TransferServiceClient,
 };
@@ -153,6 +154,14 @@ impl Client {
 
     pub(super) fn processes(&self) -> ProcessServiceClient<Channel> {
         ProcessServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    pub(super) fn catalog(&self) -> CatalogServiceClient<Channel> {
+        CatalogServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    pub(super) fn invocations(&self) -> InvokeServiceClient<Channel> {
+        InvokeServiceClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_ANSWER)
     }
 
     pub(super) fn jobs(&self) -> JobServiceClient<Channel> {

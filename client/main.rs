@@ -6,6 +6,7 @@ mod arguments;
 mod bench;
 mod command;
 mod connection;
+mod envelope;
 mod escape;
 mod exit;
 mod failure;
@@ -62,6 +63,9 @@ fn main() -> ExitCode {
             Command::Last(args) => command::last::last(&global, args),
             Command::Artifacts(args) => command::last::artifacts(&global, args),
             Command::Artifact(args) => command::artifact::artifact(&global, args),
+            Command::Tools(args) => command::tools::tools(&global, args),
+            Command::Call(args) => command::call::call(&global, args),
+            Command::Batch(args) => command::batch::batch(&global, args),
             Command::Job(args) => command::job::job(&global, args),
             Command::Approvals(args) => command::approvals::approvals(&global, args),
             Command::Rules(args) => command::rules::rules(&global, args),

@@ -24,6 +24,7 @@ mod deadline;
 mod error;
 mod events;
 mod health;
+mod invoke;
 mod job;
 mod methods;
 mod pages;

@@ -1,6 +1,8 @@
 //! What can go wrong with a call, in the terms of the contract. Doors turn it into a gRPC status or
 //! whatever their protocol has.
 
+mod suggestion;
+
 use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 
 /// Most fields of one request that are told to break their rules. Once so many are known, no more are
@@ -24,6 +26,8 @@ pub(crate) enum Reason {
     PermissionDenied,
     /// The operator does not allow it.
     PolicyDenied,
+    /// The operator does not let anybody fetch from there.
+    EgressDenied,
     /// Somebody was asked to approve it, and has not.
     ApprovalDenied,
     /// The caller may not do this.
@@ -108,6 +112,8 @@ pub(crate) enum Reason {
     SandboxUnavailable,
     /// Building a sandbox failed, or it was lost.
     SandboxError,
+    /// Fetching from the web failed on the way.
+    FetchError,
     /// The daemon is shutting down.
     Draining,
     /// A defect.
@@ -156,7 +162,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 51] = [
+    const ALL: [Self; 53] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -164,6 +170,7 @@ impl Reason {
         Self::SymlinkBlocked,
         Self::PermissionDenied,
         Self::PolicyDenied,
+        Self::EgressDenied,
         Self::ApprovalDenied,
         Self::Forbidden,
         Self::Unauthenticated,
@@ -206,6 +213,7 @@ impl Reason {
         Self::TooManyFiles,
         Self::SandboxUnavailable,
         Self::SandboxError,
+        Self::FetchError,
         Self::Draining,
         Self::Internal,
     ];
@@ -225,6 +233,7 @@ impl Reason {
             Self::SymlinkBlocked => "SYMLINK_BLOCKED",
             Self::PermissionDenied => "PERMISSION_DENIED",
             Self::PolicyDenied => "POLICY_DENIED",
+            Self::EgressDenied => "EGRESS_DENIED",
             Self::ApprovalDenied => "APPROVAL_DENIED",
             Self::Forbidden => "FORBIDDEN",
             Self::Unauthenticated => "UNAUTHENTICATED",
@@ -267,6 +276,7 @@ impl Reason {
             Self::TooManyFiles => "TOO_MANY_FILES",
             Self::SandboxUnavailable => "SANDBOX_UNAVAILABLE",
             Self::SandboxError => "SANDBOX_ERROR",
+            Self::FetchError => "FETCH_ERROR",
             Self::Draining => "DRAINING",
             Self::Internal => "INTERNAL",
         }

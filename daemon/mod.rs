@@ -5,13 +5,16 @@ mod catalog;
 mod checksum;
 mod config;
 mod descriptors;
+mod dialect;
 mod door;
 mod egress;
 mod embedded;
 mod error;
+mod fetch;
 #[cfg(fuzzing)]
 pub mod fuzz;
 pub mod keys;
+mod outside;
 mod privileges;
 mod process;
 mod queue;

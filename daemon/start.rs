@@ -85,7 +85,8 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         source: io::Error::other(error),
     })?;
     serving::callers(&config, &catalog)?;
-    let mut report = String::from("configuration: ok\n") + &config.network_report();
+    let mut report =
+        String::from("configuration: ok\n") + &config.network_report() + &config.fetch_report();
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
         let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
         report += &isolation::report(workspace, &isolation);

@@ -40,8 +40,13 @@ const ORDER: &[&[&str]] = &[
     &["daemon/call"],
     &["daemon/dialect"],
     &["daemon/tool"],
-    &["daemon/egress", "daemon/process", "daemon/workspace"],
-    &["daemon/text"],
+    &[
+        "daemon/egress",
+        "daemon/fetch",
+        "daemon/process",
+        "daemon/workspace",
+    ],
+    &["daemon/outside", "daemon/text"],
     &["daemon/catalog", "daemon/store"],
     &["daemon/sandbox"],
     &["daemon/sys"],
@@ -57,8 +62,8 @@ const ORDER: &[&[&str]] = &[
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     (
         "daemon/config",
-        "daemon/egress/policy",
-        "plain data: where the configuration lets commands connect to",
+        "daemon/outside/policy",
+        "plain data: where the configuration lets commands and calls connect to",
     ),
     (
         "daemon/config",

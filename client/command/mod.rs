@@ -2,6 +2,8 @@
 
 pub(crate) mod approvals;
 pub(crate) mod artifact;
+pub(crate) mod batch;
+pub(crate) mod call;
 pub(crate) mod change;
 mod columns;
 pub(crate) mod cp;
@@ -16,6 +18,7 @@ pub(crate) mod key;
 pub(crate) mod last;
 pub(crate) mod ls;
 pub(crate) mod nb;
+mod params;
 pub(crate) mod patch;
 pub(crate) mod processes;
 pub(crate) mod read;
@@ -24,6 +27,7 @@ pub(crate) mod run;
 pub(crate) mod search;
 pub(crate) mod serve;
 pub(crate) mod stat;
+pub(crate) mod tools;
 pub(crate) mod words;
 pub(crate) mod write;
 
@@ -45,6 +49,16 @@ fn finish(result: Result<(), Failure>, as_json: bool) -> ExitCode {
 fn failed(failure: &Failure, as_json: bool) -> u8 {
     failure.report(as_json);
     exit_code(failure)
+}
+
+/// Tells why there is no command whose exit code could be ours; answers with the one that says so.
+fn run_failed(failure: &Failure, as_json: bool) -> u8 {
+    failure.report(as_json);
+    if let Failure::Interrupted(code) = failure {
+        *code
+    } else {
+        exit::RUN_FAILED
+    }
 }
 
 fn exit_code(failure: &Failure) -> u8 {

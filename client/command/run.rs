@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use jig::api::v1::{RunRequest, RunResponse};
 
-use super::{ended, words::Words};
+use super::{ended, run_failed, words::Words};
 use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
 
 /// Most bytes of standard input that a request takes.
@@ -48,14 +48,7 @@ pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
     });
     ExitCode::from(match result {
         Ok(code) => code,
-        Err(failure) => {
-            failure.report(global.json);
-            if let Failure::Interrupted(code) = failure {
-                code
-            } else {
-                exit::RUN_FAILED
-            }
-        }
+        Err(failure) => run_failed(&failure, global.json),
     })
 }
 

@@ -132,6 +132,13 @@ impl ToolService for Fake {
         Err(Status::unimplemented(""))
     }
 
+    async fn fetch_url(
+        &self,
+        _: Request<v1::FetchUrlRequest>,
+    ) -> Result<Response<v1::FetchUrlResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn last_command(
         &self,
         _: Request<v1::LastCommandRequest>,

@@ -2,9 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    future::Future,
     marker::PhantomData,
-    pin::Pin,
     sync::{Arc, LazyLock},
 };
 
@@ -13,17 +11,18 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Checked, InPlace, LetIn, Pipeline, access::principal::Principal, admission::Applicant,
-    context::Incoming, until_its_time_is_up,
+    Begun, Checked, InPlace, LetIn, Pipeline, access::principal::Principal, admission::Applicant,
+    context::Incoming, idempotency::Ticket, until_its_time_is_up,
 };
 use crate::daemon::{
+    dialect::Boxed,
     error::{Error, Reason},
     tool::{
         Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory, delete_path::DeletePath,
-        edit_file::EditFile, edit_notebook::EditNotebook, last_command::LastCommand,
-        list_directory::ListDirectory, list_files::ListFiles, move_path::MovePath,
-        read_file::ReadFile, read_notebook::ReadNotebook, run::Run, search::Search,
-        stat_path::StatPath, write_file::WriteFile,
+        edit_file::EditFile, edit_notebook::EditNotebook, fetch_url::FetchUrl,
+        last_command::LastCommand, list_directory::ListDirectory, list_files::ListFiles,
+        move_path::MovePath, read_file::ReadFile, read_notebook::ReadNotebook, run::Run,
+        search::Search, stat_path::StatPath, write_file::WriteFile,
     },
 };
 
@@ -31,13 +30,16 @@ use crate::daemon::{
 /// these.
 const COST_OF_JSON: usize = 4;
 
-/// What is being waited for.
-pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
-
 /// Any tool.
 pub(super) trait AnyTool: Send + Sync {
-    /// Looks whether somebody may call it at all, whatever with.
-    fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error>;
+    /// Looks whether somebody may call it at all, whatever with, by its name or by the one that it is `said` by
+    /// in a dialect.
+    fn is_open(
+        &self,
+        pipeline: &Pipeline,
+        principal: &Principal,
+        said: Option<&str>,
+    ) -> Result<(), Error>;
 
     /// What it costs to look at a byte of its parameters, as so many of plain text.
     fn cost(&self) -> usize;
@@ -49,6 +51,12 @@ pub(super) trait AnyTool: Send + Sync {
         incoming: Incoming,
         params: &Map<String, Value>,
     ) -> Result<Box<dyn CheckedCall>, Error>;
+
+    /// Whether a repeated call would do something a second time.
+    fn changes_something(&self, pipeline: &Pipeline) -> bool;
+
+    /// The answer to a repeated call whose first one the daemon died under, as this step of its session.
+    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Map<String, Value>, Error>;
 }
 
 /// A call of which nothing is known to be wrong.
@@ -58,6 +66,14 @@ pub(super) trait CheckedCall: Send {
         self: Box<Self>,
         pipeline: &Arc<Pipeline>,
     ) -> Boxed<'_, Result<Box<dyn LetInCall>, Error>>;
+
+    /// Lets it in, waits for a place for it, and starts it. Whoever has the request id of its `ticket`
+    /// waits for it.
+    fn begin<'a>(
+        self: Box<Self>,
+        pipeline: &'a Arc<Pipeline>,
+        ticket: Option<&'a Ticket>,
+    ) -> Boxed<'a, Result<Going, Error>>;
 }
 
 /// A call that may be made.
@@ -107,6 +123,7 @@ static TOOLS: LazyLock<Tools> = LazyLock::new(|| {
     add::<DeletePath>(&mut tools);
     add::<EditFile>(&mut tools);
     add::<EditNotebook>(&mut tools);
+    add::<FetchUrl>(&mut tools);
     add::<LastCommand>(&mut tools);
     add::<ListDirectory>(&mut tools);
     add::<ListFiles>(&mut tools);
@@ -139,6 +156,16 @@ pub(super) fn find(name: &str, principal: &Principal) -> Result<&'static dyn Any
     })
 }
 
+/// The names of all of them, sorted.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    TOOLS.keys().copied()
+}
+
+/// What it costs to look at so many bytes of JSON, as so many of plain text.
+pub(super) fn cost_of_json(bytes: usize) -> usize {
+    bytes.saturating_mul(COST_OF_JSON)
+}
+
 /// What it costs to look at so many bytes of parameters for the tool of this name, if there is one.
 pub(super) fn cost(name: &str, bytes: usize) -> usize {
     let cost = TOOLS.get(name).map_or(COST_OF_JSON, |tool| tool.cost());
@@ -149,9 +176,14 @@ impl<T: Tool> AnyTool for Typed<T>
 where
     T::Response: Message + Default,
 {
-    fn is_open(&self, pipeline: &Pipeline, principal: &Principal) -> Result<(), Error> {
+    fn is_open(
+        &self,
+        pipeline: &Pipeline,
+        principal: &Principal,
+        said: Option<&str>,
+    ) -> Result<(), Error> {
         principal.has_role(pipeline.spec::<T>()?.role, T::NAME)?;
-        pipeline.is_switched_on(T::NAME)
+        pipeline.is_switched_on(T::NAME, said)
     }
 
     fn cost(&self) -> usize {
@@ -168,6 +200,14 @@ where
         let checked = pipeline.check::<T>(&incoming, request)?;
         Ok(Box::new(OfTool { incoming, checked }))
     }
+
+    fn changes_something(&self, pipeline: &Pipeline) -> bool {
+        pipeline.changes_something::<T>()
+    }
+
+    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Map<String, Value>, Error> {
+        pipeline.spec::<T>()?.write(&T::lost(step)?)
+    }
 }
 
 impl<T: Tool> CheckedCall for OfTool<T>
@@ -181,6 +221,17 @@ where
         Box::pin(async move {
             let let_in = pipeline.let_in::<T>(self.incoming, self.checked).await?;
             Ok(Box::new(let_in) as Box<dyn LetInCall>)
+        })
+    }
+
+    fn begin<'a>(
+        self: Box<Self>,
+        pipeline: &'a Arc<Pipeline>,
+        ticket: Option<&'a Ticket>,
+    ) -> Boxed<'a, Result<Going, Error>> {
+        Box::pin(async move {
+            let begun = pipeline.begin::<T>(self.incoming, self.checked, ticket);
+            Ok(going(begun.await?, pipeline))
         })
     }
 }
@@ -211,20 +262,28 @@ where
     ) -> Boxed<'_, Result<Going, Error>> {
         Box::pin(async move {
             let begun = pipeline.record_start::<T>(*self, place).await?;
-            let (step, until) = (begun.work.step.number(), begun.until);
-            let (task, abandon) = begun.spawn(pipeline);
-            let guard = abandon.clone().drop_guard();
-            let pipeline = Arc::clone(pipeline);
-            let answer = async move {
-                let response = until_its_time_is_up::<T>(task, until, guard).await?;
-                pipeline.spec::<T>()?.write(&response)
-            };
-            Ok(Going {
-                step,
-                abandon,
-                answer: Box::pin(answer),
-            })
+            Ok(going(begun, pipeline))
         })
+    }
+}
+
+/// Starts a call of the tool `T`.
+fn going<T: Tool>(begun: Begun<T>, pipeline: &Arc<Pipeline>) -> Going
+where
+    T::Response: Message + Default,
+{
+    let (step, until) = (begun.work.step.number(), begun.until);
+    let (task, abandon) = begun.spawn(pipeline);
+    let guard = abandon.clone().drop_guard();
+    let pipeline = Arc::clone(pipeline);
+    let answer = async move {
+        let response = until_its_time_is_up::<T>(task, until, guard).await?;
+        pipeline.spec::<T>()?.write(&response)
+    };
+    Going {
+        step,
+        abandon,
+        answer: Box::pin(answer),
     }
 }
 

@@ -109,18 +109,20 @@ impl Pipeline {
         let spec = self.spec::<T>()?;
         let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
         let snapshot = self.policy.snapshot();
-        let keeps = snapshot.looks_at(T::NAME, risk, &workspace);
+        let said = incoming.said();
+        let name = said.as_ref().map(|said| said.tool);
+        let keeps = snapshot.looks_at(T::NAME, name, risk, &workspace);
         let mut checked = match T::MESSAGE {
             None => spec.check(request, keeps)?,
             Some(message) => self.catalog.look_at(message, request, keeps)?,
         };
         let given = checked.given.take();
-        let said = Said {
+        let as_given = Said {
             message: T::MESSAGE,
             encoded: std::mem::take(&mut checked.encoded),
         };
         let (params, shown) = validate::<T>(checked, &scene)?;
-        let subject = Subject::new(T::NAME, risk, workspace, snapshot);
+        let subject = Subject::new(T::NAME, risk, workspace, snapshot).said_as(said);
         let subject = match given {
             Some(given) => {
                 let files = T::files(&params, &scene);
@@ -128,7 +130,7 @@ impl Pipeline {
                 subject.with(told, files, given.size())
             }
             None => Subject {
-                said: (bytes <= KEPT).then(|| Arc::new(said)),
+                said: (bytes <= KEPT).then(|| Arc::new(as_given)),
                 ..subject
             },
         };
@@ -137,7 +139,7 @@ impl Pipeline {
             params,
             shown,
             subject,
-            default_timeout: spec.default_timeout(),
+            default_timeout: incoming.limit.unwrap_or_else(|| spec.default_timeout()),
             bytes,
         })
     }

@@ -1,14 +1,17 @@
 //! What a door knows about a call beside its request.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use opentelemetry::{Context, trace::TraceContextExt as _};
 
-use super::access::principal::Principal;
+use super::{access::principal::Principal, policy::judged::Spoken};
 use crate::daemon::{error::Violation, store::session::SessionId, tool::JobContext};
 
 /// Longest `jig-request-id`, in characters.
-const LONGEST_REQUEST_ID: usize = 120;
+pub(crate) const LONGEST_REQUEST_ID: usize = 120;
 
 /// A call that came in.
 #[derive(Debug, Clone)]
@@ -27,8 +30,21 @@ pub(crate) struct Incoming {
     pub(crate) request_id: Option<String>,
     /// The job that makes it, where one does.
     pub(crate) job: Option<JobContext>,
+    /// The call by name that makes it, where one does.
+    pub(crate) by_name: Option<Arc<ByName>>,
+    /// How long it may take, where that of its tool is not meant.
+    pub(crate) limit: Option<Duration>,
     /// The span of the RPC.
     pub(crate) parent: Context,
+}
+
+/// A call that was made by the name of a tool.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ByName {
+    /// Id that its caller gave it, to tell answers apart; may be empty.
+    pub(crate) id: String,
+    /// What it was made as, where that was in a dialect.
+    pub(crate) said: Option<Arc<Spoken>>,
 }
 
 impl Incoming {
@@ -73,10 +89,17 @@ impl Incoming {
                 session,
                 request_id,
                 job: None,
+                by_name: None,
+                limit: None,
                 parent,
             }),
             _ => Err(violations),
         }
+    }
+
+    /// What it was made as, where that was in a dialect.
+    pub(crate) fn said(&self) -> Option<Arc<Spoken>> {
+        self.by_name.as_ref()?.said.clone()
     }
 
     /// Id of the RPC's span.

@@ -1,16 +1,21 @@
 //! What came of a call that was made by the name of its tool: `jig.v1.InvokeResponse`.
 
 mod inline;
+mod ran;
 
 use std::time::SystemTime;
 
 use serde_json::{Map, Value as Json, json};
 
-use self::inline::{fit, text_of};
-use super::{structure::structure, suggestion::suggestion};
+use self::inline::{beginning, fit, text_of};
+pub(super) use self::{inline::size_of_fields, ran::Ran};
+use super::structure::structure;
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
-    daemon::error::{Error, MOST_VIOLATIONS},
+    daemon::{
+        dialect::{Answer, Dialect, Failure, Said},
+        error::{Error, MOST_VIOLATIONS},
+    },
 };
 
 /// A call, and when its work was done.
@@ -24,19 +29,105 @@ pub(super) struct Call<'a> {
     pub(super) ended: SystemTime,
 }
 
-/// Puts what came of a call into an envelope.
-pub(super) fn envelope(
+/// Puts what came of a call into an envelope, in the words of its dialect.
+pub(super) fn of(
     call: &Call<'_>,
-    result: Result<Map<String, Json>, &Error>,
+    dialect: Option<&Dialect>,
+    said: &Said,
+    result: Result<Answer, Error>,
+    ran: &Ran,
 ) -> InvokeResponse {
+    let Some(dialect) = dialect else {
+        return match result {
+            Ok(answer) => envelope(call, Ok(answer.data.unwrap_or_default())),
+            Err(error) => envelope(call, Err(&error)),
+        };
+    };
+    match result {
+        Ok(answer) => told(begun(call), answer, None, ran),
+        Err(error) => {
+            let response = failed(begun(call), &error);
+            let of_contract = response.error.clone();
+            told(response, dialect.refuse(said, &error), of_contract, ran)
+        }
+    }
+}
+
+/// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it.
+fn told(
+    mut response: InvokeResponse,
+    answer: Answer,
+    of_contract: Option<ToolError>,
+    ran: &Ran,
+) -> InvokeResponse {
+    let is_success = answer.is_success();
+    let Answer {
+        data,
+        text,
+        failure,
+        job_id,
+    } = answer;
+    response.status = match is_success {
+        true => InvokeStatus::Success,
+        false => InvokeStatus::Error,
+    }
+    .into();
+    response.exit_code = ran.exit_code;
+    response.stdout_path = ran.stdout_path.clone();
+    response.stderr_path = ran.stderr_path.clone();
+    response.pending = job_id.is_some();
+    response.job_id = job_id.unwrap_or_default();
+    let mut is_whole = true;
+    let data = data.map(|mut data| {
+        is_whole = fit(&mut data);
+        data
+    });
+    let (text, is_all) = match (text, &data, &failure) {
+        (Some(text), data, _) => beginning(text, data.is_none()),
+        (None, Some(data), _) => text_of(data),
+        (None, None, Some(failure)) => (failure.message.clone(), true),
+        (None, None, None) => (String::new(), true),
+    };
+    response.text = text;
+    response.truncated = !is_whole || !is_all;
+    response.data = data.map(structure);
+    response.error = match failure {
+        Some(Failure {
+            code,
+            message,
+            suggestion,
+            ..
+        }) => {
+            let of_contract = of_contract.unwrap_or_default();
+            Some(ToolError {
+                error_type: code,
+                message,
+                suggestion: suggestion.unwrap_or(of_contract.suggestion),
+                details: of_contract.details,
+            })
+        }
+        None => ran.abnormal_exit.clone(),
+    };
+    response
+}
+
+fn begun(call: &Call<'_>) -> InvokeResponse {
     let duration = call.ended.duration_since(call.started).unwrap_or_default();
-    let response = InvokeResponse {
+    InvokeResponse {
         tool: call.tool.to_owned(),
         started_at: Some(call.started.into()),
         ended_at: Some(call.ended.into()),
         duration_sec: duration.as_secs_f64(),
         ..InvokeResponse::default()
-    };
+    }
+}
+
+/// Puts what came of a call into an envelope.
+pub(super) fn envelope(
+    call: &Call<'_>,
+    result: Result<Map<String, Json>, &Error>,
+) -> InvokeResponse {
+    let response = begun(call);
     match result {
         Ok(data) => answered(response, data),
         Err(error) => failed(response, error),
@@ -45,42 +136,17 @@ pub(super) fn envelope(
 
 fn answered(mut response: InvokeResponse, mut data: Map<String, Json>) -> InvokeResponse {
     let is_whole = fit(&mut data);
-    let text = |name: &str| data.get(name).and_then(Json::as_str).unwrap_or_default();
     response.status = InvokeStatus::Success.into();
-    response.stdout_path = text("stdout_path").to_owned();
-    response.stderr_path = text("stderr_path").to_owned();
-    let code = data.get("exit_code").and_then(Json::as_i64);
-    response.exit_code = code.and_then(|code| i32::try_from(code).ok());
-    response.error = abnormal_exit(&data);
+    let ran = Ran::of(&response.tool, &data);
+    response.exit_code = ran.exit_code;
+    response.stdout_path = ran.stdout_path;
+    response.stderr_path = ran.stderr_path;
+    response.error = ran.abnormal_exit;
     let (text, is_all) = text_of(&data);
     response.text = text;
     response.truncated = !is_whole || !is_all;
     response.data = Some(structure(data));
     response
-}
-
-/// What is worth knowing of a command that ran, although it is no failure of the call.
-fn abnormal_exit(data: &Map<String, Json>) -> Option<ToolError> {
-    let outcome = data.get("outcome")?.as_str()?;
-    let code = data.get("exit_code").and_then(Json::as_i64);
-    let message = match code {
-        Some(0) => return None,
-        Some(code) => format!("the command exited with {code}"),
-        None => {
-            let outcome = outcome.trim_start_matches("OUTCOME_").to_lowercase();
-            let signal = data.get("signal").and_then(Json::as_str);
-            match signal.filter(|signal| !signal.is_empty()) {
-                Some(signal) => format!("the command ended by {signal} ({outcome})"),
-                None => format!("the command did not exit by itself ({outcome})"),
-            }
-        }
-    };
-    Some(ToolError {
-        error_type: "abnormal_exit".to_owned(),
-        message,
-        suggestion: "Look at what it wrote to its standard error.".to_owned(),
-        details: None,
-    })
 }
 
 fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
@@ -104,7 +170,7 @@ fn failed(mut response: InvokeResponse, error: &Error) -> InvokeResponse {
     response.error = Some(ToolError {
         error_type: error.reason.name().to_lowercase(),
         message: error.to_string(),
-        suggestion: suggestion(error.reason).to_owned(),
+        suggestion: error.reason.suggestion().to_owned(),
         details: Some(structure(details)),
     });
     response

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::{sync::watch, time::timeout};
 use tokio_util::sync::CancellationToken;
 use ulid::Ulid;
@@ -21,13 +21,15 @@ use super::{
     approval::places::are_full,
     context::Incoming,
     drain::Drain,
-    envelope::{Call, envelope},
+    envelope::{self, Call},
+    job_tools::{Given, JobTools},
     jobs::{Live, RETRY},
     order::Order,
     state_error::of_database,
 };
 use crate::daemon::{
     descriptors::Attempts,
+    dialect,
     error::{Error, Reason},
     store::{
         jobs::{Job, JobState},
@@ -62,7 +64,7 @@ enum Hindrance {
 }
 
 /// That somebody was asked, and has allowed a job.
-struct Approval {
+pub(super) struct Approval {
     /// Whose call it is, with the rights that he had.
     to: Arc<Principal>,
     by: String,
@@ -102,6 +104,7 @@ impl Pipeline {
         }
         self.drain.refuse_new()?;
         let Order {
+            dialect,
             tool,
             params,
             queue,
@@ -116,6 +119,7 @@ impl Pipeline {
             session: incoming.session.as_str().to_owned(),
             principal: incoming.principal.name().to_owned(),
             request,
+            dialect: dialect.map_or("", |dialect| dialect.name).to_owned(),
             tool,
             queue,
             priority,
@@ -155,65 +159,42 @@ impl Pipeline {
 
     async fn do_job(self: &Arc<Self>, live: &Live) -> End {
         let job = live.seen().job;
-        let started = SystemTime::now();
-        let going = tokio::select! {
-            begun = self.begin_job(live, &job) => begun,
-            () = live.cancelled().cancelled() => return End::Done(JobState::Cancelled, None),
-        };
-        let going = match going {
-            Ok(going) => going,
-            Err(error) if error.reason == Reason::Draining => return End::NotBegun,
-            Err(error) => {
-                let state = match error.reason == Reason::DaemonLost {
-                    true => JobState::Lost,
-                    false => JobState::Failed,
-                };
-                return End::of_error(state, &job, started, &error);
-            }
-        };
-        let started = live.seen().job.started.unwrap_or(started);
-        self.jobs.begin(live, going.step).await;
-        let Going {
-            abandon,
-            mut answer,
-            ..
-        } = going;
-        let result = tokio::select! {
-            result = &mut answer => result,
-            () = live.cancelled().cancelled() => {
-                abandon.cancel();
-                answer.await
-            }
-        };
+        let mut tools = JobTools::new(self, live, &job);
+        let (result, said) = tools.perform().await;
+        let JobTools { has_begun, ran, .. } = tools;
         let was_cancelled = live.cancelled().is_cancelled();
-        match result {
-            Ok(data) => {
-                let outcome = data.get("outcome").and_then(Value::as_str);
-                let state = match outcome {
-                    Some("OUTCOME_CANCELLED") => JobState::Cancelled,
-                    _ => JobState::Succeeded,
-                };
-                let envelope = envelope(&call(&job, started), Ok(data));
-                End::Done(state, Some(envelope.encode_to_vec().into()))
-            }
-            Err(error) => {
-                let state = match was_cancelled {
-                    true => JobState::Cancelled,
-                    false => JobState::Failed,
-                };
-                End::of_error(state, &job, started, &error)
-            }
-        }
+        let state = match &result {
+            Err(error) if !has_begun && error.reason == Reason::Draining => return End::NotBegun,
+            _ if !has_begun && was_cancelled => return End::Done(JobState::Cancelled, None),
+            Err(error) if !has_begun && error.reason == Reason::DaemonLost => JobState::Lost,
+            Err(_) if has_begun && was_cancelled => JobState::Cancelled,
+            Ok(_) if ran.was_cancelled => JobState::Cancelled,
+            Ok(answer) if answer.is_success() => JobState::Succeeded,
+            Ok(_) | Err(_) => JobState::Failed,
+        };
+        let call = Call {
+            tool: &job.tool,
+            started: live.seen().job.started.unwrap_or(job.submitted),
+            ended: SystemTime::now(),
+        };
+        let dialect = dialect::find(&job.dialect).ok();
+        let envelope = envelope::of(&call, dialect, &said, result, &ran);
+        End::Done(state, Some(envelope.encode_to_vec().into()))
     }
 
     /// Begins the call of a job once nothing is in its way. What is short for now is waited for, and nothing of
     /// the job is done until then: it waits as though its turn had not come. May be cancelled.
-    async fn begin_job(self: &Arc<Self>, live: &Live, job: &Job) -> Result<Going, Error> {
+    pub(super) async fn begin_job(
+        self: &Arc<Self>,
+        live: &Live,
+        job: &Job,
+        given: Option<&Given>,
+    ) -> Result<Going, Error> {
         let mut approval = None;
         loop {
             // Before it asks: what becomes free from then on is not missed.
             let freed = self.approvals.freed();
-            match self.try_to_begin(live, job, &mut approval).await {
+            match self.try_to_begin(live, job, given, &mut approval).await {
                 Ok(going) => return Ok(going),
                 Err(Hindrance::Lasting(error)) => return Err(error),
                 Err(Hindrance::Passing(pause)) => self.try_later(live, pause).await?,
@@ -228,14 +209,23 @@ impl Pipeline {
         self: &Arc<Self>,
         live: &Live,
         job: &Job,
+        given: Option<&Given>,
         approval: &mut Option<Approval>,
     ) -> Result<Going, Hindrance> {
-        let params = self.job_params(live, job).await?;
-        let incoming = self.incoming_of(live, job, approval)?;
+        let (name, params) = match given {
+            Some(call) => (call.tool, call.params.clone()),
+            None => (job.tool.as_str(), self.job_params(live, job).await?),
+        };
+        let incoming = Incoming {
+            limit: given.and_then(|call| call.limit),
+            by_name: given.and_then(|call| call.by_name.clone()),
+            ..self.incoming_of(live, job, approval)?
+        };
         let principal = Arc::clone(&incoming.principal);
-        let tool = any_tool::find(&job.tool, &principal)?;
+        let tool = any_tool::find(name, &principal)?;
         // Much may have changed since it was submitted.
-        tool.is_open(self, &principal)?;
+        let said = incoming.said();
+        tool.is_open(self, &principal, said.as_deref().map(|said| said.tool))?;
         let is_asked_about = incoming
             .job
             .as_ref()
@@ -249,7 +239,7 @@ impl Pipeline {
                 let params = params.map_err(|error| gone(&id, &error.into()))?;
                 tool.check(&pipeline, incoming.clone(), &params)
             };
-            let cost = any_tool::cost(&job.tool, bytes);
+            let cost = any_tool::cost(name, bytes);
             self.look_into(&incoming, (bytes, cost), check).await?
         };
         let mut let_in = checked.let_in(self);
@@ -298,11 +288,11 @@ impl Pipeline {
     }
 
     /// What a job is to do. As long as it cannot be read, and is not known to be gone, the job waits.
-    async fn job_params(&self, live: &Live, job: &Job) -> Result<Vec<u8>, Hindrance> {
+    async fn job_params(&self, live: &Live, job: &Job) -> Result<Bytes, Hindrance> {
         let mut attempts = Attempts::until(None);
         loop {
             match self.jobs.params(live).await {
-                Ok(params) => return Ok(params),
+                Ok(params) => return Ok(params.into()),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     return Err(gone(&job.id, &error).into());
                 }
@@ -311,6 +301,25 @@ impl Pipeline {
                     tracing::error!(%error, job_id = job.id, "the parameters of a job cannot be read now");
                     return Err(Hindrance::Passing(RETRY));
                 }
+            }
+        }
+    }
+
+    /// What a job is to do, once it can be read.
+    pub(super) async fn params_in_time(
+        self: &Arc<Self>,
+        live: &Live,
+        job: &Job,
+    ) -> Result<Map<String, Value>, Error> {
+        loop {
+            match self.job_params(live, job).await {
+                Ok(params) => {
+                    let params = serde_json::from_slice(&params);
+                    return params.map_err(|error| gone(&job.id, &error.into()));
+                }
+                Err(Hindrance::Lasting(error)) => return Err(error),
+                Err(Hindrance::Passing(pause)) => self.try_later(live, pause).await?,
+                Err(Hindrance::Approvals) => self.try_later(live, RETRY).await?,
             }
         }
     }
@@ -368,7 +377,7 @@ impl Pipeline {
     }
 
     /// The call that a job makes. An `approval` is good for whom it was given to, with the rights that he had.
-    fn incoming_of(
+    pub(super) fn incoming_of(
         &self,
         live: &Live,
         job: &Job,
@@ -398,24 +407,10 @@ impl Pipeline {
                 is_asked_about: CancellationToken::new(),
                 approved_by: approval.map(|approval| approval.by.clone()),
             }),
+            by_name: None,
+            limit: None,
             parent: read_parent(&job.trace),
         })
-    }
-}
-
-impl End {
-    /// It failed, or was lost or cancelled, for this reason.
-    fn of_error(state: JobState, job: &Job, started: SystemTime, error: &Error) -> Self {
-        let envelope = envelope(&call(job, started), Err(error));
-        Self::Done(state, Some(envelope.encode_to_vec().into()))
-    }
-}
-
-fn call(job: &Job, started: SystemTime) -> Call<'_> {
-    Call {
-        tool: &job.tool,
-        started,
-        ended: SystemTime::now(),
     }
 }
 

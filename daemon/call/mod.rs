@@ -26,9 +26,12 @@ pub(crate) mod context;
 pub(crate) mod drain;
 mod envelope;
 pub(crate) mod idempotency;
+pub(crate) mod invoke;
+mod job_tools;
 pub(crate) mod job_work;
 pub(crate) mod jobs;
 mod kept;
+mod listing;
 pub(crate) mod order;
 pub(crate) mod params;
 mod permit;
@@ -43,7 +46,6 @@ pub(crate) mod start;
 mod state_error;
 pub(crate) mod structure;
 pub(crate) mod subject;
-pub(crate) mod suggestion;
 
 use std::{
     pin::pin,
@@ -346,6 +348,7 @@ impl Pipeline {
             seat,
             turn,
             default_timeout,
+            limit: incoming.limit,
             job: incoming.job.clone(),
             deadline: incoming.deadline,
             span: Arc::new(span),

@@ -30,14 +30,67 @@ pub(crate) fn overhead(structure: &Struct) -> usize {
     (MOST_VALUES - left) * VALUE_BYTES
 }
 
+/// The fields of a request that have them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Fields {
+    /// As a message.
+    pub(crate) structure: &'static str,
+    /// As JSON text.
+    pub(crate) text: &'static str,
+}
+
+/// Of all requests but those of batches.
+pub(crate) const PARAMS: Fields = Fields {
+    structure: "params",
+    text: "params_json",
+};
+
+/// Parameters as they came.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    structure: Option<Struct>,
+    text: String,
+    fields: Fields,
+}
+
+impl Raw {
+    /// Those of a request; what it does not have is empty.
+    pub(crate) fn new(structure: Option<Struct>, text: String, fields: Fields) -> Self {
+        Self {
+            structure,
+            text,
+            fields,
+        }
+    }
+
+    /// That they are given twice.
+    pub(crate) fn twice(&self) -> Vec<Violation> {
+        if self.structure.is_none() || self.text.is_empty() {
+            return Vec::new();
+        }
+        [self.fields.structure, self.fields.text]
+            .map(|field| Violation::new(field, "must not be given both: give one of them"))
+            .into()
+    }
+
+    /// What they say.
+    pub(crate) fn read(self) -> Result<Map<String, Value>, Vec<Violation>> {
+        match (self.structure, self.text.as_str()) {
+            (Some(structure), _) => of_structure(structure, self.fields.structure),
+            (None, "") => Ok(Map::new()),
+            (None, text) => of_text(text, self.fields),
+        }
+    }
+}
+
 /// The parameters that a message holds.
-pub(crate) fn of_structure(structure: Struct) -> Result<Map<String, Value>, Vec<Violation>> {
+fn of_structure(structure: Struct, field: &str) -> Result<Map<String, Value>, Vec<Violation>> {
     let mut left = MOST_VALUES;
     let mut values = structure.fields.values();
     if !values.all(|value| count(value, &mut left)) {
-        return Err(vec![Violation::new("params", too_many())]);
+        return Err(vec![Violation::new(field, too_many())]);
     }
-    unwrapped(structure, "params").map_err(|places| {
+    unwrapped(structure, field).map_err(|places| {
         let places = places.into_iter().take(MOST_VIOLATIONS + 1);
         places
             .map(|place| Violation::new(place, "must be a finite number"))
@@ -46,12 +99,13 @@ pub(crate) fn of_structure(structure: Struct) -> Result<Map<String, Value>, Vec<
 }
 
 /// The parameters that a text holds.
-pub(crate) fn of_text(text: &str) -> Result<Map<String, Value>, Vec<Violation>> {
+fn of_text(text: &str, fields: Fields) -> Result<Map<String, Value>, Vec<Violation>> {
     let found = Found {
+        field: fields.structure,
         left: Cell::new(MOST_VALUES),
         twice: RefCell::new(Vec::new()),
     };
-    let refused = |text: String| Err(vec![Violation::new("params_json", text)]);
+    let refused = |text: String| Err(vec![Violation::new(fields.text, text)]);
     let mut reader = serde_json::Deserializer::from_str(text);
     let root = Reader {
         found: &found,
@@ -93,6 +147,8 @@ fn count(value: &Wrapped, left: &mut usize) -> bool {
 
 /// What was found in a text.
 struct Found {
+    /// What the names of all of them begin with.
+    field: &'static str,
     /// Values that it may still have.
     left: Cell<usize>,
     /// Names that are given twice.
@@ -118,7 +174,7 @@ impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.within {
             Some(within) => write!(f, "{within}.{}", self.name),
-            None => write!(f, "params.{}", self.name),
+            None => f.write_str(self.name),
         }
     }
 }
@@ -192,7 +248,8 @@ impl<'de> Visitor<'de> for Reader<'_> {
             })?;
             let mut twice = self.found.twice.borrow_mut();
             if read.contains_key(&name) && twice.len() <= MOST_VIOLATIONS {
-                twice.push(Violation::new(path.to_string(), "is given twice"));
+                let path = format!("{}.{path}", self.found.field);
+                twice.push(Violation::new(path, "is given twice"));
             }
             read.insert(name, value);
         }
@@ -208,7 +265,7 @@ mod tests {
     use crate::daemon::call::structure::structure;
 
     fn refused(text: &str) -> Vec<(String, String)> {
-        let violations = of_text(text).unwrap_err().into_iter();
+        let violations = of_text(text, PARAMS).unwrap_err().into_iter();
         let told = violations.map(|violation| (violation.field, violation.description));
         told.collect()
     }
@@ -218,7 +275,7 @@ mod tests {
         let text =
             r#" {"a": [1, -2, 3.5, null, true, "x\n", 18446744073709551615], "b": {"a": {}}} "#;
         let plain: Value = serde_json::from_str(text).unwrap();
-        assert_eq!(Value::Object(of_text(text).unwrap()), plain);
+        assert_eq!(Value::Object(of_text(text, PARAMS).unwrap()), plain);
         for (text, told) in [
             ("[]", "object"),
             ("3", "object"),
@@ -249,7 +306,7 @@ mod tests {
         let text = |count: usize| format!("{{\"a\": {:?}}}", vec![1; count]);
         // With the list, and the object around it.
         let most = MOST_VALUES - 2;
-        assert!(of_text(&text(most)).is_ok());
+        assert!(of_text(&text(most), PARAMS).is_ok());
         let (field, description) = refused(&text(most + 1)).remove(0);
         assert_eq!(field, "params_json");
         assert!(description.contains("262144"), "{description}");
@@ -257,9 +314,9 @@ mod tests {
             let json = json!({ "a": vec![1; count] });
             structure(json.as_object().unwrap().clone())
         };
-        assert!(of_structure(message(MOST_VALUES - 1)).is_ok());
+        assert!(of_structure(message(MOST_VALUES - 1), "params").is_ok());
         assert_eq!(
-            of_structure(message(MOST_VALUES)).unwrap_err()[0].field,
+            of_structure(message(MOST_VALUES), "params").unwrap_err()[0].field,
             "params"
         );
     }

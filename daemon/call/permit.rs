@@ -49,9 +49,10 @@ const BY_KEY: &str = "key";
 const BY_CHANGE: &str = "policy that was changed";
 
 impl Pipeline {
-    /// Refuses a tool that the operator has switched off, whatever it is called with.
-    pub(super) fn is_switched_on(&self, tool: &str) -> Result<(), Error> {
-        match self.policy.snapshot().settings.has_tool(tool) {
+    /// Refuses a tool that the operator has switched off, whatever it is called with: by its name, or by the one
+    /// that it is `said` by in a dialect.
+    pub(super) fn is_switched_on(&self, tool: &str, said: Option<&str>) -> Result<(), Error> {
+        match self.policy.snapshot().settings.has_tool(tool, said) {
             true => Ok(()),
             false => Err(denied(tool, &By::Lists)),
         }
@@ -73,7 +74,7 @@ impl Pipeline {
         let spec = self.catalog.tool(tool);
         let risk = spec.map_or(Risk::Dangerous, |spec| spec.options.risk());
         let snapshot = self.policy.snapshot();
-        let is_looked_at = snapshot.looks_at(tool, risk, &workspace);
+        let is_looked_at = snapshot.looks_at(tool, None, risk, &workspace);
         let subject = Subject::new(tool, risk, workspace, snapshot);
         let subject = match is_looked_at {
             true => {
@@ -142,8 +143,10 @@ impl Pipeline {
             None => now + settings.wait,
         };
         let call = subject.call;
+        let said = call.said.as_deref();
         let shown = Shown {
-            parameters: subject.shown,
+            // As who is asked knows it from what the agent was told.
+            parameters: said.map_or(subject.shown, |said| said.shown.clone()),
             files: subject.files,
         };
         let kept = shown.kept();
@@ -154,6 +157,9 @@ impl Pipeline {
             principal: incoming.principal.name().to_owned(),
             call_id: incoming.call_id.clone(),
             tool: call.tool.to_owned(),
+            said_as: said.map_or_else(String::new, |said| {
+                format!("{}/{}", said.dialect, said.tool)
+            }),
             parameters: kept.parameters,
             files: kept.files,
             more_files: kept.more_files,
@@ -222,8 +228,16 @@ impl Pipeline {
         if Arc::ptr_eq(&judged.snapshot, &now) {
             return Ok(());
         }
+        let said = call.said.as_deref();
+        let name = said.map(|said| said.tool);
         let is_unknown =
-            call.texts.is_empty() && now.looks_at(call.tool, call.risk, &call.workspace);
+            call.texts.is_empty() && now.looks_at(call.tool, name, call.risk, &call.workspace);
+        let is_unheard = said.is_some_and(|said| {
+            said.texts.is_empty() && now.looks_at_said(said.tool, &call.workspace)
+        });
+        if is_unheard {
+            return Err(self.refuse_for_change(incoming, call).await);
+        }
         let call = match judged.said.as_deref() {
             Some(Said { message, encoded }) if is_unknown => {
                 let given = self.catalog.given_before(call.tool, *message, encoded)?;

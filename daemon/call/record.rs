@@ -13,8 +13,14 @@ use crate::daemon::{
 
 /// What every record of a call says.
 pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<String, Value> {
+    let by_name = incoming.by_name.as_deref();
+    let given = by_name.map(|call| &call.id).filter(|id| !id.is_empty());
     // A caller that gives no id of its own finds the call by the id it was answered with.
-    let request_id = incoming.request_id.as_ref().unwrap_or(&incoming.call_id);
+    let request_id = given
+        .or(incoming.request_id.as_ref())
+        .unwrap_or(&incoming.call_id);
+    let said = by_name.and_then(|call| call.said.as_deref());
+    let said = said.map(|said| [("dialect", said.dialect), ("said_as", said.tool)]);
     let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
     [
         ("call_id", incoming.call_id.as_str()),
@@ -25,6 +31,7 @@ pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<Str
     ]
     .into_iter()
     .chain(job)
+    .chain(said.into_iter().flatten())
     .map(|(name, value)| (name.to_owned(), value.into()))
     .collect()
 }

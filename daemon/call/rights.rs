@@ -6,13 +6,15 @@ use super::{
     Pipeline,
     context::Incoming,
     jobs::{Found, not_found},
-    policy::decision::{Asked, By},
+    policy::{asked::Asked, decision::By},
 };
 use crate::{
     api::v1::Risk,
     daemon::{
         config::policy::Action,
+        dialect,
         error::{Error, Reason},
+        store::jobs::named,
         tool::{Tool as _, run::Run},
     },
 };
@@ -31,6 +33,7 @@ impl Pipeline {
             risk: Risk::Dangerous,
             workspace: self.scene(incoming)?.workspace.name(),
             texts: &[],
+            said: None,
         };
         let verdict = self.policy.snapshot().decide(asked, SystemTime::now());
         if verdict.action != Action::Deny || !matches!(verdict.by, By::Lists) {
@@ -40,11 +43,36 @@ impl Pipeline {
         Err(Error::new(Reason::ToolDisabled, text).with("tool", Run::NAME))
     }
 
+    /// Refuses a tool that the caller's key is not for, or one of a dialect that calls such.
+    fn may_call_as(&self, incoming: &Incoming, dialect: &str, tool: &str) -> Result<(), Error> {
+        if dialect.is_empty() {
+            return incoming.principal.may_call(tool);
+        }
+        let tool = dialect::find(dialect)?.tool(tool, |_| false)?;
+        let mut uses = tool.uses.iter();
+        uses.try_for_each(|name| incoming.principal.may_call(name))
+    }
+
+    /// The tools whose jobs a caller sees; without, all.
+    pub(crate) fn tools_of_jobs(&self, incoming: &Incoming) -> Option<Vec<String>> {
+        let principal = &incoming.principal;
+        let mut tools: Vec<_> = principal.tools()?.collect();
+        for dialect in dialect::all() {
+            let seen = dialect.tools().iter().filter(|tool| {
+                let mut uses = tool.uses.iter();
+                uses.all(|name| principal.may_call(name).is_ok())
+            });
+            tools.extend(seen.map(|tool| named(dialect.name, tool.name)));
+        }
+        Some(tools)
+    }
+
     /// Finds a job. One of a tool that the caller's key is not for is not there.
     pub(crate) async fn find_job(&self, incoming: &Incoming, id: &str) -> Result<Found, Error> {
         let workspace = self.scene(incoming)?.workspace.name();
         let found = self.jobs.find(workspace, id).await?;
-        match incoming.principal.may_call(&found.tool()) {
+        let job = found.job();
+        match self.may_call_as(incoming, &job.dialect, &job.tool) {
             Ok(()) => Ok(found),
             Err(_) => Err(not_found(workspace, id)),
         }

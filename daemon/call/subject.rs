@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::policy::{decision::Snapshot, judged::Judged};
+use super::policy::{
+    decision::Snapshot,
+    judged::{Judged, Spoken},
+};
 use crate::{
     api::v1::Risk,
     daemon::{
@@ -65,7 +68,7 @@ impl Judgement {
     /// Leaves what is short, so that many can wait. Answers how many bytes that is.
     pub(super) fn shorten(&mut self) -> usize {
         if self.call.size() > KEPT {
-            self.call = Arc::new(self.call.with_parameters(Vec::new()));
+            self.call = Arc::new(self.call.without_parameters());
         }
         let said = self.said.as_ref().map(|said| said.encoded.len());
         self.call.size() + said.unwrap_or_default()
@@ -102,6 +105,7 @@ impl Subject {
                 risk,
                 workspace,
                 texts: Vec::new(),
+                said: None,
             }),
             snapshot,
             shown: Vec::new(),
@@ -112,18 +116,33 @@ impl Subject {
         }
     }
 
+    /// The same, which was made as this in a dialect.
+    pub(super) fn said_as(self, said: Option<Arc<Spoken>>) -> Self {
+        let bytes = said.iter().flat_map(|said| &said.texts);
+        let bytes: usize = bytes.map(|text| text.text.len()).sum();
+        Self {
+            size: self.size + bytes,
+            call: Arc::new(Judged {
+                said,
+                ..self.call.with_parameters(Vec::new())
+            }),
+            ..self
+        }
+    }
+
     /// The same with its parameters, which take so many bytes, and the files that it names.
     pub(super) fn with(self, told: Told, files: Vec<String>, size: usize) -> Self {
         let texts = told.texts.iter().map(|text| text.text.len());
         let shown = told.shown.iter().map(|(_, value)| value.len());
         let named = files.iter().map(String::len);
         Self {
-            size: size + texts.chain(shown).chain(named).sum::<usize>(),
+            size: self.size + size + texts.chain(shown).chain(named).sum::<usize>(),
             call: Arc::new(Judged {
                 tool: self.call.tool,
                 risk: self.call.risk,
                 workspace: self.call.workspace.clone(),
                 texts: told.texts,
+                said: self.call.said.clone(),
             }),
             shown: told.shown,
             pattern: told.pattern,

@@ -19,6 +19,7 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value as Json};
 
+use super::nearest::unknown;
 use crate::daemon::error::{Error, MOST_VIOLATIONS, Violation};
 
 /// Reads both alphabets, with and without padding, as the mapping of protobuf says.
@@ -62,6 +63,20 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     Ok(fields)
 }
 
+/// The object that a list of its entries stands for, each `{"key": …, "value": …}`, and each key once.
+pub(crate) fn entries_of(list: &[Json]) -> Option<Map<String, Json>> {
+    let mut entries = Map::new();
+    for entry in list {
+        let entry = entry.as_object().filter(|entry| entry.len() == 2)?;
+        let key = entry.get("key")?.as_str()?;
+        let value = entry.get("value")?.clone();
+        if entries.insert(key.to_owned(), value).is_some() {
+            return None;
+        }
+    }
+    Some(entries)
+}
+
 struct Reader {
     violations: Vec<Violation>,
 }
@@ -84,14 +99,9 @@ impl Reader {
                 .or_else(|| descriptor.get_field_by_json_name(name));
             match field {
                 None => {
-                    let known: Vec<_> = descriptor
-                        .fields()
-                        .map(|field| field.name().to_owned())
-                        .collect();
-                    let text = match known.as_slice() {
-                        [] => "is not known: there are no parameters".to_owned(),
-                        known => format!("is not known; there are {}", known.join(", ")),
-                    };
+                    let fields: Vec<_> = descriptor.fields().collect();
+                    let known: Vec<_> = fields.iter().map(FieldDescriptor::name).collect();
+                    let text = unknown(name, &known);
                     self.report(&path, text);
                 }
                 Some(field) if value.is_null() || is_not_declared(&field, value) => {}
@@ -113,7 +123,9 @@ impl Reader {
             let Kind::Message(entry) = field.kind() else {
                 return None;
             };
-            let Json::Object(entries) = value else {
+            // A list of them: strict schemas have no other way to say it.
+            let listed = value.as_array().and_then(|list| entries_of(list));
+            let Some(entries) = value.as_object().or(listed.as_ref()) else {
                 return self.refuse(path, "an object", value);
             };
             let kind = entry.map_entry_value_field().kind();

@@ -259,6 +259,8 @@ mod tests {
         assert_eq!(
             large,
             [
+                "jig.v1.InvokeService/Invoke",
+                "jig.v1.InvokeService/InvokeBatch",
                 "jig.v1.JobService/SubmitJob",
                 "jig.v1.ProcessService/Start",
                 "jig.v1.ToolService/EditFile",

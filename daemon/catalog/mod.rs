@@ -1,15 +1,20 @@
 //! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing
 //! about a tool is written down twice.
 
+mod comments;
+pub(crate) mod definition;
 mod json;
 mod measure;
+pub(crate) mod nearest;
 mod recorded;
+pub(crate) mod render;
 mod rules;
+mod schema;
 mod told;
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -17,8 +22,12 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor};
 use serde_json::{Map, Value};
 
-use self::rules::{Looked, Rules};
+use self::{
+    comments::Comments,
+    rules::{Looked, Rules},
+};
 pub(crate) use self::{
+    json::entries_of as json_entries,
     measure::{LARGEST_REQUEST, MOST_VALUES, Measure},
     told::{Reading, Text, Told},
 };
@@ -37,6 +46,8 @@ pub(crate) struct Catalog {
     tools: BTreeMap<String, ToolSpec>,
     messages: HashMap<String, Arc<Rules>>,
     methods: BTreeMap<String, Method>,
+    /// Read once somebody wants to know.
+    comments: OnceLock<Comments>,
 }
 
 /// What the descriptors say about one method.
@@ -54,6 +65,7 @@ pub(crate) struct ToolSpec {
     /// The role that it needs.
     pub(crate) role: Role,
     rules: Arc<Rules>,
+    method: MethodDescriptor,
     request: MessageDescriptor,
     response: MessageDescriptor,
 }
@@ -116,6 +128,7 @@ impl Catalog {
                         rules: Arc::new(rules),
                         request: input,
                         response: method.output(),
+                        method,
                     };
                     tools.insert(spec.options.name.clone(), spec);
                 } else {
@@ -128,6 +141,7 @@ impl Catalog {
             tools,
             messages,
             methods,
+            comments: OnceLock::new(),
         })
     }
 

@@ -84,6 +84,11 @@ impl Rules {
         }
     }
 
+    /// The message that they are of.
+    pub(super) fn message(&self) -> &MessageDescriptor {
+        &self.message
+    }
+
     /// What is known of a field, if it has rules.
     pub(super) fn field(&self, descriptor: &FieldDescriptor) -> Option<&Field> {
         let mut fields = self.fields.iter();

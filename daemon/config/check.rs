@@ -8,6 +8,7 @@ use super::{
     args::Args,
     default_state_dir,
     exposure::{binds, keep_apart},
+    fetch::fetch,
     file::{self, File},
     jobs::jobs,
     keys::Keys,
@@ -21,7 +22,7 @@ use super::{
     workspaces::workspaces,
 };
 use crate::daemon::{
-    egress::policy::Policy,
+    outside::policy::Policy,
     sandbox::{level::Level, plan::Network},
     telemetry::logs::Format,
 };
@@ -103,6 +104,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     );
     let mode = args.network.or(file.sandbox.network);
     let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
+    let fetch = fetch(file.fetch, &mut problems);
     if trust_loopback {
         check_trust(has_keys, network, &egress, &mut problems);
     }
@@ -221,6 +223,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
         network,
         egress,
+        fetch,
         sandbox_id,
         path,
         log,

@@ -34,6 +34,7 @@ pub(super) struct File {
     pub(super) jobs: Jobs,
     pub(super) sessions: Sessions,
     pub(super) proxy: Option<Proxy>,
+    pub(super) fetch: Fetch,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
 }
@@ -58,6 +59,7 @@ pub(super) struct Renewed {
     jobs: IgnoredAny,
     sessions: IgnoredAny,
     proxy: IgnoredAny,
+    fetch: IgnoredAny,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
 }
@@ -106,6 +108,15 @@ pub(super) struct Sandbox {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Proxy {
     pub(super) allow_hosts: Vec<String>,
+    pub(super) allow_addresses: Vec<String>,
+}
+
+/// The `[fetch]` table.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Fetch {
+    pub(super) hosts: Vec<String>,
+    pub(super) ports: Option<Vec<u16>>,
     pub(super) allow_addresses: Vec<String>,
 }
 

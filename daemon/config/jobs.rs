@@ -12,7 +12,8 @@ const QUEUED: u32 = 10_000;
 /// Of the largest parameters, that is some hundred jobs.
 const QUEUED_BYTES: u64 = 1 << 30;
 const CONCURRENT: u32 = 64;
-const QUEUE_CONCURRENCY: u32 = 4;
+/// As many as a batch has calls: each takes as long as it takes by itself.
+const QUEUE_CONCURRENCY: u32 = 20;
 /// Most of what is counted.
 const MOST: u32 = 1 << 20;
 /// Longest name of a queue, in bytes.

@@ -7,6 +7,7 @@
 pub(crate) mod args;
 mod check;
 pub(crate) mod exposure;
+pub(crate) mod fetch;
 mod file;
 pub(crate) mod jobs;
 pub(crate) mod keys;
@@ -24,7 +25,7 @@ use std::{env, path::PathBuf, time::Duration};
 
 use self::{jobs::Jobs, keys::Keys, listen::Address, requests::Requests, sessions::Sessions};
 use crate::daemon::{
-    egress::policy::Policy,
+    outside::policy::Policy,
     sandbox::{
         level::Level,
         limits::Limits,
@@ -91,6 +92,8 @@ pub(crate) struct Config {
     pub(crate) network: Network,
     /// Where they may connect to, if the network is the proxy's.
     pub(crate) egress: Policy,
+    /// Where `fetch_url` may fetch from.
+    pub(crate) fetch: Policy,
     /// User and group id that a root daemon takes for its sandboxes.
     pub(crate) sandbox_id: u32,
     /// Directories, as commands see them, in which programs are looked up before the usual ones.

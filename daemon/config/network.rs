@@ -2,7 +2,7 @@
 
 use super::{Config, file, listen::Address};
 use crate::daemon::{
-    egress::policy::{Policy, address::Range, host::HostRule},
+    outside::policy::{DEFAULT_PORTS, Policy, Words, address::Range, host::HostRule},
     sandbox::plan::Network,
 };
 
@@ -13,6 +13,13 @@ const NOTHING_ALLOWED: &str =
 const SHARED: &str = "commands have the daemon's network: what listens on 127.0.0.1, and the metadata service of a cloud, can be reached by them";
 /// What it says beside that, if it can be called there.
 const CALLABLE: &str = "commands can connect to the daemon itself on its TCP port, and call it if they come by a key: listen on a Unix socket instead (--listen unix:/path)";
+
+/// How the policy of the proxy is spoken of.
+const WORDS: Words = Words {
+    who: "commands",
+    hosts: "proxy.allow_hosts",
+    addresses: "proxy.allow_addresses",
+};
 
 /// Reads the mode and the `[proxy]` table.
 pub(super) fn network(
@@ -40,14 +47,15 @@ pub(super) fn network(
         allow_hosts,
         allow_addresses,
     } = proxy.unwrap_or_default();
-    let hosts = each("proxy.allow_hosts", &allow_hosts, HostRule::parse, problems);
-    let addresses = each(
-        "proxy.allow_addresses",
-        &allow_addresses,
-        Range::parse,
-        problems,
-    );
-    (network, Policy { hosts, addresses })
+    let hosts = each(WORDS.hosts, &allow_hosts, HostRule::parse, problems);
+    let addresses = each(WORDS.addresses, &allow_addresses, Range::parse, problems);
+    let policy = Policy {
+        words: &WORDS,
+        hosts,
+        ports: DEFAULT_PORTS.to_vec(),
+        addresses,
+    };
+    (network, policy)
 }
 
 impl Config {
@@ -84,7 +92,8 @@ impl Config {
     }
 }
 
-fn each<T>(
+/// Reads each of the texts of a setting.
+pub(super) fn each<T>(
     key: &str,
     texts: &[String],
     parse: impl Fn(&str) -> Result<T, String>,

@@ -13,7 +13,8 @@ use crate::{
     daemon::{
         call::{Pipeline, access::principal::Principal},
         config::keys::Role,
-        egress::{policy::Policy, proxy::Proxy},
+        egress::proxy::Proxy,
+        outside::policy::Policy,
         sandbox::{
             level::{Isolation, Level},
             limits::Limits,
@@ -125,7 +126,9 @@ impl Info {
 
     fn egress(&self, principal: &Principal) -> Option<v1::Egress> {
         let proxy = self.proxy.as_ref()?;
-        let Policy { hosts, addresses } = proxy.policy();
+        let Policy {
+            hosts, addresses, ..
+        } = proxy.policy();
         Some(v1::Egress {
             allow_hosts: hosts.iter().map(ToString::to_string).collect(),
             allow_addresses: addresses.iter().map(ToString::to_string).collect(),

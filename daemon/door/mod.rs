@@ -2,8 +2,10 @@
 
 pub(crate) mod approvals;
 pub(crate) mod artifacts;
+pub(crate) mod catalog;
 pub(crate) mod events;
 pub(crate) mod info;
+pub(crate) mod invoke;
 pub(crate) mod jobs;
 pub(crate) mod metadata;
 mod outlet;
@@ -19,7 +21,8 @@ use tonic::{Request, Response, Status};
 
 use super::{
     call::{Pipeline, context::Incoming},
-    error::Error,
+    dialect::{self, Dialect},
+    error::{Error, Violation},
 };
 
 /// Answers a request with what `work` makes of it; an error names the call.
@@ -57,6 +60,20 @@ where
         pipeline.once(call, method, work).await
     })
     .await
+}
+
+/// The dialect that a request names; none where it names none, or one that there is not, which is told.
+fn dialect_of(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Dialect> {
+    if name.is_empty() {
+        return None;
+    }
+    match dialect::find(name) {
+        Ok(dialect) => Some(dialect),
+        Err(error) => {
+            violations.extend(error.violations);
+            None
+        }
+    }
 }
 
 /// Cuts what was found to a page; answers the last of it, where there is another page behind it. One more

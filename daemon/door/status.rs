@@ -60,6 +60,7 @@ pub(crate) fn code(reason: Reason) -> Code {
         | Reason::SymlinkBlocked
         | Reason::PermissionDenied
         | Reason::PolicyDenied
+        | Reason::EgressDenied
         | Reason::ApprovalDenied
         | Reason::Forbidden => Code::PermissionDenied,
         // Show a key.
@@ -106,8 +107,8 @@ pub(crate) fn code(reason: Reason) -> Code {
         }
         // Try elsewhere, or later.
         Reason::Draining => Code::Unavailable,
-        // Tell the operator.
-        Reason::SandboxError | Reason::Internal => Code::Internal,
+        // Tell the operator, or look at what was fetched from.
+        Reason::SandboxError | Reason::FetchError | Reason::Internal => Code::Internal,
     }
 }
 

@@ -13,9 +13,10 @@ use crate::{
         tool::{
             Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory,
             delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
-            last_command::LastCommand, list_directory::ListDirectory, list_files::ListFiles,
-            move_path::MovePath, read_file::ReadFile, read_notebook::ReadNotebook, run::Run,
-            search::Search, stat_path::StatPath, write_file::WriteFile,
+            fetch_url::FetchUrl, last_command::LastCommand, list_directory::ListDirectory,
+            list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
+            read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
+            write_file::WriteFile,
         },
     },
 };
@@ -74,6 +75,13 @@ impl ToolService for Tools {
         request: Request<v1::EditNotebookRequest>,
     ) -> Result<Response<v1::EditNotebookResponse>, Status> {
         self.call::<EditNotebook>(request).await
+    }
+
+    async fn fetch_url(
+        &self,
+        request: Request<v1::FetchUrlRequest>,
+    ) -> Result<Response<v1::FetchUrlResponse>, Status> {
+        self.call::<FetchUrl>(request).await
     }
 
     async fn last_command(

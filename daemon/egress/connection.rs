@@ -25,12 +25,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     answer::{self, Body},
-    dial::Outside,
+    dial::dial,
     journal::{Attempt, Journal},
     meter::Metered,
     request::{self, Malformed, Target},
 };
-use crate::daemon::task;
+use crate::daemon::{outside::Outside, task};
 
 /// Most bytes of a request's line and fields, and of what is read at a time.
 const HEAD_BYTES: usize = 16 << 10;
@@ -107,13 +107,9 @@ impl Guest {
             Err(Malformed(status, text)) => return answer::text(status, text),
         };
         let mut attempt = self.journal.begin(request.method(), &target);
-        let server = match self
-            .outside
-            .dial(&target, &self.lookups, &mut attempt)
-            .await
-        {
+        let server = match dial(&self.outside, &target, &self.lookups, &mut attempt).await {
             Ok(server) => server,
-            Err(none) => return none.answer(&target),
+            Err(none) => return none.answer(&self.outside, &target),
         };
         if request.method() != Method::CONNECT {
             return self.pass_on(request, &target, server, attempt).await;

@@ -276,7 +276,7 @@ mod tests {
     use opentelemetry_sdk::trace::SdkTracerProvider;
 
     use super::*;
-    use crate::daemon::egress::policy::host::Host;
+    use crate::daemon::outside::policy::host::Host;
 
     #[test]
     fn a_run_has_so_many_records_and_then_a_sum() {

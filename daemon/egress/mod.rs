@@ -22,10 +22,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | [`policy`] | what is allowed; pure |
 //! | [`proxy`] | the runs that it serves, and how much each may have |
 //! | [`request`] | whom a request is for, and what of it is passed on |
-//! | [`dial`] | looking up, checking, connecting |
+//! | [`dial`] | connecting to what is allowed ([`super::outside`]) |
 //! | [`connection`] | one connection from a command |
 //! | [`meter`] | counting bytes, and noticing that none move |
 //! | [`journal`] | what is recorded |
@@ -36,7 +35,6 @@ mod connection;
 mod dial;
 pub(crate) mod journal;
 mod meter;
-pub(crate) mod policy;
 pub(crate) mod proxy;
 mod request;
 pub(crate) mod variables;

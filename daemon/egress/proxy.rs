@@ -11,11 +11,14 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     connection::Guest,
-    dial::{LOOKUPS_OF_RUN, Outside},
+    dial::LOOKUPS_OF_RUN,
     journal::{Journal, Totals},
-    policy::Policy,
 };
-use crate::daemon::{sandbox::entrance::Visit, task};
+use crate::daemon::{
+    outside::{Outside, policy::Policy},
+    sandbox::entrance::Visit,
+    task,
+};
 
 /// Connections of one run at a time: more than a browser or a package manager opens. Each holds at
 /// most 100 KiB of buffers, and two descriptors.

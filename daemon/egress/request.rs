@@ -5,7 +5,7 @@ use http::{
     uri::{Authority, PathAndQuery, Scheme},
 };
 
-use super::policy::host::Host;
+use crate::daemon::outside::policy::host::Host;
 
 /// Port of HTTP.
 const HTTP_PORT: u16 = 80;

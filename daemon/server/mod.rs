@@ -43,17 +43,20 @@ use crate::{
         v1::{
             approval_service_server::ApprovalServiceServer,
             artifact_service_server::ArtifactServiceServer,
+            catalog_service_server::CatalogServiceServer,
             daemon_service_server::DaemonServiceServer, event_service_server::EventServiceServer,
-            job_service_server::JobServiceServer, process_service_server::ProcessServiceServer,
-            tool_service_server::ToolServiceServer, transfer_service_server::TransferServiceServer,
+            invoke_service_server::InvokeServiceServer, job_service_server::JobServiceServer,
+            process_service_server::ProcessServiceServer, tool_service_server::ToolServiceServer,
+            transfer_service_server::TransferServiceServer,
         },
     },
     daemon::{
         call::{Pipeline, drain::Drain},
         catalog::LARGEST_REQUEST,
         door::{
-            approvals::Approvals, artifacts::Artifacts, events::Events, info::Info, jobs::Jobs,
-            processes::Processes, tools::Tools, transfer::Transfers,
+            approvals::Approvals, artifacts::Artifacts, catalog::Tools as Catalog, events::Events,
+            info::Info, invoke::Invoke, jobs::Jobs, processes::Processes, tools::Tools,
+            transfer::Transfers,
         },
         sandbox::pool::Sandboxes,
         task,
@@ -161,6 +164,11 @@ pub(crate) async fn serve(
         .add_service(ArtifactServiceServer::new(Artifacts::new(Arc::clone(
             &pipeline,
         ))))
+        .add_service(CatalogServiceServer::new(Catalog(Arc::clone(&pipeline))))
+        .add_service(
+            InvokeServiceServer::new(Invoke(Arc::clone(&pipeline)))
+                .max_decoding_message_size(LARGEST_REQUEST),
+        )
         .add_service(ApprovalServiceServer::new(Approvals(Arc::clone(&pipeline))))
         .add_service(EventServiceServer::new(Events::new(Arc::clone(&pipeline))))
         .add_service(

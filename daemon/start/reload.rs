@@ -26,6 +26,8 @@ pub(super) struct Reload {
     hangups: Signal,
     /// What of the file takes a restart, as it was when the daemon started.
     fixed: String,
+    /// Tools that have nothing to do, likewise.
+    idle_tools: &'static [&'static str],
     /// What it serves, whatever the file says by now.
     workspaces: Arc<[WorkspaceConfig]>,
     has_terminal: bool,
@@ -38,6 +40,7 @@ impl Reload {
             args,
             hangups: signal(SignalKind::hangup())?,
             fixed: config.fixed.clone(),
+            idle_tools: config.idle_tools(),
             workspaces: config.workspaces.clone().into(),
             has_terminal: has_terminal(),
         })
@@ -81,7 +84,7 @@ impl Reload {
         let scenes = pipeline.scenes.iter();
         let names: Vec<_> = scenes.map(|scene| scene.workspace.name()).collect();
         let (catalog, access) = (&pipeline.catalog, &pipeline.access);
-        let settings = Settings::new(config.policy, catalog, &names);
+        let settings = Settings::new(config.policy, catalog, &names, self.idle_tools);
         let keys = match &config.keys {
             Some(keys) => unknown_names(keys, catalog, &names),
             None if access.has_keys() => vec![

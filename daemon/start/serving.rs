@@ -26,6 +26,7 @@ use crate::daemon::{
     config::{Config, ConfigError, requests::Requests},
     door::info::Info,
     egress::proxy::Proxy,
+    fetch::Fetcher,
     process::registry::Registry,
     sandbox::plan::Network,
     server::{self, Services, Until, listener::Listeners, peer},
@@ -41,7 +42,7 @@ use crate::daemon::{
     },
     task,
     telemetry::Telemetry,
-    tool::{FilePlaces, RunSettings, Scene},
+    tool::{Fetches, FilePlaces, RunSettings, Scene},
     workspace::{Workspace, cores},
 };
 
@@ -92,6 +93,7 @@ pub(super) async fn serve(
         proxy: proxy.clone(),
     });
     let files = FilePlaces::new(config.concurrent_file_operations);
+    let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(Fetches::new);
     let mut scenes = Vec::new();
     for (index, mut workspace) in workspaces.into_iter().enumerate() {
         let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
@@ -106,6 +108,7 @@ pub(super) async fn serve(
             isolation: Arc::new(isolation),
             settings: Arc::clone(&settings),
             files: files.clone(),
+            fetches: fetches.clone(),
             activity: Default::default(),
         });
     }
@@ -262,7 +265,7 @@ pub(super) fn callers(
         },
     });
     let names = config.workspace_names();
-    let settings = Settings::new(config.policy.clone(), catalog, &names);
+    let settings = Settings::new(config.policy.clone(), catalog, &names, config.idle_tools());
     let keys = config.keys.clone();
     let keys = keys.map_or(Ok(()), |keys| access.set_keys(keys, catalog, &names));
     match (settings, keys) {

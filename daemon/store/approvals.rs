@@ -32,6 +32,8 @@ pub(crate) struct ApprovalRecord {
     pub(crate) call_id: String,
     /// The tool.
     pub(crate) tool: String,
+    /// What it was called as in a dialect: `cli_agent/create_file`; empty, where that was by its name.
+    pub(crate) said_as: String,
     /// Its parameters.
     pub(crate) parameters: Vec<Parameter>,
     /// Files that it is about, the first of them.
@@ -130,7 +132,7 @@ impl ApprovalLog {
             .apply(move |connection| {
                 connection
                     .prepare_cached(
-                        "INSERT INTO approval (id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 'PENDING')",
+                        "INSERT INTO approval (id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, said_as, state) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 'PENDING')",
                     )?
                     .execute(params![
                         record.id,
@@ -143,7 +145,8 @@ impl ApprovalLog {
                         files,
                         record.asked_by,
                         record.asked_ms,
-                        record.expires_ms
+                        record.expires_ms,
+                        record.said_as
                     ])
                     .map(drop)
             })
@@ -231,7 +234,7 @@ impl ApprovalLog {
     }
 }
 
-const SELECT: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id FROM approval";
+const SELECT: &str = "SELECT id, workspace, session, principal, call_id, tool, parameters, files, asked_by, asked_ms, expires_ms, state, decided_ms, decided_by, comment, rule_id, said_as FROM approval";
 
 fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
     let json = |column: usize| row.get_ref(column)?.as_str().map_err(rusqlite::Error::from);
@@ -255,6 +258,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<ApprovalRecord> {
         principal: row.get(3)?,
         call_id: row.get(4)?,
         tool: row.get(5)?,
+        said_as: row.get(16)?,
         parameters: serde_json::from_str(json(6)?).unwrap_or_default(),
         files,
         more_files,
@@ -300,6 +304,7 @@ mod tests {
             principal: "key:a".to_owned(),
             call_id: "c".to_owned(),
             tool: "run".to_owned(),
+            said_as: String::new(),
             parameters: vec![Parameter {
                 name: "command".to_owned(),
                 value: "a\n\"b\"".to_owned(),

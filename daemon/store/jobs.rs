@@ -28,7 +28,7 @@ const STATE: &str = "CASE WHEN id IN (SELECT id FROM lost) THEN 'lost' ELSE stat
 /// What is read of a row, in the order of [`read`].
 static COLUMNS: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "id, workspace, session, principal, tool, queue, priority, {STATE}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request"
+        "id, workspace, session, principal, tool, queue, priority, {STATE}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request, dialect"
     )
 });
 
@@ -73,6 +73,8 @@ pub(crate) struct Job {
     pub(crate) principal: String,
     /// The request id that it was submitted with.
     pub(crate) request: Option<String>,
+    /// The dialect that its tool is of; empty, where that is of the contract.
+    pub(crate) dialect: String,
     /// The tool that it calls.
     pub(crate) tool: String,
     /// The queue that it waits in.
@@ -100,7 +102,7 @@ pub(crate) struct Selection {
     pub(crate) workspace: String,
     /// Their states; all, where this is empty.
     pub(crate) states: Vec<JobState>,
-    /// Their tools; all, where there are none.
+    /// Their tools, those of dialects as [`named`]; all, where there are none.
     pub(crate) tools: Option<Vec<String>>,
     /// Their queue; all, where there is none.
     pub(crate) queue: Option<String>,
@@ -157,11 +159,11 @@ impl JobLog {
             }
             connection
                 .prepare_cached(
-                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request, dialect) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
                 )?
                 .execute(params![
                     job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, milliseconds::of(job.submitted),
-                    job.request
+                    job.request, job.dialect
                 ])
         })
         .await
@@ -321,6 +323,11 @@ impl JobLog {
     }
 }
 
+/// A tool of a dialect among others in a [`Selection`].
+pub(crate) fn named(dialect: &str, tool: &str) -> String {
+    format!("{dialect}/{tool}")
+}
+
 fn note_lost(connection: &Connection) -> rusqlite::Result<usize> {
     connection.execute(
         "UPDATE job SET state = ?1, ended_ms = lost.ended_ms FROM lost WHERE lost.id = job.id",
@@ -371,7 +378,9 @@ fn look(connection: &Connection, selection: &Selection) -> rusqlite::Result<Look
     }
     if let Some(tools) = &selection.tools {
         let marks = vec!["?"; tools.len()].join(", ");
-        sql += &format!(" AND tool IN ({marks})");
+        sql += &format!(
+            " AND CASE dialect WHEN '' THEN tool ELSE dialect || '/' || tool END IN ({marks})"
+        );
         values.extend(tools.iter().cloned().map(Value::from));
     }
     if let Some(queue) = &selection.queue {
@@ -410,6 +419,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         ended: row.get::<_, Option<i64>>(11)?.map(milliseconds::to_time),
         step: number.and_then(|step| u64::try_from(step).ok()),
         request: row.get(13)?,
+        dialect: row.get(14)?,
     })
 }
 

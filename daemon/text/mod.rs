@@ -7,9 +7,11 @@
 //! | [`nearest`] | what comes near a string that is not there |
 //! | [`notebook`] | cells of a Jupyter notebook, read and edited in place |
 //! | [`patch`] | unified diffs |
+//! | [`v4a`] | patches as OpenAI's models write them |
 
 pub(crate) mod diff;
 pub(crate) mod edit;
 mod nearest;
 pub(crate) mod notebook;
 pub(crate) mod patch;
+pub(crate) mod v4a;

@@ -6,6 +6,7 @@ pub(crate) mod create_directory;
 pub(crate) mod delete_path;
 pub(crate) mod edit_file;
 pub(crate) mod edit_notebook;
+pub(crate) mod fetch_url;
 pub(crate) mod last_command;
 pub(crate) mod list_directory;
 pub(crate) mod list_files;
@@ -37,6 +38,7 @@ use crate::daemon::{
     descriptors::Attempts,
     egress::proxy::Proxy,
     error::{Error, Reason, Violation},
+    fetch::Fetcher,
     process::supervise::Stop,
     queue::{Entry, Full, Name, Place, Queue, Seat, Share, Turn},
     sandbox::{level::Isolation, limits::Limits, plan::Network, pool::Pool},
@@ -57,6 +59,11 @@ const NOTICE: Duration = Duration::from_millis(20);
 /// MiB for each of its threads. One caller has half of them.
 const SEARCHES: usize = 2;
 const SEARCHES_OF_ONE: Share = Share::OfFree(1);
+
+/// Fetches at once; others wait for their turn. Each takes up to some times 4 MiB, and a thread while a name is
+/// looked up. One caller leaves as many as he has.
+const FETCHES: usize = 32;
+const FETCHES_OF_ONE: Share = Share::OfFree(1);
 
 /// How long work with files keeps its turn. It wants a core as long as it lasts; but it may as well wait
 /// for a disk, and others must not wait for that.
@@ -145,6 +152,8 @@ pub(crate) struct Scene {
     pub(crate) settings: Arc<RunSettings>,
     /// Where work with files takes place.
     pub(crate) files: FilePlaces,
+    /// What fetches from the web, where anything may be fetched.
+    pub(crate) fetches: Option<Fetches>,
     /// What goes on there.
     pub(crate) activity: Arc<Activity>,
 }
@@ -182,6 +191,26 @@ impl FilePlaces {
         };
         let (operations, caller) = (Arc::clone(&self.operations), Arc::clone(caller));
         Ok(Occupied::new(operations, caller, place, None))
+    }
+}
+
+/// What fetches from the web, for all workspaces.
+#[derive(Debug, Clone)]
+pub(crate) struct Fetches {
+    /// What fetches.
+    fetcher: Arc<Fetcher>,
+    /// Those that go on.
+    places: Arc<Queue>,
+}
+
+impl Fetches {
+    /// Those of `fetcher`.
+    pub(crate) fn new(fetcher: Arc<Fetcher>) -> Self {
+        Self {
+            fetcher,
+            // Who waits has a place among the calls, so that they are bounded.
+            places: Queue::new(FETCHES, FETCHES_OF_ONE, usize::MAX),
+        }
     }
 }
 
@@ -226,6 +255,8 @@ pub(crate) struct Work {
     pub(crate) turn: Turn,
     /// How long a call may take that names no limit of its own.
     pub(crate) default_timeout: Duration,
+    /// How long this one may take, where its caller has said so beside its request.
+    pub(crate) limit: Option<Duration>,
     /// The job that makes the call, where one does.
     pub(crate) job: Option<JobContext>,
     /// When the caller stops waiting.

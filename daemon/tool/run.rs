@@ -173,7 +173,7 @@ impl Tool for Run {
     async fn execute(params: Params, work: Work) -> Result<Done<v1::RunResponse>, Error> {
         // Nobody waits for a job: it is as good as a process that was started.
         let default = work.job.is_none().then_some(work.default_timeout);
-        let timeout = params.timeout.or(default);
+        let timeout = params.timeout.or(work.limit).or(default);
         let connection = Connection {
             stdin: Stdin::Whole(params.stdin.clone()),
             terminal: None,

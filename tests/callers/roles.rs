@@ -38,11 +38,13 @@ const NEEDED: &[(&str, &[Row])] = &[
         "ArtifactService",
         &[("read", &["ListArtifacts"]), ("invoke", &["ReadArtifact"])],
     ),
+    ("CatalogService", &[("read", &["ListTools"])]),
     ("DaemonService", &[("read", &["GetInfo"])]),
     (
         "EventService",
         &[("read", &["ListSessions", "WatchEvents"])],
     ),
+    ("InvokeService", &[("invoke", &["Invoke", "InvokeBatch"])]),
     (
         "JobService",
         &[
@@ -76,6 +78,7 @@ const NEEDED: &[(&str, &[Row])] = &[
                 "DeletePath",
                 "EditFile",
                 "EditNotebook",
+                "FetchUrl",
                 "LastCommand",
                 "ListDirectory",
                 "ListFiles",

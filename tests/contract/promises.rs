@@ -156,6 +156,21 @@ const FIELDS: &[(&str, &[&str])] = &[
             "isolation",
         ],
     ),
+    (
+        "FetchUrlRequest",
+        &["url", "timeout_sec", "format", "max_bytes"],
+    ),
+    (
+        "FetchUrlResponse",
+        &[
+            "final_url",
+            "status_code",
+            "content_type",
+            "content_length",
+            "content",
+            "truncated",
+        ],
+    ),
     ("ResourceUsage", &["user_ms", "system_ms", "max_rss_bytes"]),
     ("ReadArtifactRequest", &["path", "offset", "limit"]),
     (
@@ -187,6 +202,9 @@ const LIMITS: &[(&str, &str, Promise)] = &[
     ("ListFilesRequest", "hidden", flag(true)),
     ("ReadFileRequest", "encoding", text("ENCODING_UTF8")),
     ("ReadFileRequest", "max_bytes", number(3 << 20, 1, 10 << 20)),
+    ("FetchUrlRequest", "timeout_sec", range(1, 60)),
+    ("FetchUrlRequest", "max_bytes", number(1 << 20, 1, 4 << 20)),
+    ("FetchUrlRequest", "format", text("FETCH_FORMAT_RAW")),
     ("RunRequest", "cwd", text(".")),
     ("RunRequest", "timeout_sec", range(1, 86_400)),
     (
@@ -212,6 +230,7 @@ const VALUES: &[(&str, &[&str])] = &[
             "DAEMON_LOST",
         ],
     ),
+    ("FetchFormat", &["RAW", "TEXT", "MARKDOWN"]),
     ("Risk", &["READ_ONLY", "SAFE_WRITE", "DANGEROUS"]),
 ];
 

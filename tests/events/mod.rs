@@ -104,7 +104,7 @@ async fn make(daemon: &Daemon, path: &str) {
 }
 
 /// The records that a session has.
-fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
+pub(crate) fn records(daemon: &Daemon, session: &str) -> Vec<Value> {
     let path = format!("sessions/{session}/events.jsonl");
     let text = fs::read_to_string(daemon.state().join(path)).unwrap();
     let lines = text.lines();

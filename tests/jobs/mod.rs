@@ -69,7 +69,7 @@ impl Jobs {
         response.unwrap().into_inner().job.unwrap()
     }
 
-    async fn cancel(&mut self, id: &str) -> Job {
+    pub(crate) async fn cancel(&mut self, id: &str) -> Job {
         let job_id = id.to_owned();
         let response = self.0.cancel_job(CancelJobRequest { job_id }).await;
         response.unwrap().into_inner().job.unwrap()

@@ -100,7 +100,7 @@ fn code_of(reason: &str) -> Code {
     match reason {
         "INVALID_PARAMS" | "INVALID_GLOB" | "INVALID_REGEX" => Code::InvalidArgument,
         "PATH_ESCAPE" | "SYMLINK_BLOCKED" | "PERMISSION_DENIED" | "POLICY_DENIED"
-        | "APPROVAL_DENIED" | "FORBIDDEN" => Code::PermissionDenied,
+        | "EGRESS_DENIED" | "APPROVAL_DENIED" | "FORBIDDEN" => Code::PermissionDenied,
         "UNAUTHENTICATED" => Code::Unauthenticated,
         "FILE_NOT_FOUND"
         | "DIRECTORY_NOT_FOUND"
@@ -135,7 +135,7 @@ fn code_of(reason: &str) -> Code {
         | "SANDBOX_UNAVAILABLE" => Code::FailedPrecondition,
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
-        "SANDBOX_ERROR" | "SEARCH_ERROR" | "INTERNAL" => Code::Internal,
+        "SANDBOX_ERROR" | "SEARCH_ERROR" | "FETCH_ERROR" | "INTERNAL" => Code::Internal,
         "DRAINING" => Code::Unavailable,
         _ => panic!("{reason} is no reason of the contract"),
     }

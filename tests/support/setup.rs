@@ -218,7 +218,7 @@ impl Setup {
         for (path, content) in &self.files {
             let path = place.workspace().join(path);
             let folder = path.parent().unwrap();
-            fs::create_dir(folder).unwrap();
+            fs::create_dir_all(folder).unwrap();
             fs::write(&path, content).unwrap();
             for made in [folder, &path] {
                 chown(made, owner, owner).unwrap();

@@ -236,6 +236,7 @@ fn approval_json(approval: &Approval) -> Value {
         "approval_id": approval.approval_id,
         "state": name(state, approval.state),
         "tool": approval.tool,
+        "said_as": approval.said_as,
         "title": approval.title,
         "risk": name(risk, approval.risk),
         "parameters": parameters,

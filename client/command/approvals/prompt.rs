@@ -27,7 +27,11 @@ pub(super) enum Answer {
 
 /// The question, for a terminal of so many columns, up to what asks for the answer.
 pub(super) fn question(approval: &Approval, width: usize) -> String {
-    let mut text = line(&format!("Tool: {}", approval.tool), width);
+    // As the agent knows it.
+    let said = approval.said_as.rsplit('/').next();
+    let tool = said.filter(|tool| !tool.is_empty());
+    let tool = tool.unwrap_or(&approval.tool);
+    let mut text = line(&format!("Tool: {tool}"), width);
     text += "Parameters:\n";
     for parameter in &approval.parameters {
         text += &line(&format!("  {}: {}", parameter.name, parameter.value), width);

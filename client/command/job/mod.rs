@@ -13,12 +13,13 @@ use jig::{
     },
     client::{CallError, Client},
 };
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use self::{
     print::{print_job, print_list, to_json},
     watch::{code, watch},
 };
+use super::params::Parameters;
 use crate::{connection, exit, failure::Failure, global::Global, output};
 
 /// Most jobs of one page.
@@ -66,13 +67,11 @@ enum Action {
 struct SubmitArgs {
     /// Name of the tool: `run`.
     tool: String,
-    /// Its parameters: `command='make test'`, `timeout_sec=600`.
-    #[arg(value_name = "NAME=VALUE", conflicts_with = "params")]
-    parameters: Vec<String>,
-    /// Its parameters as a JSON object, or `-` to read it from standard input: other users can see
-    /// arguments.
-    #[arg(long, value_name = "JSON")]
-    params: Option<String>,
+    #[command(flatten)]
+    parameters: Parameters,
+    /// Vocabulary that the tool is of: `claude`. Without it, that of the contract.
+    #[arg(long, value_name = "NAME")]
+    dialect: Option<String>,
     /// Queue to wait in.
     #[arg(long, default_value = "default")]
     queue: String,
@@ -170,7 +169,7 @@ pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
 }
 
 /// The daemon, which must be named: one of our own would end before the job.
-fn address(global: &Global) -> Result<&str, Failure> {
+pub(super) fn address(global: &Global) -> Result<&str, Failure> {
     let text = "jobs are done by a daemon: name it with --address or JIG_ADDRESS";
     global
         .address()
@@ -189,14 +188,10 @@ where
 }
 
 fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failure> {
-    let params_json = match args.params.as_deref() {
-        Some("-") => std::io::read_to_string(std::io::stdin()).map_err(Failure::system)?,
-        Some(params) => params.to_owned(),
-        None => Value::Object(named(&args.parameters)?).to_string(),
-    };
     let request = SubmitJobRequest {
         tool: args.tool,
-        params_json,
+        params_json: args.parameters.json()?,
+        dialect: args.dialect.unwrap_or_default(),
         queue: Some(args.queue),
         priority: Some(args.priority),
         ..SubmitJobRequest::default()
@@ -223,22 +218,6 @@ fn submit(address: &str, global: &Global, args: SubmitArgs) -> Result<u8, Failur
         false => output::stdout(format!("{}\n", job.job_id).as_bytes())?,
     }
     Ok(exit::SUCCESS)
-}
-
-/// Parameters as they were named. The daemon knows which of them are numbers.
-fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
-    let mut params = Map::new();
-    for word in words {
-        let Some((name, value)) = word.split_once('=') else {
-            let text =
-                format!("{word:?} is no parameter: give NAME=VALUE, or all as --params JSON");
-            return Err(Failure::Usage(text));
-        };
-        if params.insert(name.to_owned(), value.into()).is_some() {
-            return Err(Failure::Usage(format!("{name} is given twice")));
-        }
-    }
-    Ok(params)
 }
 
 fn get(address: &str, global: &Global, job_id: String) -> Result<u8, Failure> {
@@ -299,22 +278,6 @@ impl State {
             Self::Failed => JobState::Failed,
             Self::Cancelled => JobState::Cancelled,
             Self::Lost => JobState::Lost,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parameters_have_names() {
-        let words = ["command=a=b".to_owned(), "timeout_sec=3".to_owned()];
-        let params = Value::Object(named(&words).unwrap());
-        assert_eq!(params, json!({"command": "a=b", "timeout_sec": "3"}));
-        for bad in [&["command"][..], &["a=1", "a=2"]] {
-            let words: Vec<_> = bad.iter().map(|word| (*word).to_owned()).collect();
-            assert!(named(&words).is_err(), "{bad:?}");
         }
     }
 }

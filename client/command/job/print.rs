@@ -2,11 +2,15 @@
 
 use std::fmt::Write as _;
 
-use jig::api::v1::{InvokeResponse, InvokeStatus, Job, JobState, ToolError};
-use prost_types::Timestamp;
+use jig::api::v1::{Job, JobState};
 use serde_json::{Value, json};
 
-use crate::{escape, failure::Failure, output, structure::json_of};
+use crate::{
+    envelope::{self, time},
+    escape,
+    failure::Failure,
+    output,
+};
 
 /// Prints a job and what came of it.
 pub(super) fn print_job(job: &Job, as_json: bool) -> Result<(), Failure> {
@@ -35,10 +39,14 @@ pub(super) fn print_list(jobs: &[Job]) -> Result<(), Failure> {
 fn line(text: &mut String, job: &Job) {
     let submitted = time(job.submit_time).unwrap_or_default();
     let (state, tool, queue) = (word(job.state()), &job.tool, &job.queue);
+    let dialect = match job.dialect.as_str() {
+        "" => String::new(),
+        dialect => format!("dialect={dialect} "),
+    };
     // Writing to a String cannot fail.
     let _written = writeln!(
         text,
-        "{}  {state:<9}  {tool}  queue={queue} priority={} session={} submitted={submitted}",
+        "{}  {state:<9}  {tool}  {dialect}queue={queue} priority={} session={} submitted={submitted}",
         job.job_id, job.priority, job.session,
     );
 }
@@ -62,6 +70,7 @@ pub(super) fn to_json(job: &Job) -> Value {
         "job_id": job.job_id,
         "state": job.state().as_str_name(),
         "tool": job.tool,
+        "dialect": job.dialect,
         "queue": job.queue,
         "priority": job.priority,
         "session": job.session,
@@ -70,42 +79,8 @@ pub(super) fn to_json(job: &Job) -> Value {
         "submit_time": time(job.submit_time),
         "start_time": time(job.start_time),
         "end_time": time(job.end_time),
-        "result": job.result.as_ref().map(result),
+        "result": job.result.as_ref().map(envelope::to_json),
     })
-}
-
-fn result(result: &InvokeResponse) -> Value {
-    let status = InvokeStatus::try_from(result.status).unwrap_or_default();
-    json!({
-        "request_id": result.request_id,
-        "tool": result.tool,
-        "status": status.as_str_name(),
-        "started_at": time(result.started_at),
-        "ended_at": time(result.ended_at),
-        "duration_sec": result.duration_sec,
-        "data": result.data.as_ref().map(json_of),
-        "text": result.text,
-        "error": result.error.as_ref().map(error),
-        "exit_code": result.exit_code,
-        "stdout_path": result.stdout_path,
-        "stderr_path": result.stderr_path,
-        "job_id": result.job_id,
-        "pending": result.pending,
-        "truncated": result.truncated,
-    })
-}
-
-fn error(error: &ToolError) -> Value {
-    json!({
-        "error_type": error.error_type,
-        "message": error.message,
-        "suggestion": error.suggestion,
-        "details": error.details.as_ref().map(json_of),
-    })
-}
-
-fn time(time: Option<Timestamp>) -> Option<String> {
-    time.map(|time| time.to_string())
 }
 
 #[cfg(test)]
@@ -117,23 +92,12 @@ mod tests {
     #[test]
     fn every_field_of_the_contract_is_printed() {
         let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
-        let check = |message: &str, value: &Value| {
-            let descriptor = pool.get_message_by_name(message).unwrap();
-            let fields = descriptor.fields().map(|field| field.name().to_owned());
-            let mut fields: Vec<_> = fields.collect();
-            fields.sort();
-            let found: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
-            assert_eq!(found, fields, "{message}");
-        };
-        let job = to_json(&Job {
-            result: Some(InvokeResponse {
-                error: Some(ToolError::default()),
-                ..InvokeResponse::default()
-            }),
-            ..Job::default()
-        });
-        check("jig.v1.Job", &job);
-        check("jig.v1.InvokeResponse", &job["result"]);
-        check("jig.v1.ToolError", &job["result"]["error"]);
+        let descriptor = pool.get_message_by_name("jig.v1.Job").unwrap();
+        let fields = descriptor.fields().map(|field| field.name().to_owned());
+        let mut fields: Vec<_> = fields.collect();
+        fields.sort();
+        let job = to_json(&Job::default());
+        let found: Vec<_> = job.as_object().unwrap().keys().cloned().collect();
+        assert_eq!(found, fields);
     }
 }

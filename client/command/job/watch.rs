@@ -2,17 +2,13 @@
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use jig::{
-    api::v1::{
-        Job, JobOutput, JobState, Outcome, RunResponse, WatchJobRequest, watch_job_response::Event,
-    },
+    api::v1::{Job, JobOutput, JobState, RunResponse, WatchJobRequest, watch_job_response::Event},
     client::Client,
 };
 use serde_json::{Value, json};
 
 use super::print::{to_json, word};
-use crate::{
-    command::ended, connection, exit, failure::Failure, global::Global, output, structure::json_of,
-};
+use crate::{command::ended, connection, envelope, exit, failure::Failure, global::Global, output};
 
 /// Prints what the command of a job writes, until it has ended. As JSON: each event, in a line.
 pub(super) fn watch(
@@ -88,31 +84,30 @@ fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
 
 /// The exit code that says how a job has ended: as that of `jig run`, where it ran a command.
 pub(super) fn code(job: &Job) -> u8 {
-    match (ran(job), job.state()) {
-        (Some(ran), _) => exit::of_run(&ran),
-        (None, JobState::Succeeded) if job.tool == "run" => exit::FAILURE,
-        (None, JobState::Succeeded | JobState::Queued | JobState::Running) => exit::SUCCESS,
-        (None, JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified) => {
-            exit::FAILURE
-        }
+    let of_dialect = job.result.as_ref().filter(|_| !job.dialect.is_empty());
+    let exit_code = of_dialect.and_then(|result| u8::try_from(result.exit_code?).ok());
+    match (ran(job), exit_code, job.state()) {
+        (Some(ran), ..) => exit::of_run(&ran),
+        (None, Some(code), _) => code,
+        (None, None, JobState::Succeeded) if is_run(job) => exit::FAILURE,
+        (None, None, JobState::Succeeded | JobState::Queued | JobState::Running) => exit::SUCCESS,
+        (
+            None,
+            None,
+            JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified,
+        ) => exit::FAILURE,
     }
 }
 
 /// How the command of a job has ended, if it ran one, without what it wrote.
 fn ran(job: &Job) -> Option<RunResponse> {
-    let result = job.result.as_ref().filter(|_| job.tool == "run")?;
-    let data = json_of(result.data.as_ref()?);
-    let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
-    let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
-    Some(RunResponse {
-        outcome: Outcome::from_str_name(text("outcome"))?.into(),
-        exit_code: result.exit_code,
-        signal: text("signal").to_owned(),
-        limit: text("limit").to_owned(),
-        stdout_bytes: number("stdout_bytes"),
-        stderr_bytes: number("stderr_bytes"),
-        ..RunResponse::default()
-    })
+    let result = job.result.as_ref().filter(|_| is_run(job));
+    result.and_then(envelope::ran)
+}
+
+/// Whether it is one of the tool of the contract that runs commands. Others have tools of that name.
+fn is_run(job: &Job) -> bool {
+    job.dialect.is_empty() && job.tool == "run"
 }
 
 #[cfg(test)]
@@ -171,6 +166,22 @@ mod tests {
             (job(Failed, "run", &[], None), 1, &["failed: why"]),
             (job(Lost, "run", &[], None), 1, &["lost: why"]),
             (job(Cancelled, "run", &[], None), 1, &["cancelled: why"]),
+            (
+                Job {
+                    dialect: "agentbench".to_owned(),
+                    ..job(Succeeded, "run", &[("stdout_path", "x")], Some(2))
+                },
+                2,
+                &["succeeded: why"],
+            ),
+            (
+                Job {
+                    dialect: "agentbench".to_owned(),
+                    ..job(Succeeded, "run", &[("stdout_path", "x")], None)
+                },
+                0,
+                &["succeeded: why"],
+            ),
             (
                 job(Succeeded, "stat", &[("path", "x")], None),
                 0,

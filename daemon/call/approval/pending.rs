@@ -297,7 +297,8 @@ impl Approvals {
         let waiting: Vec<_> = self.pending().values().cloned().collect();
         for waiting in waiting {
             let call = &waiting.call;
-            if call.tool == rule.tool && rule.is_for(&call.workspace) {
+            let said = call.said.as_deref().map(|said| said.tool);
+            if rule.is_about(call.tool, said, &call.workspace) {
                 self.look_again(&waiting).await;
             }
         }

@@ -53,6 +53,19 @@ pub(super) fn text_of(data: &Map<String, Value>) -> (String, bool) {
     (text, is_all)
 }
 
+/// A text, or its beginning; and whether that is all of it. Where it `is_alone`, without `data`, more of it fits.
+pub(super) fn beginning(mut text: String, is_alone: bool) -> (String, bool) {
+    let most = if is_alone { DATA_BYTES } else { TEXT_BYTES };
+    if text.len() <= most {
+        return (text, true);
+    }
+    let end = text.floor_char_boundary(most);
+    let left_out = text.len() - end;
+    text.truncate(end);
+    text.push_str(&format!(" … ({left_out} bytes left out)"));
+    (text, false)
+}
+
 fn cut(value: &mut Value, longest_text: usize, longest_list: usize) {
     match value {
         Value::String(text) if text.len() > longest_text => {
@@ -88,7 +101,8 @@ fn size(value: &Value) -> usize {
         }
 }
 
-fn size_of_fields(fields: &Map<String, Value>) -> usize {
+/// Bytes of the message that stands for these.
+pub(in crate::daemon::call) fn size_of_fields(fields: &Map<String, Value>) -> usize {
     let fields = fields.iter();
     fields
         .map(|(name, value)| AROUND + name.len() + size(value))

@@ -101,11 +101,11 @@ pub(crate) enum Found {
 }
 
 impl Found {
-    /// The tool that it calls.
-    pub(super) fn tool(&self) -> String {
+    /// The job.
+    pub(super) fn job(&self) -> Job {
         match self {
-            Self::Live(live) => live.seen().job.tool,
-            Self::Ended(seen) => seen.job.tool.clone(),
+            Self::Live(live) => live.seen().job,
+            Self::Ended(seen) => seen.job.clone(),
         }
     }
 }

@@ -283,6 +283,7 @@ mod tests {
             session: "default".to_owned(),
             principal: caller.to_owned(),
             request: None,
+            dialect: String::new(),
             tool: "run".to_owned(),
             queue: queue.to_owned(),
             priority,

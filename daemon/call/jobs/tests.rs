@@ -13,6 +13,7 @@ fn new(jobs: &Jobs) -> Job {
         session: "default".to_owned(),
         principal: "uid:0".to_owned(),
         request: None,
+        dialect: String::new(),
         tool: "run".to_owned(),
         queue: "default".to_owned(),
         priority: 0,

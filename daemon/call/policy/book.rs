@@ -354,7 +354,7 @@ mod tests {
     /// patterns.
     #[tokio::test]
     async fn many_patterns_are_as_much_work_as_a_long_text() {
-        let settings = Settings::new(Policy::default(), &Catalog::load().unwrap(), &["w"]);
+        let settings = Settings::new(Policy::default(), &Catalog::load().unwrap(), &["w"], &[]);
         let log = RuleLog::new(Database::in_memory().unwrap());
         let book = RuleBook::open(settings.unwrap(), log).await.unwrap();
         // Nobody else has a turn.
@@ -369,6 +369,7 @@ mod tests {
                     text: "x".repeat(bytes),
                     may_allow: true,
                 }],
+                said: None,
             });
             let deciding = book.decide(book.snapshot(), call);
             tokio::select! {

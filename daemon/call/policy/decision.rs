@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
-use super::rule::Rule;
+use super::{asked::Asked, rule::Rule};
 use crate::{
     api::v1::Risk,
     daemon::{
-        catalog::{Catalog, Text},
+        catalog::Catalog,
         config::policy::{Action, Approvals, Levels, Policy},
+        dialect,
     },
 };
 
@@ -16,6 +17,8 @@ use crate::{
 pub(crate) struct Settings {
     allow_tools: Option<BTreeSet<String>>,
     deny_tools: BTreeSet<String>,
+    /// Those that the rest of the configuration leaves nothing to do: they are not there either.
+    idle_tools: &'static [&'static str],
     levels: Levels,
     rules: Vec<Arc<Rule>>,
     /// How calls wait to be approved.
@@ -29,19 +32,6 @@ pub(crate) struct Snapshot {
     pub(crate) settings: Arc<Settings>,
     /// The rules that were made by ApprovalService, newest first.
     stored: Arc<[Arc<Rule>]>,
-}
-
-/// A call that is decided about.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
-    /// The tool.
-    pub(crate) tool: &'a str,
-    /// Its risk.
-    pub(crate) risk: Risk,
-    /// The workspace.
-    pub(crate) workspace: &'a str,
-    /// The parameters as texts: those of the contract and, of a call in another vocabulary, its own.
-    pub(crate) texts: &'a [Text],
 }
 
 /// What was decided, and by what.
@@ -66,11 +56,13 @@ pub(crate) enum By {
 
 impl Settings {
     /// What a configuration file says. Refuses tools and workspaces that there are not, and patterns that
-    /// cannot be read; tells every problem.
+    /// cannot be read; tells every problem. `idle_tools` are those that the rest of the configuration leaves
+    /// nothing to do.
     pub(crate) fn new(
         policy: Policy,
         catalog: &Catalog,
         workspaces: &[&str],
+        idle_tools: &'static [&'static str],
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
         let known = || catalog.tools().collect::<Vec<_>>().join(", ");
@@ -80,7 +72,7 @@ impl Settings {
             ("deny_tools", Some(&policy.deny_tools)),
         ] {
             for name in names.into_iter().flatten() {
-                if catalog.tool(name).is_none() {
+                if !is_tool(catalog, name) {
                     problems.push(format!("policy.{key}: {}", no_tool(name)));
                 }
             }
@@ -90,7 +82,7 @@ impl Settings {
             let name = written.name.clone();
             let mut report =
                 |text: &str| problems.push(format!("policy.rules: rule {name:?}: {text}"));
-            if catalog.tool(&written.tool).is_none() {
+            if !is_tool(catalog, &written.tool) {
                 report(&no_tool(&written.tool));
             }
             for workspace in written.workspaces.iter().flatten() {
@@ -109,6 +101,7 @@ impl Settings {
         Ok(Self {
             allow_tools: policy.allow_tools,
             deny_tools: policy.deny_tools,
+            idle_tools,
             levels: policy.levels,
             rules,
             approvals: policy.approvals,
@@ -120,10 +113,14 @@ impl Settings {
         &self.rules
     }
 
-    /// Whether the tool is there at all.
-    pub(crate) fn has_tool(&self, tool: &str) -> bool {
-        let allowed = self.allow_tools.as_ref();
-        allowed.is_none_or(|tools| tools.contains(tool)) && !self.deny_tools.contains(tool)
+    /// Whether the tool is there at all, for a call that was made by its name or, in a dialect, by another.
+    pub(crate) fn has_tool(&self, tool: &str, said: Option<&str>) -> bool {
+        let is_in = |tools: &BTreeSet<String>| {
+            tools.contains(tool) || said.is_some_and(|said| tools.contains(said))
+        };
+        self.allow_tools.as_ref().is_none_or(is_in)
+            && !is_in(&self.deny_tools)
+            && !self.idle_tools.contains(&tool)
     }
 
     fn level(&self, risk: Risk) -> Action {
@@ -148,41 +145,55 @@ impl Snapshot {
 
     /// Whether the parameters of a call can matter: to be compared with rules, or to be shown to who is
     /// asked.
-    pub(crate) fn looks_at(&self, tool: &str, risk: Risk, workspace: &str) -> bool {
+    pub(crate) fn looks_at(
+        &self,
+        tool: &str,
+        said: Option<&str>,
+        risk: Risk,
+        workspace: &str,
+    ) -> bool {
         self.settings.level(risk) == Action::Ask
             || self.rules().any(|rule| {
                 (rule.pattern.is_some() || rule.action == Action::Ask)
-                    && rule.is_about(tool, workspace)
+                    && rule.is_about(tool, said, workspace)
             })
+    }
+
+    /// Whether the parameters of a call of a dialect can matter as they were given.
+    pub(crate) fn looks_at_said(&self, said: &str, workspace: &str) -> bool {
+        self.rules()
+            .any(|rule| rule.pattern.is_some() && rule.is_about(said, None, workspace))
     }
 
     /// Bytes that are compared to decide about a call, counted once for each pattern.
     pub(super) fn work(&self, asked: Asked<'_>, now: SystemTime) -> usize {
         let compared = self.rules().filter(|rule| {
             rule.pattern.is_some()
-                && rule.is_about(asked.tool, asked.workspace)
+                && rule.is_about(asked.tool, asked.name(), asked.workspace)
                 && rule.is_live(now)
         });
-        let bytes: usize = asked.texts.iter().map(|text| text.text.len()).sum();
+        let said = asked.said.map_or(&[][..], |(_, texts)| texts);
+        let texts = asked.texts.iter().chain(said);
+        let bytes: usize = texts.map(|text| text.text.len()).sum();
         bytes.saturating_mul(compared.count())
     }
 
     /// Decides about a call.
     pub(crate) fn decide(&self, asked: Asked<'_>, now: SystemTime) -> Verdict {
-        if !self.settings.has_tool(asked.tool) {
+        if !self.settings.has_tool(asked.tool, asked.name()) {
             return Verdict {
                 action: Action::Deny,
                 by: By::Lists,
             };
         }
         let mut first = None;
-        let live = self
-            .rules()
-            .filter(|rule| rule.is_about(asked.tool, asked.workspace) && rule.is_live(now));
+        let live = self.rules().filter(|rule| {
+            rule.is_about(asked.tool, asked.name(), asked.workspace) && rule.is_live(now)
+        });
         for rule in live {
             // One that denies counts wherever it stands; of the others, the first.
             let counts = rule.action == Action::Deny || first.is_none();
-            if counts && rule.matches(asked.texts) {
+            if counts && rule.matches(asked) {
                 first = Some(rule);
                 if rule.action == Action::Deny {
                     break;
@@ -205,6 +216,11 @@ impl Snapshot {
     fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.stored.iter().chain(&self.settings.rules)
     }
+}
+
+/// Whether there is a tool of this name, in the contract or in a dialect.
+pub(crate) fn is_tool(catalog: &Catalog, name: &str) -> bool {
+    catalog.tool(name).is_some() || dialect::is_tool(name)
 }
 
 impl By {

@@ -1,7 +1,23 @@
 //! What rules look at of a call, held for as long as it waits.
 
-use super::decision::Asked;
+use std::sync::Arc;
+
+use super::asked::Asked;
 use crate::{api::v1::Risk, daemon::catalog::Text};
+
+/// What a call of a dialect was made as.
+#[derive(Debug, Clone)]
+pub(crate) struct Spoken {
+    /// The dialect.
+    pub(crate) dialect: &'static str,
+    /// Its tool.
+    pub(crate) tool: &'static str,
+    /// Compact JSON of the parameters as they were given; none where it is long, and nobody looked for it. It
+    /// may hold secrets: never to be kept.
+    pub(crate) texts: Vec<Text>,
+    /// Names and values for people, without what may be secret and without the content of files.
+    pub(crate) shown: Vec<(String, String)>,
+}
 
 /// What rules look at.
 #[derive(Debug)]
@@ -14,12 +30,30 @@ pub(crate) struct Judged {
     pub(crate) workspace: String,
     /// The parameters; none where they cannot matter.
     pub(crate) texts: Vec<Text>,
+    /// What it was made as, where that was in a dialect.
+    pub(crate) said: Option<Arc<Spoken>>,
 }
 
 impl Judged {
     /// Bytes to be looked at.
     pub(crate) fn size(&self) -> usize {
-        self.texts.iter().map(|text| text.text.len()).sum()
+        let said = self.said.iter().flat_map(|said| &said.texts);
+        let texts = self.texts.iter().chain(said);
+        texts.map(|text| text.text.len()).sum()
+    }
+
+    /// The same, without its parameters.
+    pub(crate) fn without_parameters(&self) -> Self {
+        let said = self.said.as_deref().map(|said| {
+            Arc::new(Spoken {
+                texts: Vec::new(),
+                ..said.clone()
+            })
+        });
+        Self {
+            said,
+            ..self.with_parameters(Vec::new())
+        }
     }
 
     /// The same, with these parameters.
@@ -27,6 +61,7 @@ impl Judged {
         Self {
             workspace: self.workspace.clone(),
             texts,
+            said: self.said.clone(),
             ..*self
         }
     }
@@ -38,6 +73,10 @@ impl Judged {
             risk: self.risk,
             workspace: &self.workspace,
             texts: &self.texts,
+            said: self
+                .said
+                .as_deref()
+                .map(|said| (said.tool, said.texts.as_slice())),
         }
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! The decision knows no clock and asks nobody. Rules that are switched off or have ended count for nothing.
 
+pub(crate) mod asked;
 pub(crate) mod book;
 pub(crate) mod decision;
 pub(crate) mod judged;

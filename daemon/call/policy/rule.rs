@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::SystemTime};
 
-use super::pattern::Pattern;
+use super::{asked::Asked, pattern::Pattern};
 use crate::daemon::{
     catalog::Text,
     config::policy::{Action, PolicyRule},
@@ -68,9 +68,9 @@ impl Rule {
         pattern.map_or(0, |pattern| pattern.as_str().len())
     }
 
-    /// Whether it is about a tool in a workspace.
-    pub(super) fn is_about(&self, tool: &str, workspace: &str) -> bool {
-        self.tool == tool && self.is_for(workspace)
+    /// Whether it is about a tool in a workspace, by its name or by the one that it was `said` by in a dialect.
+    pub(crate) fn is_about(&self, tool: &str, said: Option<&str>, workspace: &str) -> bool {
+        (self.tool == tool || said == Some(&self.tool)) && self.is_for(workspace)
     }
 
     /// Whether it is about calls in a workspace.
@@ -89,11 +89,14 @@ impl Rule {
         self.expires.is_some_and(|end| end <= now)
     }
 
-    /// Whether one of these texts is what it is looking for.
-    pub(super) fn matches(&self, texts: &[Text]) -> bool {
+    /// Whether the parameters of a call, under the name that it is about, are what it is looking for.
+    pub(super) fn matches(&self, asked: Asked<'_>) -> bool {
         let goes_by = |text: &&Text| text.may_allow || self.action != Action::Allow;
+        let by_name = (self.tool == asked.tool).then_some(asked.texts);
+        let said = asked.said.filter(|(tool, _)| *tool == self.tool);
         let is_in = |pattern: &Pattern| {
-            let mut texts = texts.iter().filter(goes_by);
+            let texts = by_name.into_iter().chain(said.map(|(_, texts)| texts));
+            let mut texts = texts.flatten().filter(goes_by);
             texts.any(|text| pattern.is_in(&text.text))
         };
         self.pattern.as_ref().is_none_or(is_in)

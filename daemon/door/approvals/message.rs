@@ -32,6 +32,7 @@ pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
         approval_id: record.id.clone(),
         state: state.into(),
         tool: record.tool.clone(),
+        said_as: record.said_as.clone(),
         title: options
             .map(|options| options.title.clone())
             .unwrap_or_default(),

@@ -36,6 +36,7 @@ use crate::{
             context::Incoming,
             policy::{
                 book::ending,
+                decision::is_tool,
                 pattern::Pattern,
                 rule::{Made, Rule},
             },
@@ -327,7 +328,7 @@ impl Approvals {
             let text = "must be ACTION_ALLOW, ACTION_ASK or ACTION_DENY";
             violations.push(Violation::new("action", text));
         }
-        if self.0.catalog.tool(&request.tool).is_none() && !request.tool.is_empty() {
+        if !is_tool(&self.0.catalog, &request.tool) && !request.tool.is_empty() {
             let known = self.0.catalog.tools().collect::<Vec<_>>().join(", ");
             let text = format!("there is no tool {:?}; there are {known}", request.tool);
             violations.push(Violation::new("tool", text));

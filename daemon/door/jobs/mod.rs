@@ -12,7 +12,6 @@ use std::{
 };
 
 use prost::Message as _;
-use serde_json::Map;
 use tonic::{Request, Response, Status};
 
 use self::{
@@ -22,7 +21,7 @@ use self::{
     wire::{job, lean, selected, token},
 };
 use super::{
-    answered, cut_page,
+    answered, cut_page, dialect_of,
     outlet::{Answers, outlet},
 };
 use crate::{
@@ -37,9 +36,9 @@ use crate::{
             context::Incoming,
             jobs::{Found, Live, Seen},
             order::{Submission, cost_of_job},
-            params,
+            params::{self, PARAMS, Raw},
         },
-        error::{Error, Reason, Violation},
+        error::{Error, Reason},
         store::jobs::Selection,
         task,
     },
@@ -125,7 +124,7 @@ impl JobService for Jobs {
             let workspace = self.pipeline.scene(&incoming)?.workspace.name();
             let selection = selected(request, workspace)?;
             let asked = Selection {
-                tools: incoming.principal.tools().map(Vec::from_iter),
+                tools: self.pipeline.tools_of_jobs(&incoming),
                 // One more, to know whether there is one.
                 number: selection.number + 1,
                 ..selection.clone()
@@ -253,25 +252,17 @@ async fn ended(pipeline: &Pipeline, live: &Live) -> Result<Seen, Error> {
 /// What is to be done, of a request.
 fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Submission, Error> {
     // The tool looks at them.
-    let (params, json) = (request.params.take(), take(&mut request.params_json));
+    let json = take(&mut request.params_json);
+    let params = Raw::new(request.params.take(), json, PARAMS);
     let checked = pipeline
         .catalog
         .look_at("jig.v1.SubmitJobRequest", request, false)?;
     let (request, mut violations) = (checked.request, checked.violations);
-    if !request.dialect.is_empty() {
-        let text = "must be empty: this version knows the names of this contract only";
-        violations.push(Violation::new("dialect", text));
-    }
-    let params = match (params, json.as_str()) {
-        (Some(_), json) if !json.is_empty() => Err(["params", "params_json"]
-            .map(|field| Violation::new(field, "must not be given both: give one of them"))
-            .into()),
-        (Some(params), _) => params::of_structure(params),
-        (None, "") => Ok(Map::new()),
-        (None, json) => params::of_text(json),
-    };
-    match params {
+    let dialect = dialect_of(&request.dialect, &mut violations);
+    violations.extend(params.twice());
+    match params.read() {
         Ok(params) if violations.is_empty() => Ok(Submission {
+            dialect,
             tool: request.tool,
             params,
             queue: request.queue.unwrap_or_default(),

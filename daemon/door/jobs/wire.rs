@@ -5,7 +5,7 @@ use prost::Message;
 use crate::{
     api::v1::{self, InvokeResponse, InvokeStatus, ListJobsRequest},
     daemon::{
-        call::{jobs::Seen, suggestion::suggestion},
+        call::jobs::Seen,
         error::{Error, Reason, Violation},
         store::jobs::{Job, JobState, Selection},
     },
@@ -36,6 +36,7 @@ pub(super) fn lean(job: &Job) -> v1::Job {
         job_id: job.id.clone(),
         state: state(job.state).into(),
         tool: job.tool.clone(),
+        dialect: job.dialect.clone(),
         queue: job.queue.clone(),
         priority: job.priority,
         session: job.session.clone(),
@@ -59,7 +60,7 @@ fn lost(job: &Job) -> InvokeResponse {
         error: Some(v1::ToolError {
             error_type: Reason::DaemonLost.name().to_lowercase(),
             message: text.to_owned(),
-            suggestion: suggestion(Reason::DaemonLost).to_owned(),
+            suggestion: Reason::DaemonLost.suggestion().to_owned(),
             details: None,
         }),
         ..InvokeResponse::default()

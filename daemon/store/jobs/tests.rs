@@ -17,6 +17,7 @@ fn job(id: &str, queue: &str) -> Job {
         session: "default".to_owned(),
         principal: "uid:0".to_owned(),
         request: Some(format!("r{id}")),
+        dialect: String::new(),
         tool: "run".to_owned(),
         queue: queue.to_owned(),
         priority: -3,

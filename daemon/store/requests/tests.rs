@@ -200,6 +200,7 @@ async fn end_job(jobs: &JobLog, id: &str, request: &str) {
         session: "default".to_owned(),
         principal: "a".to_owned(),
         request: Some(request.to_owned()),
+        dialect: String::new(),
         tool: "run".to_owned(),
         queue: "q".to_owned(),
         priority: 0,

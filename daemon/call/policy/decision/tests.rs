@@ -3,7 +3,7 @@
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::*;
-use crate::daemon::config::policy::PolicyRule;
+use crate::daemon::{catalog::Text, config::policy::PolicyRule};
 
 /// When everything is decided here.
 const NOW: u64 = 1_000_000;
@@ -25,7 +25,7 @@ fn rule(name: &str, tool: &str, pattern: &str, action: Action) -> PolicyRule {
 }
 
 fn settings(policy: Policy) -> Arc<Settings> {
-    Arc::new(Settings::new(policy, &Catalog::load().unwrap(), &["a", "b"]).unwrap())
+    Arc::new(Settings::new(policy, &Catalog::load().unwrap(), &["a", "b"], &[]).unwrap())
 }
 
 fn snapshot(file: Vec<PolicyRule>, stored: Vec<PolicyRule>, levels: Levels) -> Snapshot {
@@ -59,6 +59,7 @@ fn decide(snapshot: &Snapshot, tool: &str, risk: Risk, texts: &[&str]) -> (Actio
         risk,
         workspace: "a",
         texts: &texts,
+        said: None,
     };
     let verdict = snapshot.decide(asked, at(NOW));
     (verdict.action, verdict.by.text())
@@ -81,7 +82,14 @@ fn a_rule_that_allows_goes_by_fewer_texts_than_others() {
             ("other", false),
         ] {
             let rule = Rule::of_file(rule("one", "run", pattern, action)).unwrap();
-            assert_eq!(rule.matches(&texts), expected, "{action:?} {pattern}");
+            let asked = Asked {
+                tool: "run",
+                risk: Risk::Dangerous,
+                workspace: "a",
+                texts: &texts,
+                said: None,
+            };
+            assert_eq!(rule.matches(asked), expected, "{action:?} {pattern}");
         }
     }
 }
@@ -124,7 +132,7 @@ fn without_a_rule_the_risk_decides() {
     ] {
         let decided = decide(&snapshot, "run", risk, &["{}"]);
         assert_eq!(decided, (expected, by.to_owned()));
-        assert_eq!(snapshot.looks_at("run", risk, "a"), expected == Ask);
+        assert_eq!(snapshot.looks_at("run", None, risk, "a"), expected == Ask);
     }
 }
 
@@ -271,7 +279,10 @@ fn parameters_are_looked_at_only_where_they_can_matter() {
         (rule("one", "stat", "x", Action::Ask), false),
     ] {
         let snapshot = snapshot(vec![written], Vec::new(), allow);
-        assert_eq!(snapshot.looks_at("run", Risk::Dangerous, "a"), expected);
+        assert_eq!(
+            snapshot.looks_at("run", None, Risk::Dangerous, "a"),
+            expected
+        );
     }
 }
 
@@ -285,7 +296,7 @@ fn what_there_is_not_is_refused_with_all_that_is_wrong() {
         rules: vec![wrong],
         ..Policy::default()
     };
-    let problems = Settings::new(policy, &Catalog::load().unwrap(), &["a"]).unwrap_err();
+    let problems = Settings::new(policy, &Catalog::load().unwrap(), &["a"], &[]).unwrap_err();
     assert_eq!(problems.len(), 5, "{problems:#?}");
 }
 
@@ -320,7 +331,82 @@ fn work_is_counted_once_for_each_pattern() {
             risk: Risk::Dangerous,
             workspace: "a",
             texts,
+            said: None,
         };
         assert_eq!(snapshot.work(asked, at(NOW)), expected, "{tool}");
+    }
+}
+
+#[test]
+fn a_call_of_a_dialect_goes_by_both_its_names() {
+    let rule = |tool: &str, pattern: &str, action: Action| rule("r", tool, pattern, action);
+    let (allow, deny) = (Action::Allow, Action::Deny);
+    let texts = [told(r#"{"content":"x","path":"a.txt"}"#, true)];
+    let own = [told(r#"{"path":"a.txt"}"#, true)];
+    let back = [told(r#"{"path":"b/../a.txt"}"#, false)];
+    for (rules, said, expected) in [
+        // D14: the document's own rule, under its own name.
+        (
+            vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)],
+            &own,
+            allow,
+        ),
+        (
+            vec![rule("create_file", r#"^{"path":".*\.txt"}$"#, allow)],
+            &back,
+            deny,
+        ),
+        (
+            vec![rule("create_file", r#"^{"path":".*\.md"}$"#, allow)],
+            &own,
+            deny,
+        ),
+        (vec![rule("write_file", "a.txt", allow)], &own, allow),
+        // What one name is allowed, the other is denied.
+        (
+            vec![rule("write_file", "", allow), rule("create_file", "", deny)],
+            &own,
+            deny,
+        ),
+        (
+            vec![
+                rule("create_file", "", allow),
+                rule("write_file", "content", deny),
+            ],
+            &own,
+            deny,
+        ),
+        // A pattern for one is not for the other.
+        (vec![rule("create_file", "content", allow)], &own, deny),
+        (vec![rule("delete_path", "", allow)], &own, deny),
+    ] {
+        let snapshot = snapshot(rules, Vec::new(), levels(deny, deny, deny));
+        let asked = Asked {
+            tool: "write_file",
+            risk: Risk::SafeWrite,
+            workspace: "a",
+            texts: &texts,
+            said: Some(("create_file", said)),
+        };
+        assert_eq!(snapshot.decide(asked, at(NOW)).action, expected);
+    }
+    let lists = |allow: Option<&str>, deny: Option<&str>| {
+        let set = |name: &str| BTreeSet::from([name.to_owned()]);
+        let policy = Policy {
+            allow_tools: allow.map(set),
+            deny_tools: deny.map(set).unwrap_or_default(),
+            ..Policy::default()
+        };
+        settings(policy)
+    };
+    for (listed, by_name, said) in [
+        (lists(Some("Read"), None), false, true),
+        (lists(Some("read_file"), None), true, true),
+        (lists(Some("Write"), None), false, false),
+        (lists(None, Some("Read")), true, false),
+        (lists(None, Some("read_file")), false, false),
+    ] {
+        assert_eq!(listed.has_tool("read_file", None), by_name);
+        assert_eq!(listed.has_tool("read_file", Some("Read")), said);
     }
 }

@@ -45,7 +45,7 @@ fn an_older_one_is_brought_up_to_date() {
     drop(connection);
     open(&path).unwrap();
     let connection = Connection::open(&path).unwrap();
-    assert_eq!(versions(&connection).unwrap(), (APPLICATION, 4));
+    assert_eq!(versions(&connection).unwrap(), (APPLICATION, 5));
     let count = |table: &str| -> i64 {
         let sql = format!("SELECT count(*) FROM {table}");
         connection.query_row(&sql, [], |row| row.get(0)).unwrap()
@@ -126,7 +126,7 @@ fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
     others(&format!(
         "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
     ));
-    refused("schema 99; this one knows 4");
+    refused("schema 99; this one knows 5");
     std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
     refused("is damaged");
     std::fs::remove_file(&path).unwrap();
@@ -142,7 +142,7 @@ fn one_whose_schema_is_damaged_is_refused_with_what_is_wrong_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("jig.db");
     for (sql, expected) in [
-        ("DROP TABLE job", "its column job.ended_ms is missing"),
+        ("DROP TABLE job", "its column job.dialect is missing"),
         (
             "DROP INDEX job_by_state",
             "its index job_by_state is missing",

@@ -9,10 +9,8 @@ use std::{
 const LONGEST_NAME: usize = 253;
 /// Longest part of it between dots.
 const LONGEST_LABEL: usize = 63;
-/// Ports of a rule that names none: HTTP and HTTPS.
-const DEFAULT_PORTS: [u16; 2] = [80, 443];
 
-/// A host that a command wants to connect to: a name in lower case without a final dot, or an
+/// A host that somebody wants to connect to: a name in lower case without a final dot, or an
 /// address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Host {
@@ -23,7 +21,7 @@ pub(crate) enum Host {
 }
 
 /// A rule that allows hosts: `name`, `*.name` (what is below the name, at any depth, and not the
-/// name itself) or an address, and the ports 80 and 443 or one of its own (`name:8443`).
+/// name itself) or an address, and the ports that its policy has or one of its own (`name:8443`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HostRule {
     host: RuleHost,
@@ -145,12 +143,9 @@ impl HostRule {
         }
     }
 
-    /// Whether it allows this port.
-    pub(super) fn has_port(&self, port: u16) -> bool {
-        match self.port {
-            Some(own) => own == port,
-            None => DEFAULT_PORTS.contains(&port),
-        }
+    /// The one port that it allows, where it names one.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.port
     }
 }
 

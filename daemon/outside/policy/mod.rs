@@ -1,7 +1,7 @@
-//! Where commands may connect to: which hosts by name, and which addresses a name may lead to. Pure:
+//! Where connections may lead: which hosts by name, and which addresses a name may lead to. Pure:
 //! nothing here asks anybody anything.
 //!
-//! A connection passes two gates. The host and port that the command names must be allowed
+//! A connection passes two gates. The host and port that it is for must be allowed
 //! ([`Policy::check_host`]); then each address that the name leads to must be one that the world can
 //! have, or be listed ([`Policy::check_address`]). The second gate is what keeps a name that anybody
 //! may point anywhere from leading to the daemon's own machine, its network, or the metadata service
@@ -10,20 +10,38 @@
 pub(crate) mod address;
 pub(crate) mod host;
 
-use std::{fmt, net::IpAddr};
+use std::net::IpAddr;
 
 use self::{
     address::{Range, special_purpose},
     host::{Host, HostRule},
 };
 
+/// Ports of rules that name none, unless the operator says otherwise: HTTP and HTTPS.
+pub(crate) const DEFAULT_PORTS: [u16; 2] = [80, 443];
+
 /// What the operator allows. Without rules for hosts, nothing is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Policy {
-    /// Hosts that commands may name.
+    /// Who connects, and what the operator calls this.
+    pub(crate) words: &'static Words,
+    /// Hosts that may be named.
     pub(crate) hosts: Vec<HostRule>,
+    /// Ports of the rules that name none.
+    pub(crate) ports: Vec<u16>,
     /// Addresses to which names may lead although they are no public ones.
     pub(crate) addresses: Vec<Range>,
+}
+
+/// How a policy is spoken of.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// Who connects: "commands".
+    pub(crate) who: &'static str,
+    /// The setting that lists hosts: "proxy.allow_hosts".
+    pub(crate) hosts: &'static str,
+    /// The one that lists addresses.
+    pub(crate) addresses: &'static str,
 }
 
 /// Why a connection is refused.
@@ -42,7 +60,7 @@ pub(crate) enum Denial {
 }
 
 impl Policy {
-    /// Checks what a command names.
+    /// Checks what is named.
     ///
     /// # Errors
     ///
@@ -54,10 +72,19 @@ impl Policy {
         let mut of_host = self.hosts.iter().filter(|rule| rule.has_host(host));
         match of_host.next() {
             None => Err(Denial::Host),
-            Some(first) if first.has_port(port) || of_host.any(|rule| rule.has_port(port)) => {
+            Some(first)
+                if self.has_port(first, port) || of_host.any(|rule| self.has_port(rule, port)) =>
+            {
                 Ok(())
             }
             Some(_) => Err(Denial::Port),
+        }
+    }
+
+    fn has_port(&self, rule: &HostRule, port: u16) -> bool {
+        match rule.port() {
+            Some(own) => own == port,
+            None => self.ports.contains(&port),
         }
     }
 
@@ -91,39 +118,36 @@ impl Denial {
         }
     }
 
-    /// What the command is told about `host` on `port`, and what the operator could set.
-    pub(crate) fn explain(&self, host: &Host, port: u16) -> String {
+    /// What is told of a connection to `host` on `port` that `policy` refuses so, and what the operator could
+    /// set.
+    pub(crate) fn explain(&self, policy: &Policy, host: &Host, port: u16) -> String {
+        let Words {
+            who,
+            hosts,
+            addresses,
+        } = policy.words;
+        let rule = || match policy.ports.contains(&port) {
+            true => host.to_string(),
+            false => format!("{host}:{port}"),
+        };
         match self {
             Self::Host => format!(
-                "{host}:{port} is not among the hosts that commands may connect to. The operator of jigd can allow it: proxy.allow_hosts = [\"{}\"]",
-                Rule(host, port)
+                "{host}:{port} is not among the hosts that {who} may connect to. The operator of jigd can allow it: {hosts} = [\"{}\"]",
+                rule()
             ),
             Self::Port => format!(
-                "{host} may be connected to, but not on port {port}. The operator of jigd can allow it: proxy.allow_hosts = [\"{}\"]",
-                Rule(host, port)
+                "{host} may be connected to, but not on port {port}. The operator of jigd can allow it: {hosts} = [\"{}\"]",
+                rule()
             ),
             Self::Form => format!(
                 "{host} is an address in a form that programs read differently: give four decimal numbers, or a name"
             ),
             Self::Daemon => {
-                format!("{host}:{port} is jigd itself, to which commands are never connected")
+                format!("{host}:{port} is jigd itself, to which {who} are never connected")
             }
             Self::Address(address, kind) => format!(
-                "{host} leads to {address}, a {kind} address. The operator of jigd can allow it: proxy.allow_addresses = [\"{address}\"]"
+                "{host} leads to {address}, a {kind} address. The operator of jigd can allow it: {addresses} = [\"{address}\"]"
             ),
-        }
-    }
-}
-
-/// A rule that would allow a host on a port, as short as it can be.
-struct Rule<'a>(&'a Host, u16);
-
-impl fmt::Display for Rule<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(host, port) = self;
-        match port {
-            80 | 443 => write!(f, "{host}"),
-            _ => write!(f, "{host}:{port}"),
         }
     }
 }
@@ -132,8 +156,16 @@ impl fmt::Display for Rule<'_> {
 mod tests {
     use super::*;
 
+    const WORDS: Words = Words {
+        who: "commands",
+        hosts: "proxy.allow_hosts",
+        addresses: "proxy.allow_addresses",
+    };
+
     fn policy(hosts: &[&str], addresses: &[&str]) -> Policy {
         Policy {
+            words: &WORDS,
+            ports: DEFAULT_PORTS.to_vec(),
             hosts: hosts
                 .iter()
                 .map(|text| HostRule::parse(text).unwrap())
@@ -191,7 +223,10 @@ mod tests {
             let parsed = Host::parse(host).unwrap();
             assert_eq!(policy.check_host(&parsed, port), expected, "{host}:{port}");
         }
-        let nothing = Policy::default();
+        let nothing = Policy {
+            hosts: Vec::new(),
+            ..policy
+        };
         let host = Host::parse("packages.example").unwrap();
         assert_eq!(nothing.check_host(&host, 443), Err(Denial::Host));
     }
@@ -221,6 +256,7 @@ mod tests {
     fn a_denial_says_what_the_operator_could_set() {
         let host = Host::parse("Files.Example.").unwrap();
         let address = Denial::Address("10.0.0.1".parse().unwrap(), "private");
+        let policy = policy(&[], &[]);
         for (denial, port, part) in [
             (Denial::Host, 443, "proxy.allow_hosts = [\"files.example\"]"),
             (
@@ -235,11 +271,11 @@ mod tests {
             ),
             (address, 443, "proxy.allow_addresses = [\"10.0.0.1\"]"),
         ] {
-            let text = denial.explain(&host, port);
+            let text = denial.explain(&policy, &host, port);
             assert!(text.contains(part), "{text}");
         }
         let host = Host::parse("[fd00::1]").unwrap();
-        let text = Denial::Host.explain(&host, 8080);
+        let text = Denial::Host.explain(&policy, &host, 8080);
         assert!(text.contains("[\"[fd00::1]:8080\"]"), "{text}");
     }
 }

@@ -1,0 +1,241 @@
+//! Several calls, as a file has them: the document that `invoke-batch` takes, with the vocabulary and the format
+//! of the results.
+
+use clap::ValueEnum as _;
+use jig::api::v1::{BatchCall, BatchMode, InvokeBatchRequest, ToolFormat};
+use serde_json::{Map, Value};
+
+use crate::{command::tools::Format, failure::Failure};
+
+/// What is wrong with a document, all of it.
+#[derive(Debug, Default)]
+struct Wrong(Vec<String>);
+
+/// Reads the document. What the calls say is looked at by the daemon.
+pub(super) fn request(text: &str) -> Result<InvokeBatchRequest, Failure> {
+    let fails = |error| Failure::Usage(format!("the file is no JSON: {error}"));
+    let Value::Object(mut document) = serde_json::from_str(text).map_err(fails)? else {
+        let text = r#"the file must be a JSON object: {"calls": [{"call_id": …, "name": …, "arguments": {…}}]}"#;
+        return Err(Failure::Usage(text.to_owned()));
+    };
+    let mut wrong = Wrong::default();
+    let request = InvokeBatchRequest {
+        calls: calls(&mut document, &mut wrong),
+        mode: wrong
+            .text(&mut document, "", "mode")
+            .map(|word| mode(&word, &mut wrong).into()),
+        wait_ms: wait_ms(&mut document, &mut wrong),
+        queue: wrong.text(&mut document, "", "queue"),
+        dialect: wrong.text(&mut document, "", "dialect").unwrap_or_default(),
+        result_format: wrong
+            .text(&mut document, "", "result_format")
+            .map(|word| format(&word, &mut wrong).into()),
+    };
+    wrong.left_over(&document, "");
+    match wrong.0.is_empty() {
+        true => Ok(request),
+        false => Err(Failure::Usage(format!("the file: {}", wrong.0.join("; ")))),
+    }
+}
+
+fn calls(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Vec<BatchCall> {
+    let calls = match document.remove("calls") {
+        Some(Value::Array(calls)) => calls,
+        Some(_) => {
+            wrong.0.push("calls must be an array".to_owned());
+            return Vec::new();
+        }
+        // The daemon says that it needs some.
+        None => return Vec::new(),
+    };
+    let calls = calls.into_iter().enumerate();
+    calls
+        .filter_map(|(index, call)| {
+            let place = format!("calls[{index}].");
+            let Value::Object(mut call) = call else {
+                wrong.0.push(format!("calls[{index}] must be an object"));
+                return None;
+            };
+            let read = BatchCall {
+                call_id: wrong.text(&mut call, &place, "call_id").unwrap_or_default(),
+                name: wrong.text(&mut call, &place, "name").unwrap_or_default(),
+                arguments: None,
+                arguments_json: arguments(&mut call, &place, wrong),
+            };
+            wrong.left_over(&call, &place);
+            Some(read)
+        })
+        .collect()
+}
+
+/// An object, or its text, as models of OpenAI write it.
+fn arguments(call: &mut Map<String, Value>, place: &str, wrong: &mut Wrong) -> String {
+    match call.remove("arguments") {
+        None | Some(Value::Null) => "{}".to_owned(),
+        Some(Value::String(text)) => text,
+        Some(object @ Value::Object(_)) => object.to_string(),
+        Some(_) => {
+            wrong.0.push(format!("{place}arguments must be an object"));
+            String::new()
+        }
+    }
+}
+
+fn mode(word: &str, wrong: &mut Wrong) -> BatchMode {
+    let known = match word {
+        "sync" => Some(BatchMode::Sync),
+        "async" => Some(BatchMode::Async),
+        name => BatchMode::from_str_name(name),
+    };
+    known.unwrap_or_else(|| {
+        let text = format!("mode is {word:?}; it must be sync or async");
+        wrong.0.push(text);
+        BatchMode::Unspecified
+    })
+}
+
+fn format(word: &str, wrong: &mut Wrong) -> ToolFormat {
+    let named = Format::from_str(word, true).ok().map(Format::on_the_wire);
+    named
+        .or_else(|| ToolFormat::from_str_name(word))
+        .unwrap_or_else(|| {
+            let names = Format::value_variants().iter();
+            let names = names.filter_map(clap::ValueEnum::to_possible_value);
+            let names: Vec<_> = names.map(|name| name.get_name().to_owned()).collect();
+            let text = format!(
+                "result_format is {word:?}; it must be one of {}",
+                names.join(", ")
+            );
+            wrong.0.push(text);
+            ToolFormat::Unspecified
+        })
+}
+
+fn wait_ms(document: &mut Map<String, Value>, wrong: &mut Wrong) -> Option<u32> {
+    let value = document
+        .remove("wait_ms")
+        .filter(|value| !value.is_null())?;
+    let number = value.as_u64().and_then(|number| u32::try_from(number).ok());
+    if number.is_none() {
+        wrong.0.push(format!(
+            "wait_ms is {value}; it must be a number of milliseconds"
+        ));
+    }
+    number
+}
+
+impl Wrong {
+    /// A text; null is as good as none.
+    fn text(&mut self, of: &mut Map<String, Value>, place: &str, name: &str) -> Option<String> {
+        match of.remove(name)? {
+            Value::Null => None,
+            Value::String(text) => Some(text),
+            Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+                self.0.push(format!("{place}{name} must be a string"));
+                None
+            }
+        }
+    }
+
+    /// What is not known.
+    fn left_over(&mut self, of: &Map<String, Value>, place: &str) {
+        let names = of.keys();
+        self.0
+            .extend(names.map(|name| format!("{place}{name} is not known")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_example_of_the_document_is_read() {
+        let request = request(
+            r#"{
+              "calls": [
+                { "call_id": "call-abc-123", "name": "data_file_read", "arguments": { "path": "README.md" } },
+                { "call_id": "call-def-456", "name": "tools_file_search", "arguments": "{\"query\": \"test\"}" },
+                { "call_id": "none", "name": "run" }
+              ],
+              "mode": "sync",
+              "wait_ms": 15000,
+              "queue": "default"
+            }"#,
+        )
+        .unwrap();
+        let call = |call_id: &str, name: &str, json: &str| BatchCall {
+            call_id: call_id.to_owned(),
+            name: name.to_owned(),
+            arguments: None,
+            arguments_json: json.to_owned(),
+        };
+        let expected = InvokeBatchRequest {
+            calls: vec![
+                call("call-abc-123", "data_file_read", r#"{"path":"README.md"}"#),
+                call("call-def-456", "tools_file_search", r#"{"query": "test"}"#),
+                call("none", "run", "{}"),
+            ],
+            mode: Some(BatchMode::Sync.into()),
+            wait_ms: Some(15000),
+            queue: Some("default".to_owned()),
+            ..InvokeBatchRequest::default()
+        };
+        assert_eq!(request, expected);
+    }
+
+    #[test]
+    fn what_the_document_does_not_have() {
+        let request = request(
+            r#"{"mode": "async", "dialect": "rauskuclaw", "result_format": "anthropic", "wait_ms": null}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            (
+                request.mode(),
+                request.dialect.as_str(),
+                request.result_format(),
+                request.wait_ms
+            ),
+            (BatchMode::Async, "rauskuclaw", ToolFormat::Anthropic, None)
+        );
+        let by_name =
+            super::request(r#"{"result_format": "TOOL_FORMAT_MCP", "mode": "BATCH_MODE_SYNC"}"#);
+        let by_name = by_name.unwrap();
+        assert_eq!(
+            (by_name.mode(), by_name.result_format()),
+            (BatchMode::Sync, ToolFormat::Mcp)
+        );
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_named() {
+        for (text, told) in [
+            ("[", &["no JSON"][..]),
+            ("[]", &["must be a JSON object"]),
+            (r#"{"calls": {}}"#, &["calls must be an array"]),
+            (
+                r#"{"calls": [1, {"call_id": 2, "arguments": [], "args": {}}], "mode": "later", "wait_ms": "1s",
+                    "result_format": "xml", "queue": 5, "timeout": 1}"#,
+                &[
+                    "calls[0] must be an object",
+                    "calls[1].call_id must be a string",
+                    "calls[1].arguments must be an object",
+                    "calls[1].args is not known",
+                    "mode is \"later\"",
+                    "wait_ms is \"1s\"",
+                    "openai-chat, openai-responses",
+                    "queue must be a string",
+                    "; timeout is not known",
+                ],
+            ),
+        ] {
+            let Err(Failure::Usage(message)) = request(text) else {
+                panic!("{text}");
+            };
+            for part in told {
+                assert!(message.contains(part), "{part} in {message}");
+            }
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! `jig batch`: several calls of tools at once, as a file has them.
+
+mod document;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Args;
+use jig::{
+    api::v1::{BatchError, BatchMode, BatchResult, InvokeBatchResponse, ToolMessage},
+    client::Client,
+};
+use serde_json::{Value, json};
+
+use self::document::request;
+use super::{columns::columns, finish, job};
+use crate::{
+    connection, escape, exit,
+    failure::Failure,
+    global::Global,
+    input::{of_file, string},
+    output,
+    structure::json_of,
+};
+
+/// Most characters of an output that its line shows.
+const SHOWN: usize = 120;
+
+/// Make several calls of tools at once, as jobs, and tell what came of each.
+///
+/// The file is a JSON object: `{"calls": [{"call_id": "a", "name": "read_file", "arguments": {"path": "README.md"}}]}`,
+/// with 1 to 20 calls, and if need be `mode` (`sync`, `async`), `wait_ms`, `queue`, `dialect` and `result_format`
+/// (as --format of `jig tools`). Exits with 1 when one of them failed; those that go on have not.
+#[derive(Debug, Args)]
+pub(crate) struct BatchArgs {
+    /// The calls; `-` is standard input.
+    file: PathBuf,
+    /// Vocabulary that the calls are of, in place of the file's: `rauskuclaw`, `claude`.
+    #[arg(long, value_name = "NAME")]
+    dialect: Option<String>,
+    /// Do not wait for the results: print the jobs.
+    #[arg(long = "async")]
+    is_async: bool,
+}
+
+pub(crate) fn batch(global: &Global, args: BatchArgs) -> ExitCode {
+    match make(global, args) {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => finish(Err(failure), global.json),
+    }
+}
+
+fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
+    let address = job::address(global)?;
+    let mut request = request(&string(of_file(args.file)?)?)?;
+    if let Some(dialect) = args.dialect {
+        request.dialect = dialect;
+    }
+    if args.is_async {
+        request.set_mode(BatchMode::Async);
+    }
+    let response = connection::call_at(address, global, async |client: Client| {
+        Ok(client.invoke_batch(request).await?)
+    })?;
+    match global.json {
+        true => output::json(&to_json(&response))?,
+        false => output::stdout(lines(&response.results).as_bytes())?,
+    }
+    let has_failed = |result: &BatchResult| !result.ok && !result.pending;
+    Ok(match response.results.iter().any(has_failed) {
+        true => exit::FAILURE,
+        false => exit::SUCCESS,
+    })
+}
+
+/// A line for each call.
+fn lines(results: &[BatchResult]) -> String {
+    let rows: Vec<_> = results
+        .iter()
+        .map(|result| {
+            let (state, told) = told(result);
+            let told = told.lines().collect::<Vec<_>>().join(" ");
+            vec![
+                escape::name(&result.call_id).into_owned(),
+                escape::name(&result.name).into_owned(),
+                state.to_owned(),
+                escape::text(&told).into_owned(),
+            ]
+        })
+        .collect();
+    columns(&rows)
+}
+
+/// How far a call is, and what came of it.
+fn told(result: &BatchResult) -> (&'static str, String) {
+    if result.pending {
+        return ("pending", result.job_id.clone());
+    }
+    match (&result.error, &result.output) {
+        (Some(error), _) if !result.ok => ("failed", format!("{}: {}", error.code, error.message)),
+        (_, Some(output)) => {
+            let text = json_of(output).to_string();
+            let told = match text.char_indices().nth(SHOWN) {
+                Some((end, _)) => format!("{}…", text.get(..end).unwrap_or(&text)),
+                None => text,
+            };
+            (if result.ok { "ok" } else { "failed" }, told)
+        }
+        (_, None) if result.ok => ("ok", result.job_id.clone()),
+        (_, None) => ("failed", String::new()),
+    }
+}
+
+fn to_json(response: &InvokeBatchResponse) -> Value {
+    json!({
+        "results": response.results.iter().map(result).collect::<Vec<_>>(),
+        "tool_messages": response.tool_messages.iter().map(message).collect::<Vec<_>>(),
+        "messages_json": response.messages_json,
+    })
+}
+
+fn result(result: &BatchResult) -> Value {
+    json!({
+        "call_id": result.call_id,
+        "name": result.name,
+        "ok": result.ok,
+        "pending": result.pending,
+        "job_id": result.job_id,
+        "job_type": result.job_type,
+        "output": result.output.as_ref().map(json_of),
+        "error": result.error.as_ref().map(error),
+    })
+}
+
+fn error(error: &BatchError) -> Value {
+    json!({
+        "code": error.code,
+        "message": error.message,
+        "details": error.details.as_ref().map(json_of),
+    })
+}
+
+fn message(message: &ToolMessage) -> Value {
+    json!({
+        "role": message.role,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "content": message.content,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_reflect::DescriptorPool;
+    use prost_types::{Struct, Value as WireValue, value::Kind};
+
+    use super::*;
+
+    fn result_of(call_id: &str, ok: bool) -> BatchResult {
+        BatchResult {
+            call_id: call_id.to_owned(),
+            name: "read_file".to_owned(),
+            ok,
+            ..BatchResult::default()
+        }
+    }
+
+    #[test]
+    fn a_line_tells_what_came_of_a_call() {
+        let text = WireValue {
+            kind: Some(Kind::StringValue("ü".repeat(200))),
+        };
+        let results = [
+            BatchResult {
+                output: Some(Struct {
+                    fields: [("a".to_owned(), text)].into(),
+                }),
+                ..result_of("one", true)
+            },
+            BatchResult {
+                error: Some(BatchError {
+                    code: "FILE_NOT_FOUND".into(),
+                    message: "no\nfile".into(),
+                    details: None,
+                }),
+                ..result_of("second", false)
+            },
+            BatchResult {
+                pending: true,
+                job_id: "01A".into(),
+                ..result_of("3", false)
+            },
+            BatchResult {
+                job_id: "01B".into(),
+                ..result_of("4", true)
+            },
+        ];
+        let lines = lines(&results);
+        let lines: Vec<_> = lines.lines().collect();
+        assert!(lines[0].starts_with("one     read_file  ok       {\"a\":\"ü"));
+        assert!(lines[0].ends_with("ü…"), "{}", lines[0]);
+        assert_eq!(
+            lines[1..],
+            [
+                "second  read_file  failed   FILE_NOT_FOUND: no file",
+                "3       read_file  pending  01A",
+                "4       read_file  ok       01B",
+            ]
+        );
+    }
+
+    #[test]
+    fn every_field_of_the_contract_is_printed() {
+        let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+        let check = |message: &str, value: &Value| {
+            let descriptor = pool.get_message_by_name(message).unwrap();
+            let fields = descriptor.fields().map(|field| field.name().to_owned());
+            let mut fields: Vec<_> = fields.collect();
+            fields.sort();
+            let found: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+            assert_eq!(found, fields, "{message}");
+        };
+        let response = to_json(&InvokeBatchResponse {
+            results: vec![BatchResult {
+                error: Some(BatchError::default()),
+                ..BatchResult::default()
+            }],
+            tool_messages: vec![ToolMessage::default()],
+            ..InvokeBatchResponse::default()
+        });
+        check("jig.v1.InvokeBatchResponse", &response);
+        check("jig.v1.BatchResult", &response["results"][0]);
+        check("jig.v1.BatchError", &response["results"][0]["error"]);
+        check("jig.v1.ToolMessage", &response["tool_messages"][0]);
+    }
+}

@@ -1,0 +1,295 @@
+//! `jig call`: one call of a tool by its name, in whichever vocabulary.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use jig::{
+    api::v1::{InvokeRequest, InvokeResponse, InvokeStatus},
+    client::Client,
+};
+use serde_json::Value;
+
+use super::{ended, params::Parameters, run_failed};
+use crate::{
+    connection, envelope, exit, failure::Failure, global::Global, local::Local, output,
+    structure::json_of, style::Style,
+};
+
+/// The vocabulary whose document says how its answers are shown to people.
+const CLI_AGENT: &str = "cli_agent";
+
+/// Call a tool by its name, and print what goes back to the model.
+///
+/// `jig call read_file path=README.md end_line=3`; `jig tools` lists the tools, and `jig tools --format
+/// json-schema` what they take. With --json, print all that came of it, also where the tool failed.
+///
+/// Exits with 0, or as `jig run` does: with the exit code of a command that it ran; 128+n when signal n ended
+/// it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig failed.
+#[derive(Debug, Args)]
+pub(crate) struct CallArgs {
+    /// Vocabulary that the tool is of: `agentbench`, `claude`, `cli_agent`, `dracode`, `rauskuclaw`. Without
+    /// it, that of the contract.
+    #[arg(long, value_name = "NAME")]
+    dialect: Option<String>,
+    /// Name of the tool: `read_file`.
+    tool: String,
+    #[command(flatten)]
+    parameters: Parameters,
+}
+
+pub(crate) fn call(global: &Global, args: CallArgs) -> ExitCode {
+    let code = make(global, args).unwrap_or_else(|failure| run_failed(&failure, global.json));
+    ExitCode::from(code)
+}
+
+fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
+    let is_cli_agent = args.dialect.as_deref() == Some(CLI_AGENT) && !global.json;
+    let is_ours = global.address().is_none();
+    let workspace = global.options().workspace;
+    let request = InvokeRequest {
+        tool: args.tool,
+        params_json: args.parameters.json()?,
+        dialect: args.dialect.unwrap_or_default(),
+        ..InvokeRequest::default()
+    };
+    let is_canonical = request.dialect.is_empty();
+    let (mut response, place) = connection::call(global, async move |client: Client| {
+        let response = client.invoke(request).await?;
+        let place = match is_cli_agent && !files_of(&response).is_empty() {
+            true if is_ours => here()?,
+            true => mount_path(&client.without_request_id(), workspace.as_deref()).await?,
+            false => PathBuf::new(),
+        };
+        Ok((response, place))
+    })?;
+    let printed = if global.json {
+        output::json(&envelope::to_json(&response))
+    } else {
+        let text = match is_cli_agent {
+            true => shown(&response, &place),
+            false => said(&response).to_owned(),
+        };
+        output::stdout(Style::of_stdout().text(&ended_line(text)).as_bytes())
+    };
+    match printed {
+        // What came of it does not depend on whether somebody reads on.
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        other => other?,
+    }
+    if is_canonical && response.tool != "run" {
+        // What `last_command` tells of is not what became of this call.
+        response.exit_code = None;
+    }
+    let ran = match is_canonical && response.tool == "run" {
+        true => envelope::ran(&response),
+        false => None,
+    };
+    if !global.json {
+        for note in notes(&response) {
+            output::note(&note);
+        }
+        if let Some(ran) = &ran
+            && let Some(how) = ended::how(ran.outcome, &ran.signal, &ran.limit)
+        {
+            output::note(&how);
+        }
+    }
+    Ok(ran.map_or_else(|| code(&response), |ran| exit::of_run(&ran)))
+}
+
+/// The directory that our own daemon holds.
+fn here() -> Result<PathBuf, Failure> {
+    let fails = |error| Local::new("the current directory cannot be found", &error);
+    Ok(std::env::current_dir().map_err(fails)?)
+}
+
+/// Where commands find the workspace of the call.
+async fn mount_path(client: &Client, workspace: Option<&str>) -> Result<PathBuf, Failure> {
+    let info = client.get_info().await?;
+    let mut workspaces = info.workspaces.into_iter();
+    let found = match workspace {
+        Some(name) => workspaces.find(|workspace| workspace.name == name),
+        None => workspaces.next(),
+    };
+    Ok(found.map_or_else(PathBuf::new, |found| found.mount_path.into()))
+}
+
+fn is_success(response: &InvokeResponse) -> bool {
+    response.status() == InvokeStatus::Success
+}
+
+/// What goes back to the model, unless it is only why the tool failed.
+fn said(response: &InvokeResponse) -> &str {
+    let message = response.error.as_ref().map_or("", |error| &error.message);
+    let is_why = response.data.is_none() && response.text.contains(message);
+    match is_success(response) || !is_why {
+        true => &response.text,
+        false => "",
+    }
+}
+
+/// As the document of `cli_agent` shows what went well.
+fn shown(response: &InvokeResponse, place: &Path) -> String {
+    let Some(data) = response
+        .data
+        .as_ref()
+        .map(json_of)
+        .filter(|_| is_success(response))
+    else {
+        return String::new();
+    };
+    let output = data["output"].as_str().unwrap_or(&response.text);
+    let mut text = format!("✓ {}\n", output.trim_end());
+    for file in files_of(response) {
+        text += &format!("  Location: {}\n", place.join(file).display());
+    }
+    if let Some(milliseconds) = data["execution_time_ms"].as_u64() {
+        text += &format!("  Time: {milliseconds}ms\n");
+    }
+    text
+}
+
+/// The files that a tool of `cli_agent` has changed.
+fn files_of(response: &InvokeResponse) -> Vec<String> {
+    let data = response.data.as_ref().map(json_of).unwrap_or_default();
+    let files = data["files_affected"].as_array();
+    let files = files.into_iter().flatten().filter_map(Value::as_str);
+    files.map(str::to_owned).collect()
+}
+
+fn ended_line(mut text: String) -> String {
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    text
+}
+
+/// What is worth knowing beside the text: why it failed and what to do, what is left out, what goes on.
+fn notes(response: &InvokeResponse) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let (Some(error), false) = (&response.error, is_success(response)) {
+        notes.push(format!(
+            "{}: {}",
+            error.error_type,
+            error.message.trim_end()
+        ));
+        if !error.suggestion.is_empty() && !error.message.contains(&error.suggestion) {
+            notes.push(format!("  {}", error.suggestion));
+        }
+    }
+    if response.truncated {
+        notes.push("this is not all: the answer was too long".to_owned());
+    }
+    if response.pending {
+        notes.push(format!("it goes on: jig job watch {}", response.job_id));
+    }
+    notes
+}
+
+/// The exit code that says what came of it.
+fn code(response: &InvokeResponse) -> u8 {
+    let told = response.exit_code.and_then(|code| u8::try_from(code).ok());
+    let error = response
+        .error
+        .as_ref()
+        .map(|error| error.error_type.as_str());
+    match (told, error) {
+        (Some(code), _) => code,
+        (None, _) if is_success(response) => exit::SUCCESS,
+        (None, Some("timeout")) => exit::TIMED_OUT,
+        (None, _) => exit::RUN_FAILED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jig::api::v1::ToolError;
+    use prost_types::{Struct, Value as WireValue, value::Kind};
+
+    use super::*;
+
+    fn wire(kind: Kind) -> WireValue {
+        WireValue { kind: Some(kind) }
+    }
+
+    fn created() -> InvokeResponse {
+        let files = prost_types::ListValue {
+            values: vec![wire(Kind::StringValue("hello.py".into()))],
+        };
+        let output = "Created file: hello.py (125 bytes)".to_owned();
+        InvokeResponse {
+            status: InvokeStatus::Success.into(),
+            data: Some(Struct {
+                fields: [
+                    ("output".to_owned(), wire(Kind::StringValue(output))),
+                    ("files_affected".to_owned(), wire(Kind::ListValue(files))),
+                    ("execution_time_ms".to_owned(), wire(Kind::NumberValue(5.0))),
+                ]
+                .into(),
+            }),
+            ..InvokeResponse::default()
+        }
+    }
+
+    fn failed(error_type: &str) -> InvokeResponse {
+        InvokeResponse {
+            status: InvokeStatus::Error.into(),
+            error: Some(ToolError {
+                error_type: error_type.to_owned(),
+                message: "no file".into(),
+                suggestion: "Look.".into(),
+                details: None,
+            }),
+            text: "Error: no file".into(),
+            ..InvokeResponse::default()
+        }
+    }
+
+    #[test]
+    fn cli_agent_is_shown_as_in_its_document() {
+        assert_eq!(
+            shown(&created(), "/home/user/project".as_ref()),
+            "✓ Created file: hello.py (125 bytes)\n  Location: /home/user/project/hello.py\n  Time: 5ms\n"
+        );
+    }
+
+    #[test]
+    fn a_failure_says_why_and_what_to_do() {
+        let failed = failed("file_not_found");
+        assert_eq!(notes(&failed), ["file_not_found: no file", "  Look."]);
+        assert_eq!(said(&failed), "");
+        let with_output = InvokeResponse {
+            text: "[exit 1]\n".into(),
+            ..failed
+        };
+        assert_eq!(said(&with_output), "[exit 1]\n");
+        let going_on = InvokeResponse {
+            pending: true,
+            job_id: "01A".into(),
+            ..created()
+        };
+        assert_eq!(notes(&going_on), ["it goes on: jig job watch 01A"]);
+    }
+
+    #[test]
+    fn exit_codes() {
+        let with_code = |exit_code, response| InvokeResponse {
+            exit_code: Some(exit_code),
+            ..response
+        };
+        for (response, expected) in [
+            (created(), 0),
+            (with_code(3, created()), 3),
+            (with_code(1, failed("command_failed")), 1),
+            (failed("file_not_found"), 125),
+            (failed("timeout"), 124),
+            (InvokeResponse::default(), 125),
+        ] {
+            assert_eq!(code(&response), expected, "{response:?}");
+        }
+    }
+}

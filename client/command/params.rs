@@ -1,0 +1,102 @@
+//! Parameters of a tool that is called by its name.
+
+use clap::Args;
+use serde_json::{Map, Value};
+
+use crate::{
+    failure::Failure,
+    input::{of_file, string},
+};
+
+/// Parameters, one by one or all at once.
+#[derive(Debug, Args)]
+pub(super) struct Parameters {
+    /// Its parameters: `command='make test'`, `timeout_sec=600`; what is no text, number or flag as JSON:
+    /// `argv:='["make", "test"]'`.
+    #[arg(value_name = "NAME=VALUE", conflicts_with = "params")]
+    parameters: Vec<String>,
+    /// Its parameters as a JSON object, or `-` to read it from standard input: other users can see
+    /// arguments.
+    #[arg(long, value_name = "JSON")]
+    params: Option<String>,
+}
+
+impl Parameters {
+    /// As a JSON object.
+    pub(super) fn json(self) -> Result<String, Failure> {
+        match self.params.as_deref() {
+            Some("-") => string(of_file("-".into())?),
+            Some(params) => Ok(params.to_owned()),
+            None => Ok(Value::Object(named(&self.parameters)?).to_string()),
+        }
+    }
+}
+
+/// Parameters as they were named. The daemon knows which of the texts are numbers and flags.
+fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
+    let mut params = Map::new();
+    for word in words {
+        let Some((name, value)) = word.split_once('=') else {
+            return Err(Failure::Usage(format!(
+                "{word:?} is no parameter: give NAME=VALUE, NAME:=JSON, or all as --params JSON"
+            )));
+        };
+        let (name, value) = match name.strip_suffix(':') {
+            None => (name, value.into()),
+            Some(name) => {
+                let fails =
+                    |error| Failure::Usage(format!("{name}: {value:?} is no JSON: {error}"));
+                (name, serde_json::from_str(value).map_err(fails)?)
+            }
+        };
+        if params.insert(name.to_owned(), value).is_some() {
+            return Err(Failure::Usage(format!("{name} is given twice")));
+        }
+    }
+    Ok(params)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn parameters_have_names() {
+        let words = words(&[
+            "command=a=b",
+            "timeout_sec=3",
+            r#"argv:=["a=b", 1]"#,
+            "text=:=",
+            "at:=null",
+        ]);
+        let expected = json!({
+            "command": "a=b",
+            "timeout_sec": "3",
+            "argv": ["a=b", 1],
+            "text": ":=",
+            "at": null,
+        });
+        assert_eq!(Value::Object(named(&words).unwrap()), expected);
+    }
+
+    #[test]
+    fn what_is_no_parameter_is_named() {
+        for (bad, told) in [
+            (&["command"][..], "\"command\""),
+            (&["a=1", "a=2"], "a is given twice"),
+            (&["a=1", "a:=2"], "a is given twice"),
+            (&["a:=[1"], "a: \"[1\" is no JSON"),
+        ] {
+            let Err(Failure::Usage(message)) = named(&words(bad)) else {
+                panic!("{bad:?}");
+            };
+            assert!(message.contains(told), "{message}");
+        }
+    }
+}

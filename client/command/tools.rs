@@ -1,0 +1,151 @@
+//! `jig tools`: the tools that can be called by name, for people, and as vendors of models want them.
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+use jig::{
+    api::v1::{ListToolsRequest, ListToolsResponse, ToolFormat},
+    client::Client,
+};
+use serde_json::{Value, json};
+
+use super::{columns::columns, finish};
+use crate::{connection, escape, failure::Failure, global::Global, output};
+
+/// List the tools that can be called by name.
+///
+/// With --format, print them as the vendor's interface takes them as `tools`. A daemon lists those that the
+/// key is for.
+#[derive(Debug, Args)]
+pub(crate) struct ToolsArgs {
+    /// Vocabulary whose tools to list: `agentbench`, `claude`, `cli_agent`, `dracode`, `rauskuclaw`. Without
+    /// it, that of the contract.
+    #[arg(long, value_name = "NAME")]
+    dialect: Option<String>,
+    /// How to write them. Without it: their names, and the first sentence that is said of each.
+    #[arg(long, value_enum)]
+    format: Option<Format>,
+}
+
+/// How tools are written.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(super) enum Format {
+    JsonSchema,
+    OpenaiChat,
+    OpenaiResponses,
+    Anthropic,
+    Gemini,
+    Mcp,
+}
+
+pub(crate) fn tools(global: &Global, args: ToolsArgs) -> ExitCode {
+    let format = args.format.map(Format::on_the_wire);
+    let request = ListToolsRequest {
+        dialect: args.dialect.unwrap_or_default(),
+        format: format.map(Into::into),
+    };
+    let listed = connection::call(global, async move |client: Client| {
+        Ok(client.list_tools(request).await?)
+    });
+    let printed = listed.and_then(|listed| match (global.json, format) {
+        (true, _) => output::json(&to_json(&listed)),
+        (false, Some(_)) => {
+            let line = format!("{}\n", escape::json(&listed.tools_json));
+            output::stdout(line.as_bytes())
+        }
+        (false, None) => output::stdout(list(&listed)?.as_bytes()),
+    });
+    finish(printed, global.json)
+}
+
+fn to_json(listed: &ListToolsResponse) -> Value {
+    json!({ "tools_json": listed.tools_json, "names": listed.names })
+}
+
+/// A line for each of them.
+fn list(listed: &ListToolsResponse) -> Result<String, Failure> {
+    let tools: Vec<Value> = serde_json::from_str(&listed.tools_json)
+        .map_err(|error| Failure::Daemon(format!("the tools are no list in JSON: {error}")))?;
+    let rows: Vec<_> = tools
+        .iter()
+        .map(|tool| {
+            let text = |name: &str| tool.get(name).and_then(Value::as_str).unwrap_or_default();
+            let first = first_sentence(text("description"));
+            vec![
+                escape::name(text("name")).into_owned(),
+                escape::text(first).into_owned(),
+            ]
+        })
+        .collect();
+    Ok(columns(&rows))
+}
+
+/// Up to the first full stop at the end of a word, or the first line.
+fn first_sentence(text: &str) -> &str {
+    let line = text.trim().lines().next().unwrap_or_default();
+    match line.find(". ") {
+        Some(end) => line.get(..=end).unwrap_or(line),
+        None => line,
+    }
+}
+
+impl Format {
+    pub(super) fn on_the_wire(self) -> ToolFormat {
+        match self {
+            Self::JsonSchema => ToolFormat::JsonSchema,
+            Self::OpenaiChat => ToolFormat::OpenaiChat,
+            Self::OpenaiResponses => ToolFormat::OpenaiResponses,
+            Self::Anthropic => ToolFormat::Anthropic,
+            Self::Gemini => ToolFormat::Gemini,
+            Self::Mcp => ToolFormat::Mcp,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_reflect::DescriptorPool;
+
+    use super::*;
+
+    #[test]
+    fn a_line_says_what_a_tool_does() {
+        let tools = json!([
+            { "name": "run", "description": "Runs `a.b`. And more." },
+            { "name": "read_file", "description": "One line\nand another" },
+            { "name": "\u{1b}[2J", "description": "" },
+        ]);
+        let listed = ListToolsResponse {
+            tools_json: tools.to_string(),
+            names: Vec::new(),
+        };
+        assert_eq!(
+            list(&listed).unwrap(),
+            "run        Runs `a.b`.\nread_file  One line\n\"\\033[2J\"\n"
+        );
+    }
+
+    #[test]
+    fn every_field_of_the_contract_is_printed() {
+        let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+        let descriptor = pool
+            .get_message_by_name("jig.v1.ListToolsResponse")
+            .unwrap();
+        let printed = to_json(&ListToolsResponse::default());
+        for field in descriptor.fields() {
+            assert!(printed.get(field.name()).is_some(), "{}", field.name());
+        }
+    }
+
+    #[test]
+    fn every_format_of_the_contract_has_a_name() {
+        let named: Vec<_> = Format::value_variants()
+            .iter()
+            .map(|format| i32::from(format.on_the_wire()))
+            .collect();
+        let known: Vec<_> = (1..)
+            .take_while(|number| ToolFormat::try_from(*number).is_ok())
+            .collect();
+        assert_eq!(named, known);
+    }
+}

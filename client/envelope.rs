@@ -1,0 +1,85 @@
+//! What came of a call that was made by the name of its tool, as JSON by the names of the contract.
+
+use jig::api::v1::{InvokeResponse, InvokeStatus, Outcome, RunResponse, ToolError};
+use prost_types::Timestamp;
+use serde_json::{Value, json};
+
+use crate::structure::json_of;
+
+/// All of it.
+pub(crate) fn to_json(response: &InvokeResponse) -> Value {
+    let status = InvokeStatus::try_from(response.status).unwrap_or_default();
+    json!({
+        "request_id": response.request_id,
+        "tool": response.tool,
+        "status": status.as_str_name(),
+        "started_at": time(response.started_at),
+        "ended_at": time(response.ended_at),
+        "duration_sec": response.duration_sec,
+        "data": response.data.as_ref().map(json_of),
+        "text": response.text,
+        "error": response.error.as_ref().map(error),
+        "exit_code": response.exit_code,
+        "stdout_path": response.stdout_path,
+        "stderr_path": response.stderr_path,
+        "job_id": response.job_id,
+        "pending": response.pending,
+        "truncated": response.truncated,
+    })
+}
+
+/// How the command ended that was run by the tool `run`, without what it wrote.
+pub(crate) fn ran(response: &InvokeResponse) -> Option<RunResponse> {
+    let data = json_of(response.data.as_ref()?);
+    let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
+    let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
+    Some(RunResponse {
+        outcome: Outcome::from_str_name(text("outcome"))?.into(),
+        exit_code: response.exit_code,
+        signal: text("signal").to_owned(),
+        limit: text("limit").to_owned(),
+        stdout_bytes: number("stdout_bytes"),
+        stderr_bytes: number("stderr_bytes"),
+        ..RunResponse::default()
+    })
+}
+
+/// A time, as text.
+pub(crate) fn time(time: Option<Timestamp>) -> Option<String> {
+    time.map(|time| time.to_string())
+}
+
+fn error(error: &ToolError) -> Value {
+    json!({
+        "error_type": error.error_type,
+        "message": error.message,
+        "suggestion": error.suggestion,
+        "details": error.details.as_ref().map(json_of),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use prost_reflect::DescriptorPool;
+
+    use super::*;
+
+    #[test]
+    fn every_field_of_the_contract_is_printed() {
+        let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
+        let check = |message: &str, value: &Value| {
+            let descriptor = pool.get_message_by_name(message).unwrap();
+            let fields = descriptor.fields().map(|field| field.name().to_owned());
+            let mut fields: Vec<_> = fields.collect();
+            fields.sort();
+            let found: Vec<_> = value.as_object().unwrap().keys().cloned().collect();
+            assert_eq!(found, fields, "{message}");
+        };
+        let response = to_json(&InvokeResponse {
+            error: Some(ToolError::default()),
+            ..InvokeResponse::default()
+        });
+        check("jig.v1.InvokeResponse", &response);
+        check("jig.v1.ToolError", &response["error"]);
+    }
+}

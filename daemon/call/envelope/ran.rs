@@ -1,0 +1,65 @@
+//! What a command has left, for those who look for it beside the answer.
+
+use serde_json::{Map, Value};
+
+use crate::{
+    api::v1::ToolError,
+    daemon::tool::{Tool as _, run::Run},
+};
+
+/// What a command has left, for those who look for it beside the answer.
+#[derive(Debug, Clone, Default)]
+pub(in crate::daemon::call) struct Ran {
+    /// Its exit code, if it exited.
+    pub(in crate::daemon::call) exit_code: Option<i32>,
+    /// Artifact of its standard output.
+    pub(in crate::daemon::call) stdout_path: String,
+    /// Artifact of its standard error.
+    pub(in crate::daemon::call) stderr_path: String,
+    /// Whether it was ended because somebody asked for that.
+    pub(in crate::daemon::call) was_cancelled: bool,
+    /// What is worth knowing of how it ended.
+    pub(in crate::daemon::call) abnormal_exit: Option<ToolError>,
+}
+
+impl Ran {
+    /// What the answer of a tool says of a command, if it has run one.
+    pub(in crate::daemon::call) fn of(tool: &str, data: &Map<String, Value>) -> Self {
+        if tool != Run::NAME {
+            return Self::default();
+        }
+        let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
+        let code = data.get("exit_code").and_then(Value::as_i64);
+        Self {
+            exit_code: code.and_then(|code| i32::try_from(code).ok()),
+            stdout_path: text("stdout_path").to_owned(),
+            stderr_path: text("stderr_path").to_owned(),
+            was_cancelled: text("outcome") == "OUTCOME_CANCELLED",
+            abnormal_exit: abnormal_exit(data),
+        }
+    }
+}
+
+/// What is worth knowing of a command that ran, although it is no failure of the call.
+fn abnormal_exit(data: &Map<String, Value>) -> Option<ToolError> {
+    let outcome = data.get("outcome")?.as_str()?;
+    let code = data.get("exit_code").and_then(Value::as_i64);
+    let message = match code {
+        Some(0) => return None,
+        Some(code) => format!("the command exited with {code}"),
+        None => {
+            let outcome = outcome.trim_start_matches("OUTCOME_").to_lowercase();
+            let signal = data.get("signal").and_then(Value::as_str);
+            match signal.filter(|signal| !signal.is_empty()) {
+                Some(signal) => format!("the command ended by {signal} ({outcome})"),
+                None => format!("the command did not exit by itself ({outcome})"),
+            }
+        }
+    };
+    Some(ToolError {
+        error_type: "abnormal_exit".to_owned(),
+        message,
+        suggestion: "Look at what it wrote to its standard error.".to_owned(),
+        details: None,
+    })
+}

@@ -1,0 +1,231 @@
+//! Several calls at once, as jobs: what came of each is told in their order, or which job goes on.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use prost::Message as _;
+use serde_json::{Map, Value};
+
+use super::super::{
+    Pipeline,
+    context::Incoming,
+    envelope::{self, Call, Ran},
+    jobs::{Found, Seen},
+    order::Submission,
+};
+use crate::{
+    api::v1::{InvokeResponse, InvokeStatus},
+    daemon::{
+        dialect::{Dialect, Said},
+        error::{Error, Reason},
+        store::jobs::Job,
+        task,
+    },
+};
+
+/// What is left of the time to the caller's deadline for the answer to reach it.
+const WAY_BACK: Duration = Duration::from_millis(100);
+
+/// What is to be done.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// The vocabulary, where it is not that of the contract.
+    pub(crate) dialect: Option<&'static Dialect>,
+    /// The calls.
+    pub(crate) calls: Vec<BatchCall>,
+    /// How long to wait for the results; none, where they are not waited for.
+    pub(crate) wait: Option<Duration>,
+    /// The queue to wait in.
+    pub(crate) queue: String,
+}
+
+/// One of the calls.
+#[derive(Debug)]
+pub(crate) struct BatchCall {
+    /// Id that its caller gave it.
+    pub(crate) id: String,
+    /// Name of the tool.
+    pub(crate) name: String,
+    /// Its parameters, if they could be read.
+    pub(crate) params: Result<Map<String, Value>, Error>,
+}
+
+/// What came of one of them.
+#[derive(Debug)]
+pub(crate) struct BatchAnswer {
+    /// Id of the call.
+    pub(crate) id: String,
+    /// Name of the tool.
+    pub(crate) name: String,
+    /// How far it is.
+    pub(crate) state: BatchState,
+}
+
+/// How far a call is.
+#[derive(Debug)]
+pub(crate) enum BatchState {
+    /// It has ended so, or could not be made.
+    Ended(Box<InvokeResponse>),
+    /// There is a job that makes it, which is called so in the vocabulary.
+    Submitted {
+        /// Id of the job.
+        job: String,
+        /// What it is called.
+        job_type: String,
+    },
+    /// The job has not ended in time.
+    Pending {
+        /// Id of the job.
+        job: String,
+    },
+}
+
+impl Pipeline {
+    /// Has all calls made, and waits for them as long as it is to. `is_unfinished`: whether a daemon died that was
+    /// asked the same under this request id.
+    pub(crate) async fn batch(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        batch: Batch,
+        is_unfinished: bool,
+    ) -> Result<Vec<BatchAnswer>, Error> {
+        let Batch {
+            dialect,
+            calls,
+            wait,
+            queue,
+        } = batch;
+        self.scene(&incoming)?;
+        let mut submitted: Vec<(String, String, Result<Job, InvokeResponse>)> = Vec::new();
+        for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
+            let started = SystemTime::now();
+            let said = self.said_in(&incoming, &name, params.as_ref().ok())?;
+            let result = match params {
+                Ok(params) => {
+                    let submission = Submission {
+                        dialect,
+                        tool: name.clone(),
+                        params,
+                        queue: queue.clone(),
+                        priority: 0,
+                    };
+                    let incoming = of_number(&incoming, number);
+                    self.submit_one(incoming, submission, is_unfinished).await
+                }
+                Err(error) => Err(error),
+            };
+            let result = match result {
+                // Nothing was begun: then all of it can be tried again.
+                Err(error) if is_of_batch(&error) && submitted.is_empty() => return Err(error),
+                Err(error) => {
+                    let call = Call {
+                        tool: &name,
+                        started,
+                        ended: SystemTime::now(),
+                    };
+                    let (result, ran) = (Err(error), Ran::default());
+                    Err(envelope::of(&call, dialect, &said, result, &ran))
+                }
+                Ok(job) => Ok(job),
+            };
+            submitted.push((id, name, result));
+        }
+        let until = wait.map(|wait| {
+            let until = Instant::now() + wait;
+            let deadline = incoming.deadline.map(|deadline| deadline - WAY_BACK);
+            deadline.map_or(until, |deadline| deadline.min(until))
+        });
+        let mut answers = Vec::with_capacity(submitted.len());
+        for (id, name, result) in submitted {
+            let state = match (result, until) {
+                (Err(response), _) => BatchState::Ended(Box::new(response)),
+                (Ok(job), None) => BatchState::Submitted {
+                    job_type: dialect
+                        .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
+                    job: job.id,
+                },
+                (Ok(job), Some(until)) => self.outcome_of(job, until).await?,
+            };
+            answers.push(BatchAnswer { id, name, state });
+        }
+        Ok(answers)
+    }
+
+    async fn submit_one(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        submission: Submission,
+        is_unfinished: bool,
+    ) -> Result<Job, Error> {
+        let bytes = envelope::size_of_fields(&submission.params);
+        let cost = super::super::order::cost_of_json(bytes);
+        let pipeline = Arc::clone(self);
+        let look = move |incoming: &Incoming| pipeline.order(incoming, submission);
+        let order = self.look_into(&incoming, (bytes, cost), look).await?;
+        self.submit_job(&incoming, order, is_unfinished).await
+    }
+
+    /// What came of a job, if it has ended by then.
+    async fn outcome_of(&self, job: Job, until: Instant) -> Result<BatchState, Error> {
+        let pending = BatchState::Pending {
+            job: job.id.clone(),
+        };
+        let seen = match self.jobs.find(&job.workspace, &job.id).await? {
+            Found::Ended(seen) => *seen,
+            Found::Live(live) => tokio::select! {
+                biased;
+                seen = live.ended() => seen,
+                () = task::until(Some(until)) => return Ok(pending),
+                () = self.drain.end_token().cancelled_owned() => return Ok(pending),
+            },
+        };
+        let Seen { result, .. } = seen;
+        let response = match result {
+            Some(result) => InvokeResponse::decode(result).map_err(Error::internal)?,
+            None => InvokeResponse {
+                status: InvokeStatus::Error.into(),
+                text: CANCELLED.to_owned(),
+                error: Some(crate::api::v1::ToolError {
+                    error_type: "cancelled".to_owned(),
+                    message: CANCELLED.to_owned(),
+                    ..Default::default()
+                }),
+                ..InvokeResponse::default()
+            },
+        };
+        Ok(BatchState::Ended(Box::new(response)))
+    }
+
+    fn said_in(
+        &self,
+        incoming: &Incoming,
+        name: &str,
+        params: Option<&Map<String, Value>>,
+    ) -> Result<Said, Error> {
+        let none = Map::new();
+        let mount_path = self.mount_path(incoming)?;
+        Ok(Said::new(name, params.unwrap_or(&none), &mount_path))
+    }
+}
+
+/// What is told of a job that was cancelled, or is not kept any more.
+const CANCELLED: &str = "the job of this call was cancelled before it began";
+
+/// One call of a batch: each has an id of its own, which no caller can give.
+fn of_number(incoming: &Incoming, number: usize) -> Incoming {
+    let id = incoming.request_id.as_ref();
+    Incoming {
+        request_id: id.map(|id| format!("{id}\u{1f}{number}")),
+        ..incoming.clone()
+    }
+}
+
+/// Whether an error is about the batch, and not about one of its calls.
+fn is_of_batch(error: &Error) -> bool {
+    matches!(
+        error.reason,
+        Reason::ResourceExhausted | Reason::NoSpace | Reason::Draining | Reason::Internal
+    )
+}

@@ -1,0 +1,373 @@
+//! Calls by the names of their tools, in the vocabulary of the contract or in another: what comes of one is in
+//! its answer, also where it failed.
+//!
+//! ```text
+//! name, parameters ─▶ tool of the contract ────────────────▶ pipeline ─▶ answer ─▶ envelope
+//!        │                                                     ▲
+//!        └─────────▶ tool of a dialect ─▶ one or more calls ───┘
+//! ```
+//!
+//! A request id is claimed for the whole of it, and each call of a tool of the contract is permitted, admitted and
+//! recorded by itself.
+
+pub(crate) mod batch;
+mod canonical;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+
+pub(super) use self::canonical::Canonical;
+use super::{
+    Pipeline,
+    access::principal::Principal,
+    any_tool::{self, AnyTool},
+    context::{ByName, Incoming},
+    envelope::{self, Call, Ran},
+    idempotency::{
+        Lost, Ticket,
+        answer::{decode, encode, is_final},
+    },
+    policy::judged::Spoken,
+    repeatable::Repeatable,
+    repeats::Claim,
+    subject::KEPT,
+};
+use crate::{
+    api::v1::InvokeResponse,
+    daemon::{
+        catalog::Text,
+        dialect::{Answer, Dialect, DialectTool, Said},
+        error::{Error, Reason},
+        task,
+        tool::lost,
+    },
+};
+
+/// What a request id was used for that made a call by name.
+pub(crate) const METHOD: &str = "jig.v1.InvokeService/Invoke";
+/// A call whose time is up has failed by its caller's deadline where that is no further away.
+const NEAR: Duration = Duration::from_millis(200);
+
+/// A call by name.
+#[derive(Debug)]
+pub(crate) struct Invocation {
+    /// Id that its caller gave it; may be empty.
+    pub(crate) id: String,
+    /// The vocabulary, where it is not that of the contract.
+    pub(crate) dialect: Option<&'static Dialect>,
+    /// Name of the tool.
+    pub(crate) tool: String,
+    /// Its parameters, if they could be read.
+    pub(crate) params: Result<Map<String, Value>, Error>,
+}
+
+/// What does it.
+#[derive(Clone, Copy)]
+pub(super) enum Doing {
+    /// A tool of the contract.
+    Canonical(&'static dyn AnyTool),
+    /// A tool of a dialect.
+    Dialect(&'static Dialect, &'static DialectTool),
+}
+
+/// What came of a call.
+struct Performed {
+    result: Result<Answer, Error>,
+    /// What it was called as.
+    said: Said,
+    dialect: Option<&'static Dialect>,
+    /// Its command, if it ran one.
+    ran: Ran,
+    started: SystemTime,
+}
+
+impl Pipeline {
+    /// Makes a call by name. `call` is what makes it one that can be repeated. What is about the call, and not
+    /// about the tool, is an error.
+    pub(crate) async fn invoke(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        invocation: Invocation,
+        call: Option<Repeatable>,
+    ) -> Result<InvokeResponse, Error> {
+        let started = SystemTime::now();
+        // A workspace that there is not is no matter of the tool.
+        self.scene(&incoming)?;
+        let doing = self.doing(&incoming.principal, invocation.dialect, &invocation.tool);
+        let changes = doing.as_ref().is_ok_and(|doing| doing.changes(self));
+        let id = invocation.id.clone();
+        let said = match (&doing, &invocation.params) {
+            (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => {
+                Some(self.spoken(&incoming, dialect, tool, params)?)
+            }
+            (Ok(_) | Err(_), _) => None,
+        };
+        let incoming = Incoming {
+            by_name: Some(Arc::new(ByName {
+                id: id.clone(),
+                said,
+            })),
+            ..incoming
+        };
+        let response = match call.filter(|_| changes) {
+            Some(call) => {
+                self.invoke_once(incoming, invocation, doing, started, call)
+                    .await
+            }
+            None => {
+                let stop = CancellationToken::new();
+                let deadline = incoming.deadline;
+                let performed = self
+                    .perform(incoming, invocation, doing, started, None, &stop)
+                    .await;
+                performed.into_envelope(deadline)
+            }
+        };
+        response.map(|response| InvokeResponse {
+            request_id: id,
+            ..response
+        })
+    }
+
+    /// As [`Self::invoke`], for all who have its request id.
+    async fn invoke_once(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        invocation: Invocation,
+        doing: Result<Doing, Error>,
+        started: SystemTime,
+        call: Repeatable,
+    ) -> Result<InvokeResponse, Error> {
+        let said = self.said(&incoming, &invocation)?;
+        let (dialect, canonical) = match &doing {
+            Ok(Doing::Canonical(tool)) => (None, Some(*tool)),
+            Ok(Doing::Dialect(dialect, _)) => (Some(*dialect), None),
+            Err(_) => (None, None),
+        };
+        let claim = self.claim_for(call, Lost::IsTold, (invocation, doing));
+        let (ticket, (invocation, doing)) = match claim.await? {
+            Claim::Ours(ticket, says) => (ticket, says),
+            Claim::Answered { answer, .. } => return decode(&answer),
+            Claim::Lost(step) => {
+                let result = match canonical {
+                    Some(tool) => tool.lost(self, step).map(|data| {
+                        let ran = Ran::of(&said.tool, &data);
+                        (Answer::data(data.into()), ran)
+                    }),
+                    None => Err(lost(METHOD)),
+                };
+                let (result, ran) = match result {
+                    Ok((answer, ran)) => (Ok(answer), ran),
+                    Err(error) => (Err(error), Ran::default()),
+                };
+                let performed = Performed {
+                    result,
+                    said,
+                    dialect,
+                    ran,
+                    started,
+                };
+                return performed.into_envelope(None);
+            }
+        };
+        // Each caller's deadline ends its own wait, and not the work.
+        let incoming = Incoming {
+            deadline: None,
+            ..incoming
+        };
+        let caller = ticket.caller();
+        let pipeline = Arc::clone(self);
+        task::spawn_tracked("request", async move {
+            let stop = CancellationToken::new();
+            let performed = {
+                let work =
+                    pipeline.perform(incoming, invocation, doing, started, Some(&ticket), &stop);
+                let mut work = std::pin::pin!(work);
+                tokio::select! {
+                    performed = &mut work => performed,
+                    () = ticket.left_alone() => {
+                        stop.cancel();
+                        work.await
+                    }
+                }
+            };
+            let is_kept = is_final(&performed.result);
+            let answer = performed.into_envelope(None);
+            ticket.answer(encode(&answer), is_kept).await;
+        });
+        match caller.wait().await {
+            Some(answer) => decode(&answer),
+            None => Err(Error::internal("work with a request id was not answered")),
+        }
+    }
+
+    async fn perform(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        invocation: Invocation,
+        doing: Result<Doing, Error>,
+        started: SystemTime,
+        ticket: Option<&Ticket>,
+        stop: &CancellationToken,
+    ) -> Performed {
+        let dialect = invocation.dialect;
+        let said = match self.said(&incoming, &invocation) {
+            Ok(said) => said,
+            Err(error) => {
+                return Performed {
+                    result: Err(error),
+                    said: Said::new(&invocation.tool, &Map::new(), ""),
+                    dialect,
+                    ran: Ran::default(),
+                    started,
+                };
+            }
+        };
+        let mut tools = Canonical::new(self, incoming, ticket, stop);
+        let result = match (doing, invocation.params) {
+            (Err(error), _) | (_, Err(error)) => Err(error),
+            (Ok(Doing::Canonical(tool)), Ok(params)) => tools
+                .call_tool(tool, &invocation.tool, params)
+                .await
+                .map(|data| Answer::data(data.into())),
+            (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => match dialect.read(tool, params) {
+                Ok(params) => tool.call(params, &mut tools).await,
+                Err(error) => Err(error),
+            },
+        };
+        Performed {
+            result,
+            said,
+            dialect,
+            ran: tools.into_ran(),
+            started,
+        }
+    }
+
+    fn said(&self, incoming: &Incoming, invocation: &Invocation) -> Result<Said, Error> {
+        let none = Map::new();
+        let params = invocation.params.as_ref().unwrap_or(&none);
+        let mount_path = self.mount_path(incoming)?;
+        Ok(Said::new(&invocation.tool, params, &mount_path))
+    }
+
+    /// What a call of a dialect is made as.
+    pub(super) fn spoken(
+        &self,
+        incoming: &Incoming,
+        dialect: &Dialect,
+        tool: &DialectTool,
+        params: &Map<String, Value>,
+    ) -> Result<Arc<Spoken>, Error> {
+        let workspace = self.scene(incoming)?.workspace.name();
+        let matters = || self.policy.snapshot().looks_at_said(tool.name, workspace);
+        let mut texts = Vec::new();
+        if envelope::size_of_fields(params) <= KEPT || matters() {
+            let text = serde_json::to_string(params).map_err(Error::internal)?;
+            // What leads back may end somewhere else than it seems to.
+            let may_allow = !text.contains("..");
+            texts.push(Text { text, may_allow });
+        }
+        Ok(Arc::new(Spoken {
+            dialect: dialect.name,
+            tool: tool.name,
+            texts,
+            shown: tool.shown(params),
+        }))
+    }
+
+    /// Where commands find the workspace of a call.
+    pub(super) fn mount_path(&self, incoming: &Incoming) -> Result<String, Error> {
+        let scene = self.scene(incoming)?;
+        Ok(scene.workspace.mount_path().display().to_string())
+    }
+
+    /// What does what a call of this name is to do, if `principal` may make it.
+    pub(super) fn doing(
+        &self,
+        principal: &Principal,
+        dialect: Option<&'static Dialect>,
+        tool: &str,
+    ) -> Result<Doing, Error> {
+        let Some(dialect) = dialect else {
+            let tool = any_tool::find(tool, principal)?;
+            tool.is_open(self, principal, None)?;
+            return Ok(Doing::Canonical(tool));
+        };
+        let tool = dialect.tool(tool, |tool| self.is_open(principal, tool).is_ok())?;
+        self.is_open(principal, tool)?;
+        Ok(Doing::Dialect(dialect, tool))
+    }
+
+    /// Refuses a tool of a dialect of which `principal` may not call all that it is made of.
+    pub(super) fn is_open(&self, principal: &Principal, tool: &DialectTool) -> Result<(), Error> {
+        for name in tool.uses {
+            principal.may_call(name)?;
+            any_tool::find(name, principal)?.is_open(self, principal, Some(tool.name))?;
+        }
+        Ok(())
+    }
+}
+
+impl Doing {
+    /// Whether it would do something a second time.
+    pub(super) fn changes(&self, pipeline: &Pipeline) -> bool {
+        match self {
+            Self::Canonical(tool) => tool.changes_something(pipeline),
+            Self::Dialect(_, tool) => tool.uses.iter().any(|name| {
+                let spec = pipeline.catalog.tool(name);
+                spec.is_none_or(|spec| !spec.options.read_only)
+            }),
+        }
+    }
+}
+
+impl std::fmt::Debug for Doing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Canonical(_) => f.write_str("Canonical"),
+            Self::Dialect(dialect, tool) => write!(f, "{}/{}", dialect.name, tool.name),
+        }
+    }
+}
+
+impl Performed {
+    /// The answer; an error where that is about the call, and not about the tool.
+    fn into_envelope(self, deadline: Option<Instant>) -> Result<InvokeResponse, Error> {
+        let Self {
+            result,
+            said,
+            dialect,
+            ran,
+            started,
+        } = self;
+        let call = Call {
+            tool: &said.tool,
+            started,
+            ended: SystemTime::now(),
+        };
+        match result {
+            Err(error) if is_of_call(&error, deadline) => Err(error),
+            result => Ok(envelope::of(&call, dialect, &said, result, &ran)),
+        }
+    }
+}
+
+/// Whether an error is about the call, and not about the tool.
+pub(super) fn is_of_call(error: &Error, deadline: Option<Instant>) -> bool {
+    let is_late = deadline.is_some_and(|deadline| deadline < Instant::now() + NEAR);
+    matches!(
+        error.reason,
+        Reason::Unauthenticated
+            | Reason::Forbidden
+            | Reason::UnknownWorkspace
+            | Reason::RequestIdReused
+            | Reason::ResourceExhausted
+            | Reason::Draining
+    ) || error.reason == Reason::Timeout && is_late
+}

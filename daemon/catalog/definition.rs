@@ -1,0 +1,153 @@
+//! What models are told of a tool, whichever vendor's they are.
+
+use serde_json::{Map, Value as Json};
+
+use super::{
+    Catalog, ToolSpec,
+    comments::Comments,
+    rules::Rules,
+    schema::{of_request, of_response},
+};
+use crate::api::v1::ToolOptions;
+
+/// A tool.
+#[derive(Debug, Clone)]
+pub(crate) struct Definition {
+    /// Name that models call it by.
+    pub(crate) name: String,
+    /// Name for people; empty where there is none.
+    pub(crate) title: String,
+    /// What it does, and what is worth knowing about it.
+    pub(crate) description: String,
+    /// JSON Schema of its parameters, an object.
+    pub(crate) input: Map<String, Json>,
+    /// JSON Schema of its answer, an object, where it has that shape.
+    pub(crate) output: Option<Map<String, Json>>,
+    /// How it behaves.
+    pub(crate) hints: Hints,
+}
+
+/// How a tool behaves, as clients of MCP ask about it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Hints {
+    /// Whether a call leaves everything as it was.
+    pub(crate) read_only: bool,
+    /// Whether a call can destroy what was there before it.
+    pub(crate) destructive: bool,
+    /// Whether repeating a call changes nothing further.
+    pub(crate) idempotent: bool,
+    /// Whether a call reaches beyond the workspace.
+    pub(crate) open_world: bool,
+}
+
+impl Catalog {
+    /// What models are told of the tool of this name, if there is one.
+    pub(crate) fn definition(&self, name: &str) -> Option<Definition> {
+        let comments = self.comments.get_or_init(|| Comments::of(&self.pool));
+        let ToolSpec {
+            options,
+            rules,
+            method,
+            response,
+            ..
+        } = self.tool(name)?;
+        let answer = Rules::of(&self.pool, response);
+        Some(Definition {
+            name: options.name.clone(),
+            title: options.title.clone(),
+            description: comments.method(method).to_owned(),
+            input: of_request(rules, comments),
+            output: Some(of_response(&answer, comments)),
+            hints: Hints::of(options),
+        })
+    }
+}
+
+impl Hints {
+    /// What is assumed of a tool of which nothing is known.
+    pub(crate) const WORST: Self = Self {
+        read_only: false,
+        destructive: true,
+        idempotent: false,
+        open_world: true,
+    };
+
+    /// Those of a tool.
+    pub(crate) fn of(options: &ToolOptions) -> Self {
+        Self {
+            read_only: options.read_only,
+            destructive: options.destructive,
+            idempotent: options.idempotent,
+            open_world: options.open_world,
+        }
+    }
+
+    /// Those of a tool that calls others, of which it is one.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            read_only: self.read_only && other.read_only,
+            destructive: self.destructive || other.destructive,
+            idempotent: self.idempotent && other.idempotent,
+            open_world: self.open_world || other.open_world,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::daemon::catalog::render::Format;
+
+    /// Every description that a schema has.
+    fn undescribed(schema: &Value, place: &str, found: &mut Vec<String>) {
+        let properties = schema.get("properties").and_then(Value::as_object);
+        for (name, property) in properties.into_iter().flatten() {
+            let place = format!("{place}.{name}");
+            if property.get("description").is_none() {
+                found.push(place.clone());
+            }
+            undescribed(property, &place, found);
+        }
+        if let Some(items) = schema.get("items") {
+            undescribed(items, place, found);
+        }
+    }
+
+    #[test]
+    fn every_tool_and_every_parameter_is_described() {
+        let catalog = Catalog::load().unwrap();
+        for name in catalog.tools() {
+            let definition = catalog.definition(name).unwrap();
+            assert!(definition.description.len() > 20, "{name}");
+            assert!(!definition.description.contains("Errors:"), "{name}");
+            let mut missing = Vec::new();
+            undescribed(&definition.input.into(), name, &mut missing);
+            undescribed(&definition.output.unwrap().into(), name, &mut missing);
+            assert_eq!(missing, Vec::<String>::new());
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_with_these_parameters() {
+        let catalog = Catalog::load().unwrap();
+        let definition = catalog.definition("read_file").unwrap();
+        let input = Value::from(definition.input.clone());
+        assert_eq!(input["required"], serde_json::json!(["path"]));
+        assert_eq!(input["additionalProperties"], false);
+        let bytes = &input["properties"]["max_bytes"];
+        assert_eq!(
+            (&bytes["type"], &bytes["minimum"], &bytes["maximum"]),
+            (&"integer".into(), &1.into(), &10_485_760.into())
+        );
+        let strict = Format::OpenaiResponses.render(std::slice::from_ref(&definition));
+        let strict = &strict[0];
+        assert_eq!(strict["strict"], true);
+        let all = strict["parameters"]["properties"].as_object().unwrap();
+        let required = strict["parameters"]["required"].as_array().unwrap();
+        assert_eq!(all.len(), required.len());
+        let end = &strict["parameters"]["properties"]["end_line"];
+        assert_eq!(end["type"], serde_json::json!(["integer", "null"]));
+    }
+}

@@ -1,0 +1,62 @@
+//! Names that were probably meant.
+
+/// How alike two names must be, from 0 to 1 (Jaro and Winkler), for one to be a slip of the other.
+const ALIKE: f64 = 0.8;
+
+/// What is said of a name that is not among the `known` ones.
+pub(crate) fn unknown(name: &str, known: &[&str]) -> String {
+    if known.is_empty() {
+        return "is not known: there are no parameters".to_owned();
+    }
+    let all = known.join(", ");
+    match nearest(name, known) {
+        Some(meant) => format!("is not known: {meant} was probably meant; there are {all}"),
+        None => format!("is not known; there are {all}"),
+    }
+}
+
+/// The known name that is most like this one, if any is like it.
+pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+    // What is longer than any name is no slip.
+    let name = name
+        .get(..name.len().min(64))
+        .unwrap_or_default()
+        .to_lowercase();
+    let likeness = known.iter().map(|known| {
+        let likeness = strsim::jaro_winkler(&name, &known.to_lowercase());
+        // One within the other is an abbreviation: `path` for `file_path`.
+        let within = known.contains(name.as_str()) || name.contains(*known);
+        (
+            *known,
+            likeness.max(if within && !name.is_empty() {
+                ALIKE
+            } else {
+                0.0
+            }),
+        )
+    });
+    likeness
+        .filter(|(_, likeness)| *likeness >= ALIKE)
+        .max_by(|(_, one), (_, other)| one.total_cmp(other))
+        .map(|(known, _)| known)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_are_recognised() {
+        let known = ["file_path", "content", "create_directories"];
+        for (name, meant) in [
+            ("path", Some("file_path")),
+            ("filepath", Some("file_path")),
+            ("contents", Some("content")),
+            ("create_dirs", Some("create_directories")),
+            ("zebra", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(name, &known), meant, "{name}");
+        }
+    }
+}

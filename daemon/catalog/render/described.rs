@@ -1,0 +1,78 @@
+//! What a vendor's schemas cannot say is said in their descriptions, so that the model knows it
+//! nevertheless.
+
+use serde_json::{Map, Value};
+
+/// Keywords of which nothing has to be said: they describe the schema, not its values.
+const SILENT: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
+
+/// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
+pub(super) fn describe(schema: &mut Map<String, Value>, kept: &impl Fn(&str, &Value) -> bool) {
+    let mut moved = Vec::new();
+    let keywords = std::mem::take(schema);
+    for (keyword, mut value) in keywords {
+        let is_kept = kept(&keyword, &value);
+        match (keyword.as_str(), &mut value) {
+            ("properties" | "$defs", Value::Object(inner)) => {
+                for schema in inner.values_mut().filter_map(Value::as_object_mut) {
+                    describe(schema, kept);
+                }
+            }
+            ("items" | "additionalProperties", Value::Object(inner)) => describe(inner, kept),
+            ("anyOf" | "allOf" | "oneOf", Value::Array(inner)) => {
+                for schema in inner.iter_mut().filter_map(Value::as_object_mut) {
+                    describe(schema, kept);
+                }
+            }
+            _ => {}
+        }
+        if is_kept {
+            schema.insert(keyword, value);
+        } else if !SILENT.contains(&keyword.as_str()) {
+            moved.push(format!("{keyword}: {value}"));
+        }
+    }
+    if moved.is_empty() {
+        return;
+    }
+    let told = format!("{{{}}}", moved.join(", "));
+    let description = schema.get("description").and_then(Value::as_str);
+    let description = match description {
+        Some(description) if !description.is_empty() => format!("{description}\n\n{told}"),
+        _ => told,
+    };
+    schema.insert("description".to_owned(), description.into());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn limits_are_told() {
+        let mut schema = json!({
+            "type": "object",
+            "properties": {"list": {
+                "type": "array",
+                "description": "Some.",
+                "items": {"type": "string", "maxLength": 3},
+                "maxItems": 2,
+            }},
+        });
+        let kept = |keyword: &str, _: &Value| !keyword.starts_with("max");
+        describe(schema.as_object_mut().unwrap(), &kept);
+        assert_eq!(
+            schema,
+            json!({
+                "type": "object",
+                "properties": {"list": {
+                    "type": "array",
+                    "description": "Some.\n\n{maxItems: 2}",
+                    "items": {"type": "string", "description": "{maxLength: 3}"},
+                }},
+            })
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! Tools for Google's Gemini (`FunctionDeclaration`), whose `Schema` is a part of OpenAPI 3.0, written as
+//! Google's own examples of REST are: types are in lower case, and counts, which have 64 bits, are texts.
+
+use serde_json::{Map, Value, json};
+
+use super::{described::describe, entries::entries};
+use crate::daemon::catalog::definition::Definition;
+
+/// Keywords of its `Schema`. It has `additionalProperties`, but not everywhere, and does not need it to say
+/// that there are no others.
+const KEYWORDS: [&str; 18] = [
+    "type",
+    "format",
+    "title",
+    "description",
+    "nullable",
+    "enum",
+    "items",
+    "minItems",
+    "maxItems",
+    "properties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+];
+/// Keywords that count something.
+const COUNTS: [&str; 6] = [
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+];
+/// Formats that its texts may have.
+const FORMATS: [&str; 2] = ["date-time", "enum"];
+
+/// All of them.
+pub(super) fn tools(tools: &[Definition]) -> Value {
+    let declarations: Vec<_> = tools.iter().map(declaration).collect();
+    json!([{ "functionDeclarations": declarations }])
+}
+
+fn declaration(tool: &Definition) -> Value {
+    let mut declaration = json!({ "name": tool.name, "description": tool.description });
+    // An object without properties is refused: a function without parameters has none at all.
+    let has_parameters = tool
+        .input
+        .get("properties")
+        .and_then(Value::as_object)
+        .is_some_and(|properties| !properties.is_empty());
+    if has_parameters {
+        let mut schema = tool.input.clone();
+        describe(&mut schema, &is_kept);
+        spell(&mut schema);
+        declaration["parameters"] = schema.into();
+    }
+    declaration
+}
+
+fn is_kept(keyword: &str, value: &Value) -> bool {
+    match keyword {
+        "format" => value
+            .as_str()
+            .is_some_and(|format| FORMATS.contains(&format)),
+        // What is in it is looked at later on.
+        "additionalProperties" => value.is_object(),
+        "default" | "anyOf" => true,
+        keyword => KEYWORDS.contains(&keyword),
+    }
+}
+
+/// Writes a schema, and those in it, as Google does. Null is no type of its own, but a quality of others; and an
+/// object is refused that has no properties.
+fn spell(schema: &mut Map<String, Value>) {
+    if let Some(Value::Object(values)) = schema.get("additionalProperties") {
+        *schema = entries(values, schema);
+    }
+    schema.remove("additionalProperties");
+    if let Some(kind) = schema.get_mut("type") {
+        let kinds = kind
+            .as_array()
+            .map_or(std::slice::from_ref(&*kind), Vec::as_slice);
+        let is_nullable = kinds.iter().any(|kind| kind == "null");
+        let other = kinds.iter().find(|kind| *kind != "null");
+        let other = other.and_then(Value::as_str).unwrap_or("null");
+        *kind = other.into();
+        if is_nullable {
+            schema.insert("nullable".to_owned(), true.into());
+        }
+    }
+    for keyword in COUNTS {
+        if let Some(count) = schema.get_mut(keyword) {
+            *count = count.to_string().into();
+        }
+    }
+    if let Some(Value::Object(inner)) = schema.get_mut("properties") {
+        inner
+            .values_mut()
+            .filter_map(Value::as_object_mut)
+            .for_each(spell);
+    }
+    if let Some(Value::Object(items)) = schema.get_mut("items") {
+        spell(items);
+    }
+    if let Some(Value::Array(inner)) = schema.get_mut("anyOf") {
+        inner
+            .iter_mut()
+            .filter_map(Value::as_object_mut)
+            .for_each(spell);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn schemas_are_spelled_as_google_does() {
+        let mut schema = json!({
+            "type": "object",
+            "properties": {
+                "argv": {"type": "array", "items": {"type": ["string", "null"], "maxLength": 5}, "maxItems": 2},
+                "env": {
+                    "type": "object",
+                    "description": "Variables.",
+                    "additionalProperties": {"type": "string"},
+                    "maxProperties": 3,
+                },
+                "lines": {"type": "integer", "minimum": 1},
+            },
+        });
+        spell(schema.as_object_mut().unwrap());
+        let entry = json!({
+            "type": "object",
+            "properties": {"key": {"type": "string"}, "value": {"type": "string"}},
+            "required": ["key", "value"],
+        });
+        let expected = json!({
+            "type": "object",
+            "properties": {
+                "argv": {
+                    "type": "array",
+                    "items": {"type": "string", "nullable": true, "maxLength": "5"},
+                    "maxItems": "2",
+                },
+                "env": {"type": "array", "description": "Variables.", "items": entry, "maxItems": "3"},
+                "lines": {"type": "integer", "minimum": 1},
+            },
+        });
+        assert_eq!(schema, expected);
+    }
+}

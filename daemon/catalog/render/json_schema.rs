@@ -1,0 +1,25 @@
+//! Tools for whoever renders them himself: everything that is known.
+
+use serde_json::{Value, json};
+
+use crate::daemon::catalog::definition::Definition;
+
+/// One tool.
+pub(super) fn tool(tool: &Definition) -> Value {
+    let mut rendered = json!({
+        "name": tool.name,
+        "description": tool.description,
+        "input_schema": tool.input,
+        "read_only": tool.hints.read_only,
+        "destructive": tool.hints.destructive,
+        "idempotent": tool.hints.idempotent,
+        "open_world": tool.hints.open_world,
+    });
+    if !tool.title.is_empty() {
+        rendered["title"] = tool.title.as_str().into();
+    }
+    if let Some(output) = &tool.output {
+        rendered["output_schema"] = output.clone().into();
+    }
+    rendered
+}

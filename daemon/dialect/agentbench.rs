@@ -1,0 +1,266 @@
+//! AgentBench (its "Tool API Documentation"): five tools, answered by a `ToolResult`.
+
+use serde_json::{Value as Json, json};
+
+use super::{
+    answer::{Answer, Data, code_of},
+    parameter::{Default, Kind, Parameter, Params},
+    said::Said,
+    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+};
+use crate::daemon::error::{Error, Reason};
+
+/// The vocabulary.
+pub(super) const DIALECT: Dialect = Dialect {
+    name: "agentbench",
+    tools: &[
+        DialectTool {
+            name: "list_files",
+            description: "List files in a directory within the workspace. Returns at most 1000 paths, relative to root and sorted; .git and symbolic links are left out.",
+            parameters: &[
+                Parameter::new(
+                    "root",
+                    Kind::Text,
+                    "Directory to list (relative to workspace)",
+                )
+                .or(Default::Text(".")),
+                Parameter::new("glob", Kind::Text, "Glob pattern to filter files"),
+            ],
+            uses: &["list_files"],
+            call: list_files,
+        },
+        DialectTool {
+            name: "read_file",
+            description: "Read file contents with optional line range. Of a file of more than 10,000 lines the first and the last 5,000 are returned.",
+            parameters: &[
+                Parameter::new("path", Kind::Text, "File path relative to workspace").required(),
+                Parameter::new(
+                    "start_line",
+                    Kind::Integer(1, u32::MAX as i64),
+                    "Start line (1-indexed, inclusive)",
+                ),
+                Parameter::new(
+                    "end_line",
+                    Kind::Integer(1, u32::MAX as i64),
+                    "End line (1-indexed, inclusive)",
+                ),
+            ],
+            uses: &["read_file"],
+            call: read_file,
+        },
+        DialectTool {
+            name: "search",
+            description: "Search for text patterns across files, whatever their case. Matches are ordered by file path, then line number; binary files are skipped.",
+            parameters: &[
+                Parameter::new("query", Kind::Text, "Text or regex pattern").required(),
+                Parameter::new("glob", Kind::Text, "File pattern to search in"),
+                Parameter::new(
+                    "max_results",
+                    Kind::Integer(1, 1000),
+                    "Maximum matches to return",
+                )
+                .or(Default::Number(50)),
+                Parameter::new(
+                    "context_lines",
+                    Kind::Integer(0, 10),
+                    "Lines of context (0-10)",
+                )
+                .or(Default::Number(2)),
+                Parameter::new("is_regex", Kind::Flag, "Treat query as regex")
+                    .or(Default::Flag(false)),
+            ],
+            uses: &["search"],
+            call: search,
+        },
+        DialectTool {
+            name: "apply_patch",
+            description: "Apply a unified diff to files: all of it, or nothing.",
+            parameters: &[Parameter::new(
+                "unified_diff",
+                Kind::Text,
+                "Standard unified diff format",
+            )
+            .required()
+            .hidden()],
+            uses: &["apply_patch"],
+            call: apply_patch,
+        },
+        DialectTool {
+            name: "run",
+            description: "Execute a command in the sandbox, without a network. Its output is kept in the files that are returned.",
+            parameters: &[
+                Parameter::new("command", Kind::Text, "Shell command to execute").required(),
+                Parameter::new(
+                    "timeout_sec",
+                    Kind::Integer(1, 86_400),
+                    "Override default timeout",
+                ),
+                Parameter::new("env", Kind::TextMap, "Additional environment variables").hidden(),
+            ],
+            uses: &["run"],
+            call: run,
+        },
+    ],
+    refuse,
+    ..PLAIN
+};
+
+fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let call = Call::new(
+            "list_files",
+            json!({
+                "root": params.text("root"),
+                "glob": params.text("glob"),
+                "max_results": 1000,
+            }),
+        );
+        let mut listed = tools.call(call).await?;
+        let mut data = json!({ "files": listed.take("files") });
+        if listed.flag("truncated") {
+            data["truncated"] = true.into();
+        }
+        Ok(Answer::data(data))
+    })
+}
+
+fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let call = Call::new(
+            "read_file",
+            json!({
+                "path": params.text("path"),
+                "start_line": params.integer("start_line"),
+                "end_line": params.integer("end_line"),
+            }),
+        );
+        let read = tools.call(call).await?;
+        let mut names = vec![
+            "content",
+            "truncated",
+            "total_lines",
+            "start_line",
+            "end_line",
+        ];
+        if read.flag("truncated") {
+            names.extend(["omitted_lines", "size_bytes"]);
+        }
+        Ok(Answer::data(read.only(&names).into()))
+    })
+}
+
+fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let call = Call::new(
+            "search",
+            json!({
+                "query": params.text("query"),
+                "globs": params.text("glob").into_iter().collect::<Vec<_>>(),
+                "max_results": params.integer("max_results"),
+                "context_lines": params.integer("context_lines"),
+                "is_regex": params.flag("is_regex"),
+            }),
+        );
+        let found = tools.call(call).await?;
+        if found.flag("timed_out") {
+            let text = "the search timed out: search fewer files, or for something simpler";
+            return Ok(Answer::default().because("timeout", text));
+        }
+        let matches: Vec<Json> = found.objects("matches").map(of_match).collect();
+        Ok(Answer::data(json!({
+            "matches": matches,
+            "truncated": found.flag("truncated"),
+            "total_matches": found.count("total_matches"),
+        })))
+    })
+}
+
+fn of_match(found: Data) -> Json {
+    let names = ["file", "line", "content", "context_before", "context_after"];
+    found.only(&names).into()
+}
+
+fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let diff = params.take("unified_diff");
+        let applied = tools
+            .call(Call::new("apply_patch", json!({ "unified_diff": diff })))
+            .await?;
+        let changed: Vec<Json> = applied
+            .objects("changed_files")
+            .map(|mut file| file.take("path"))
+            .collect();
+        Ok(Answer::data(json!({
+            "changed_files": changed,
+            "patch_size_bytes": applied.count("patch_size_bytes"),
+        })))
+    })
+}
+
+fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let call = Call::new(
+            "run",
+            json!({
+                "command": params.text("command"),
+                "timeout_sec": params.integer("timeout_sec"),
+                "env": params.take("env"),
+            }),
+        );
+        let ran = tools.call(call).await?;
+        let answer = Answer::data(json!({
+            "exit_code": ran.number("exit_code"),
+            "stdout_path": ran.text("stdout_path"),
+            "stderr_path": ran.text("stderr_path"),
+        }));
+        Ok(match ran.text("outcome") {
+            "OUTCOME_TIMED_OUT" => answer.because(
+                "timeout",
+                "the command exceeded its timeout, and was killed: allow more time, or do less",
+            ),
+            "OUTCOME_DAEMON_LOST" => answer.because(
+                "sandbox_error",
+                "the daemon died while the command ran: look how far it came",
+            ),
+            _ => answer,
+        })
+    })
+}
+
+/// Its error types are those of the contract, but that of a search that fails as ripgrep would.
+fn refuse(said: &Said, error: &Error) -> Answer {
+    let is_of_ripgrep = matches!(error.reason, Reason::InvalidRegex | Reason::InvalidGlob);
+    let is_of_sandbox = matches!(
+        error.reason,
+        Reason::CommandNotFound | Reason::CommandNotExecutable | Reason::SandboxUnavailable
+    );
+    let code = match said.tool.as_str() {
+        "search" if is_of_ripgrep => "ripgrep_error".to_owned(),
+        "run" if is_of_sandbox => "sandbox_error".to_owned(),
+        _ => code_of(error),
+    };
+    Answer::default().because(&code, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DIALECT;
+    use crate::daemon::catalog::Catalog;
+
+    #[test]
+    fn timeouts_are_those_of_the_document() {
+        let catalog = Catalog::load().unwrap();
+        for (name, seconds) in [
+            ("list_files", 30),
+            ("read_file", 10),
+            ("search", 60),
+            ("apply_patch", 10),
+        ] {
+            let mut tools = DIALECT.tools.iter();
+            let tool = tools.find(|tool| tool.name == name).unwrap();
+            assert_eq!(tool.uses, [name]);
+            let options = &catalog.tool(name).unwrap().options;
+            assert_eq!(options.default_timeout_sec, seconds, "{name}");
+        }
+    }
+}

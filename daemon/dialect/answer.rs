@@ -1,0 +1,153 @@
+//! What calls answer: of canonical tools, and of dialects.
+
+use serde_json::{Map, Value as Json};
+
+use super::said::Said;
+use crate::daemon::{
+    error::{Error, Reason},
+    process::outcome::signal_number,
+};
+
+/// What a call of a dialect answers.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    /// The structured result, where the document has one.
+    pub(crate) data: Option<Map<String, Json>>,
+    /// What goes back to the model; where it is not given, `data` as JSON.
+    pub(crate) text: Option<String>,
+    /// Why it failed, if it did, or what is worth knowing.
+    pub(crate) failure: Option<Failure>,
+    /// Job that does the work, where one does.
+    pub(crate) job_id: Option<String>,
+}
+
+/// Why a call failed, as the document of its dialect has it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// What programs tell it by.
+    pub(crate) code: String,
+    /// What people are told.
+    pub(crate) message: String,
+    /// What to try next; none where that of the contract will do.
+    pub(crate) suggestion: Option<String>,
+    /// Whether the call did what it was to nevertheless: this is only worth knowing.
+    pub(crate) is_success: bool,
+}
+
+/// What a canonical tool has answered, by the names of its fields.
+#[derive(Debug, Default)]
+pub(crate) struct Data(Map<String, Json>);
+
+// === impl Answer ===
+
+impl Answer {
+    /// Whether the call did what it was to.
+    pub(crate) fn is_success(&self) -> bool {
+        self.failure
+            .as_ref()
+            .is_none_or(|failure| failure.is_success)
+    }
+
+    /// A structured result.
+    pub(crate) fn data(data: Json) -> Self {
+        Self {
+            data: data.as_object().cloned(),
+            ..Self::default()
+        }
+    }
+
+    /// A text.
+    pub(crate) fn text(text: impl Into<String>) -> Self {
+        Self {
+            text: Some(text.into()),
+            ..Self::default()
+        }
+    }
+
+    /// The same, which says why the call failed, and what to try next where the contract knows the reason.
+    pub(crate) fn because(self, code: &str, message: impl Into<String>) -> Self {
+        let reason = Reason::from_name(&code.to_uppercase());
+        Self {
+            failure: Some(Failure {
+                code: code.to_owned(),
+                message: message.into(),
+                suggestion: reason.map(|reason| reason.suggestion().to_owned()),
+                is_success: false,
+            }),
+            ..self
+        }
+    }
+
+    /// What a failure says in the words of the contract.
+    pub(super) fn refused(_said: &Said, error: &Error) -> Self {
+        Self::default().because(&code_of(error), error.to_string())
+    }
+}
+
+/// The reason of an error, as envelopes name it: in lower case.
+pub(crate) fn code_of(error: &Error) -> String {
+    error.reason.name().to_lowercase()
+}
+
+// === impl Data ===
+
+impl Data {
+    /// These fields.
+    pub(crate) fn new(fields: Map<String, Json>) -> Self {
+        Self(fields)
+    }
+
+    /// A text; empty where there is none.
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.0.get(name).and_then(Json::as_str).unwrap_or_default()
+    }
+
+    /// A number, if there is one.
+    pub(crate) fn number(&self, name: &str) -> Option<i64> {
+        self.0.get(name).and_then(Json::as_i64)
+    }
+
+    /// A number that counts something; 0 where there is none.
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        self.0.get(name).and_then(Json::as_u64).unwrap_or_default()
+    }
+
+    /// The exit code of a command as a shell has it: of one that a signal has ended, 128 and its number.
+    pub(crate) fn exit_code(&self) -> i64 {
+        let by_signal = || 128 + i64::from(signal_number(self.text("signal")).unwrap_or_default());
+        self.number("exit_code").unwrap_or_else(by_signal)
+    }
+
+    /// A flag.
+    pub(crate) fn flag(&self, name: &str) -> bool {
+        self.0.get(name).and_then(Json::as_bool).unwrap_or_default()
+    }
+
+    /// A list; empty where there is none.
+    pub(crate) fn list(&self, name: &str) -> &[Json] {
+        let list = self.0.get(name).and_then(Json::as_array);
+        list.map_or(&[], Vec::as_slice)
+    }
+
+    /// The objects of a list.
+    pub(crate) fn objects(&self, name: &str) -> impl Iterator<Item = Self> {
+        let objects = self.list(name).iter().filter_map(Json::as_object);
+        objects.cloned().map(Self)
+    }
+
+    /// The texts of a list.
+    pub(crate) fn texts(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.list(name).iter().filter_map(Json::as_str)
+    }
+
+    /// Whatever it is, taken out; null where there is nothing.
+    pub(crate) fn take(&mut self, name: &str) -> Json {
+        self.0.remove(name).unwrap_or_default()
+    }
+
+    /// Only the fields of these names.
+    pub(crate) fn only(mut self, names: &[&str]) -> Map<String, Json> {
+        self.0.retain(|name, _| names.contains(&name.as_str()));
+        self.0
+    }
+}

@@ -1,0 +1,130 @@
+//! Pages of the web.
+
+use std::time::Instant;
+
+use serde_json::{Value as Json, json};
+
+use super::{
+    super::{
+        parameter::Params,
+        vocabulary::{Answering, Call, Tools},
+    },
+    output::{Output, failed},
+};
+use crate::daemon::error::{Error, Reason};
+
+/// Most bytes of a page.
+const LARGEST: u64 = 1 << 20;
+const TOO_LARGE: &str = "Error: Response too large (>1MB), truncating";
+
+pub(super) fn page(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let since = Instant::now();
+        let (url, limit) = (params.str("url"), params.seconds("timeout_seconds"));
+        let call = Call::new(
+            "fetch_url",
+            json!({
+                "url": url,
+                "timeout_sec": limit.as_secs(),
+                "format": "FETCH_FORMAT_MARKDOWN",
+                "max_bytes": LARGEST,
+            }),
+        );
+        let mut fetched = match tools.call(call).await {
+            Ok(fetched) => fetched,
+            Err(error) => {
+                let Some((code, output, suggestion)) = why(&error, limit.as_secs()) else {
+                    return Err(error);
+                };
+                return Ok(failed(since, code, &output, suggestion, Json::Null));
+            }
+        };
+        let size = fetched.count("content_length");
+        let warnings = match fetched.flag("truncated") {
+            true => vec![TOO_LARGE.to_owned()],
+            false => Vec::new(),
+        };
+        let output = Output {
+            output: format!("Fetched content from {url} ({})", shown(size)),
+            metadata: json!({
+                "url": url,
+                "status_code": fetched.count("status_code"),
+                "content_length": size,
+                "content_type": fetched.text("content_type"),
+                "content": fetched.take("content"),
+            }),
+            warnings,
+            ..Output::default()
+        };
+        Ok(output.answer(since))
+    })
+}
+
+/// How it is told that a page could not be fetched: as programs tell it, as people read it, and what they should
+/// do. Nothing of what is about the call itself.
+fn why(error: &Error, seconds: u64) -> Option<(&'static str, String, &'static str)> {
+    let of = |name: &str| {
+        let found = error.metadata.iter().find(|(own, _)| own == name);
+        found.map(|(_, value)| value.as_str())
+    };
+    let told = if error.reason == Reason::InvalidParams {
+        (
+            "invalid_url",
+            "Invalid URL format".to_owned(),
+            "Give a URL that begins with http:// or https://, without a user name and a password",
+        )
+    } else if error.reason == Reason::Timeout && of("approval_id").is_none() {
+        (
+            "timeout",
+            format!("Request timed out after {seconds} seconds"),
+            "Allow more time with timeout_seconds (at most 60), or try again later",
+        )
+    } else if error.reason == Reason::FetchError {
+        (
+            "fetch_error",
+            format!("Failed to fetch - {}", of("cause").unwrap_or_default()),
+            "Check the URL, and try again later",
+        )
+    } else if error.reason == Reason::EgressDenied {
+        (
+            "egress_denied",
+            format!("Failed to fetch - {error}"),
+            "Fetch from another host, or ask the operator to allow this one",
+        )
+    } else {
+        return None;
+    };
+    Some(told)
+}
+
+/// A size as people read it.
+fn shown(bytes: u64) -> String {
+    const KIB: u64 = 1024;
+    // Tenths, rounded.
+    let tenths = |unit: u64| (bytes * 10 + unit / 2) / unit;
+    let with = |tenths: u64, unit: &str| format!("{}.{} {unit}", tenths / 10, tenths % 10);
+    match bytes {
+        0..KIB => format!("{bytes} B"),
+        _ if tenths(KIB) < 10 * KIB => with(tenths(KIB), "KB"),
+        _ => with(tenths(KIB * KIB), "MB"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_shown_as_people_read_them() {
+        for (bytes, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KB"),
+            (5324, "5.2 KB"),
+            (1 << 20, "1.0 MB"),
+            ((1 << 20) - 1, "1.0 MB"),
+        ] {
+            assert_eq!(shown(bytes), expected);
+        }
+    }
+}

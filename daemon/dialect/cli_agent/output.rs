@@ -1,0 +1,89 @@
+//! What its tools answer: what people read and what programs do.
+
+use std::time::Instant;
+
+use serde_json::{Value as Json, json};
+
+use super::super::answer::{Answer, Failure};
+
+/// What a tool has done.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    /// What people read.
+    pub(super) output: String,
+    /// Files that are others than before.
+    pub(super) files_affected: Vec<String>,
+    /// What programs read; null where there is nothing.
+    pub(super) metadata: Json,
+    /// What is worth knowing beside that.
+    pub(super) warnings: Vec<String>,
+    /// A further one, which people read first.
+    pub(super) heading: Option<&'static str>,
+}
+
+impl Output {
+    /// What went well, in the time since then.
+    pub(super) fn answer(mut self, since: Instant) -> Answer {
+        let mut output = self.output;
+        for warning in &self.warnings {
+            if !output.ends_with('\n') {
+                output.push('\n');
+            }
+            output.push_str(warning);
+        }
+        if let Some(heading) = self.heading {
+            output = format!("{heading}\n{output}");
+            self.warnings.insert(0, heading.to_owned());
+        }
+        let mut data = json!({
+            "success": true,
+            "output": output,
+            "files_affected": self.files_affected,
+            "execution_time_ms": milliseconds(since),
+        });
+        if !self.metadata.is_null() {
+            data["metadata"] = self.metadata;
+        }
+        if !self.warnings.is_empty() {
+            data["warnings"] = self.warnings.into();
+        }
+        Answer::data(data)
+    }
+}
+
+/// What went wrong: how programs tell it, what people read, and what they should do.
+pub(super) fn failed(
+    since: Instant,
+    code: &str,
+    output: &str,
+    suggestion: &str,
+    metadata: Json,
+) -> Answer {
+    let message = match code {
+        "file_not_found" => format!("{output} in working directory"),
+        _ => output.to_owned(),
+    };
+    let mut data = json!({
+        "success": false,
+        "output": format!("Error: {output}"),
+        "files_affected": [],
+        "execution_time_ms": milliseconds(since),
+        "error": { "code": code, "message": message, "suggestion": suggestion },
+    });
+    if !metadata.is_null() {
+        data["metadata"] = metadata;
+    }
+    Answer {
+        failure: Some(Failure {
+            code: code.to_owned(),
+            message,
+            suggestion: Some(suggestion.to_owned()),
+            is_success: false,
+        }),
+        ..Answer::data(data)
+    }
+}
+
+fn milliseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

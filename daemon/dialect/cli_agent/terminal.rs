@@ -1,0 +1,140 @@
+//! Commands.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value as Json, json};
+
+use super::{
+    super::{
+        answer::Data,
+        parameter::Params,
+        vocabulary::{Answering, Call, Tools},
+    },
+    output::{Output, failed},
+};
+
+/// What a shell exits with that does not know a command.
+const NOT_FOUND: i64 = 127;
+
+pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let since = Instant::now();
+        let (command, limit) = (params.str("command"), params.seconds("timeout_seconds"));
+        let call = Call::new("run", json!({ "command": command }));
+        let ran = tools.call(call.within(limit)).await?;
+        let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
+        let mut metadata = json!({
+            "exit_code": ran.number("exit_code"),
+            "stdout_lines": stdout.lines().count(),
+            "stderr_lines": stderr.lines().count(),
+        });
+        if !stderr.is_empty() {
+            metadata["stderr"] = stderr.into();
+        }
+        if ran.number("exit_code") == Some(0) {
+            let newline = if stdout.ends_with('\n') { "" } else { "\n" };
+            let output = Output {
+                output: format!("Command output:\n{stdout}{newline}"),
+                metadata,
+                ..Output::default()
+            };
+            return Ok(output.answer(since));
+        }
+        if !stdout.is_empty() {
+            metadata["stdout"] = stdout.into();
+        }
+        let (code, output, suggestion) = why(&ran, command, limit);
+        Ok(failed(since, code, &output, suggestion, metadata))
+    })
+}
+
+fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'static str) {
+    let stderr = ran.text("stderr");
+    match (ran.text("outcome"), ran.number("exit_code")) {
+        ("OUTCOME_TIMED_OUT", _) => (
+            "timeout",
+            format!("Command timed out after {} seconds", limit.as_secs()),
+            "Allow more time with timeout_seconds, or do less",
+        ),
+        (_, Some(NOT_FOUND)) if stderr.contains("not found") => (
+            "command_not_found",
+            format!("Command '{}' not found", unknown(stderr, command)),
+            "Check the name of the command, or install it",
+        ),
+        (_, Some(exit_code)) => (
+            "command_failed",
+            format!("Command failed with exit code {exit_code}:\n{stderr}"),
+            "Look at what it wrote, and mend the command",
+        ),
+        (outcome, None) => {
+            let outcome = outcome.trim_start_matches("OUTCOME_").to_lowercase();
+            let signal = match ran.text("signal") {
+                "" => String::new(),
+                signal => format!(" by {signal}"),
+            };
+            (
+                "command_ended",
+                format!("Command was ended{signal} ({outcome}):\n{stderr}"),
+                "Look at what it wrote, and mend the command",
+            )
+        }
+    }
+}
+
+/// The command that a shell did not find: `sh: 1: NAME: not found`.
+fn unknown<'a>(stderr: &'a str, command: &'a str) -> &'a str {
+    let of_shell = stderr.lines().find_map(|line| {
+        let line = line
+            .strip_suffix(": not found")
+            .or_else(|| line.strip_suffix(": command not found"))?;
+        line.rsplit(": ").next()
+    });
+    let first = || command.split_whitespace().next().unwrap_or(command);
+    of_shell.unwrap_or_else(first)
+}
+
+pub(super) fn last_command(_params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let since = Instant::now();
+        let last = tools.call(Call::new("last_command", json!({}))).await?;
+        let command = match last.text("command") {
+            "" => last.texts("argv").collect::<Vec<_>>().join(" "),
+            command => command.to_owned(),
+        };
+        let written = format!("{}{}", last.text("stdout"), last.text("stderr"));
+        // To the second.
+        let time = last.text("start_time");
+        let time = time.get(..19).map(|time| Json::from(format!("{time}Z")));
+        let output = Output {
+            output: format!("Last command: {command}\nOutput: {written}"),
+            metadata: json!({
+                "command": command,
+                "exit_code": last.number("exit_code"),
+                "executed_at": time,
+            }),
+            ..Output::default()
+        };
+        Ok(output.answer(since))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_shell_did_not_find_is_named() {
+        for (stderr, command, name) in [
+            (
+                "/bin/sh: 1: invalid_cmd: not found\n",
+                "invalid_cmd -x",
+                "invalid_cmd",
+            ),
+            ("a\nbash: line 1: b: command not found\n", "a; b", "b"),
+            ("something else", "first second", "first"),
+            ("", "", ""),
+        ] {
+            assert_eq!(unknown(stderr, command), name);
+        }
+    }
+}

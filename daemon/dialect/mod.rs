@@ -1,0 +1,96 @@
+//! The tool vocabularies that agents already speak, each over the canonical tools. A dialect says what its
+//! tools are called, what they take, and what they answer, as its document does. It touches no files and
+//! starts no processes: it calls canonical tools, one after the other, which are checked, permitted, and
+//! recorded as though they had been called by their own names.
+//!
+//! A further one is a file here, and a line in [`ALL`].
+
+mod agentbench;
+mod answer;
+mod anthropic;
+mod claude;
+mod cli_agent;
+mod dracode;
+mod openai;
+mod parameter;
+mod place;
+mod rauskuclaw;
+mod said;
+mod vocabulary;
+
+pub(crate) use self::{
+    answer::{Answer, Data, Failure},
+    parameter::Params,
+    said::Said,
+    vocabulary::{Boxed, Call, Dialect, DialectTool, Tools},
+};
+use crate::daemon::error::Error;
+
+/// All of them.
+const ALL: [&Dialect; 7] = [
+    &agentbench::DIALECT,
+    &dracode::DIALECT,
+    &claude::DIALECT,
+    &cli_agent::DIALECT,
+    &rauskuclaw::DIALECT,
+    &openai::DIALECT,
+    &anthropic::DIALECT,
+];
+
+/// The dialect of this name.
+pub(crate) fn find(name: &str) -> Result<&'static Dialect, Error> {
+    ALL.into_iter()
+        .find(|dialect| dialect.name == name)
+        .ok_or_else(|| {
+            let known: Vec<_> = ALL.iter().map(|dialect| dialect.name).collect();
+            let text = format!(
+                "there is no dialect {name:?}; leave it empty for the tools of this contract, or use one of {}",
+                known.join(", ")
+            );
+            Error::invalid_field("dialect", text)
+        })
+}
+
+/// All of them.
+pub(crate) fn all() -> impl Iterator<Item = &'static Dialect> {
+    ALL.into_iter()
+}
+
+/// Whether there is a tool of this name in any of them.
+pub(crate) fn is_tool(name: &str) -> bool {
+    ALL.iter()
+        .any(|dialect| dialect.tools.iter().any(|tool| tool.name == name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::daemon::catalog::Catalog;
+
+    #[test]
+    fn every_dialect_is_over_tools_that_there_are() {
+        let catalog = Catalog::load().unwrap();
+        let mut names = BTreeSet::new();
+        for dialect in ALL {
+            assert!(names.insert(dialect.name), "{} twice", dialect.name);
+            assert!(!dialect.tools.is_empty());
+            let mut tools = BTreeSet::new();
+            for tool in dialect.tools {
+                assert!(tools.insert(tool.name), "{} twice", tool.name);
+                assert!(!tool.uses.is_empty() && !tool.description.is_empty());
+                for name in tool.uses {
+                    assert!(catalog.tool(name).is_some(), "{name}");
+                }
+                let mut parameters = BTreeSet::new();
+                for parameter in tool.parameters {
+                    assert!(parameters.insert(parameter.name), "{}", parameter.name);
+                }
+                let definition = dialect.definition(tool, &catalog);
+                assert_eq!(definition.input["type"], "object");
+            }
+        }
+        assert!(find("zulu").unwrap_err().message.contains("agentbench"));
+    }
+}

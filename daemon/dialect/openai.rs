@@ -1,0 +1,292 @@
+//! The tools that OpenAI's models are trained on: `shell`, and `apply_patch` with patches in their own format,
+//! answered as `shell_call_output` and `apply_patch_call_output` have it.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value as Json, json};
+
+use super::{
+    answer::{Answer, code_of},
+    parameter::{Default, Kind, Parameter, Params},
+    said::Said,
+    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+};
+use crate::daemon::{
+    error::{Error, Reason},
+    text::{
+        diff::unified,
+        v4a::{self, Operation, V4aError},
+    },
+};
+
+/// Largest file that is changed.
+const MOST_BYTES: usize = 10 << 20;
+/// Lines of context of the diffs that are made: the file was just read, and must not have changed since.
+const LARGEST_DIFF: usize = 4 * MOST_BYTES;
+/// Most commands of one call.
+const MOST_COMMANDS: usize = 20;
+
+/// The vocabulary.
+pub(super) const DIALECT: Dialect = Dialect {
+    name: "openai",
+    tools: &[
+        DialectTool {
+            name: "shell",
+            description: "Run shell commands, one after the other, each in a shell of its own in the workspace. What each wrote and how it ended is returned.",
+            parameters: &[
+                Parameter::new("commands", Kind::Texts, "The commands, in their order").required(),
+                Parameter::new(
+                    "timeout_ms",
+                    Kind::Number(1.0, 86_400_000.0),
+                    "Milliseconds that each may take",
+                )
+                .or(Default::Number(120_000)),
+                Parameter::new(
+                    "max_output_length",
+                    Kind::Integer(0, 10_485_760),
+                    "Bytes of each stream that are returned",
+                ),
+            ],
+            uses: &["run"],
+            call: shell,
+        },
+        DialectTool {
+            name: "apply_patch",
+            description: "Create, update and delete files with patches in the V4A format: give either one operation, or a whole patch from *** Begin Patch to *** End Patch. All of it is applied, or nothing.",
+            parameters: &[
+                Parameter::new(
+                    "operation",
+                    Kind::Object(&[
+                        Parameter::new(
+                            "type",
+                            Kind::OneOf(&["create_file", "update_file", "delete_file"]),
+                            "What to do",
+                        )
+                        .required(),
+                        Parameter::new("path", Kind::Text, "Path of the file").required(),
+                        Parameter::new("diff", Kind::Text, "V4A diff; not of a file to delete"),
+                    ]),
+                    "One operation on one file",
+                )
+                .hidden(),
+                Parameter::new("patch", Kind::Text, "A whole patch, of one file or several")
+                    .hidden(),
+            ],
+            uses: &["read_file", "apply_patch"],
+            call: apply_patch,
+        },
+    ],
+    refuse,
+    ..PLAIN
+};
+
+fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let commands = params.take("commands");
+        let commands = commands.as_array().map_or(&[][..], Vec::as_slice);
+        if commands.is_empty() || commands.len() > MOST_COMMANDS {
+            let text = format!("must have 1 to {MOST_COMMANDS} commands");
+            return Err(Error::invalid_field("commands", text));
+        }
+        let limit = params.seconds("timeout_ms") / 1000;
+        let most = params.integer("max_output_length");
+        let mut output = Vec::new();
+        for command in commands {
+            let call = Call::new(
+                "run",
+                json!({ "command": command, "max_output_bytes": most }),
+            );
+            let ran = tools.call(call.within(limit)).await?;
+            let outcome = match ran.text("outcome") {
+                "OUTCOME_TIMED_OUT" => json!({ "type": "timeout" }),
+                _ => json!({ "type": "exit", "exit_code": ran.exit_code() }),
+            };
+            output.push(json!({
+                "stdout": ran.text("stdout"),
+                "stderr": ran.text("stderr"),
+                "outcome": outcome,
+            }));
+        }
+        let mut data = json!({ "output": output });
+        if let Some(most) = most {
+            data["max_output_length"] = most.into();
+        }
+        Ok(Answer::data(data))
+    })
+}
+
+fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
+    Box::pin(async move {
+        let operations = operations(&mut params)?;
+        let mut diff = String::new();
+        for operation in &operations {
+            diff.push_str(&as_unified(operation, tools).await?);
+        }
+        let call = Call::new(
+            "apply_patch",
+            json!({ "unified_diff": diff, "max_fuzz": 0 }),
+        );
+        let applied = tools.call(call).await?;
+        let changed: Vec<String> = applied
+            .objects("changed_files")
+            .map(|file| {
+                let change = file
+                    .text("change")
+                    .trim_start_matches("CHANGE_TYPE_")
+                    .to_lowercase();
+                format!("{change} {}", file.text("path"))
+            })
+            .collect();
+        Ok(Answer::data(
+            json!({ "status": "completed", "output": changed.join("\n") }),
+        ))
+    })
+}
+
+fn operations(params: &mut Params) -> Result<Vec<Operation>, Error> {
+    let (operation, patch) = (params.take("operation"), params.take("patch"));
+    match (operation.as_object(), patch.as_str()) {
+        (None, Some(patch)) => v4a::parse(patch).map_err(|error| malformed(&error)),
+        (Some(operation), None) => {
+            let text = |name: &str| {
+                let text = operation.get(name).and_then(Json::as_str);
+                text.unwrap_or_default().to_owned()
+            };
+            let (path, diff) = (text("path"), text("diff"));
+            Ok(vec![match text("type").as_str() {
+                "create_file" => Operation::Add {
+                    content: v4a::created(&diff).map_err(|error| malformed(&error))?,
+                    path,
+                },
+                "delete_file" => Operation::Delete { path },
+                _ => Operation::Update {
+                    path,
+                    destination: None,
+                    diff,
+                },
+            }])
+        }
+        _ => Err(Error::invalid_field(
+            "operation",
+            "give either operation or patch",
+        )),
+    }
+}
+
+/// The same as a diff that the contract knows.
+async fn as_unified(operation: &Operation, tools: &mut dyn Tools) -> Result<String, Error> {
+    let mut diff = String::new();
+    // Writing to a text does not fail.
+    match operation {
+        Operation::Add { path, content } => {
+            named(path)?;
+            let _written = write!(diff, "diff --git a/{path} b/{path}\nnew file mode 100644\n");
+            if !content.is_empty() {
+                let lines = content.lines().count();
+                let _written = write!(diff, "--- /dev/null\n+++ b/{path}\n@@ -0,0 +1,{lines} @@\n");
+                for line in content.lines() {
+                    let _written = writeln!(diff, "+{line}");
+                }
+            }
+        }
+        Operation::Update {
+            path,
+            destination,
+            diff: change,
+        } => {
+            named(path)?;
+            let old = read(path, tools).await?;
+            let new = v4a::apply(&old, change).map_err(|error| misfit(path, &error))?;
+            let to = destination.as_deref().unwrap_or(path);
+            named(to)?;
+            if to != path {
+                let _written = write!(
+                    diff,
+                    "diff --git a/{path} b/{to}\nrename from {path}\nrename to {to}\n"
+                );
+            }
+            let changed = unified(path, &old, &new, LARGEST_DIFF);
+            // Behind the names: those are written here.
+            let hunks = changed.find("\n@@ ").map_or("", |at| &changed[at + 1..]);
+            if !hunks.is_empty() {
+                let _written = write!(diff, "--- a/{path}\n+++ b/{to}\n{hunks}");
+            }
+        }
+        Operation::Delete { path } => {
+            named(path)?;
+            let old = read(path, tools).await?;
+            let _written = write!(
+                diff,
+                "diff --git a/{path} b/{path}\ndeleted file mode 100644\n"
+            );
+            let lines = old.lines().count();
+            if lines > 0 {
+                let _written = write!(diff, "--- a/{path}\n+++ /dev/null\n@@ -1,{lines} +0,0 @@\n");
+                for line in old.split_inclusive('\n') {
+                    let _written = write!(diff, "-{line}");
+                }
+                if !old.ends_with('\n') {
+                    diff.push_str("\n\\ No newline at end of file\n");
+                }
+            }
+        }
+    }
+    Ok(diff)
+}
+
+async fn read(path: &str, tools: &mut dyn Tools) -> Result<String, Error> {
+    let call = Call::new(
+        "read_file",
+        // From the first line on: a long file is read whole, too.
+        json!({ "path": path, "start_line": 1, "max_bytes": MOST_BYTES }),
+    );
+    let mut read = tools.call(call).await?;
+    if read.flag("truncated") {
+        let text = format!("{path:?} is too large to be patched: change it by a command");
+        return Err(Error::new(Reason::FileTooLarge, text).with("path", path));
+    }
+    match read.take("content") {
+        Json::String(content) => Ok(content),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
+            Err(Error::internal("a file without content was read"))
+        }
+    }
+}
+
+/// Refuses a path that a diff cannot name.
+fn named(path: &str) -> Result<(), Error> {
+    let is_plain = !path.is_empty()
+        && !path.starts_with('/')
+        && path.trim() == path
+        && !path.contains(|character: char| character.is_control() || character == '"');
+    match is_plain {
+        true => Ok(()),
+        false => Err(Error::invalid_field(
+            "path",
+            format!(
+                "{path:?} must be relative, and without control characters, quotes and blanks around it"
+            ),
+        )),
+    }
+}
+
+fn malformed(error: &V4aError) -> Error {
+    Error::new(Reason::PatchParseError, error.to_string())
+}
+
+fn misfit(path: &str, error: &V4aError) -> Error {
+    let reason = match error {
+        V4aError::Malformed(_) => Reason::PatchParseError,
+        V4aError::NoPlace(_) => Reason::PatchHunkFail,
+    };
+    Error::new(reason, format!("{path}: {error}")).with("path", path)
+}
+
+fn refuse(said: &Said, error: &Error) -> Answer {
+    let text = error.to_string();
+    let data = match said.tool.as_str() {
+        "apply_patch" => json!({ "status": "failed", "output": text }),
+        _ => json!({ "output": [], "error": text }),
+    };
+    Answer::data(data).because(&code_of(error), text)
+}

@@ -1,0 +1,202 @@
+//! What a vocabulary is: its tools, and how they call those of the contract.
+
+use std::{fmt, future::Future, pin::Pin, time::Duration};
+
+use serde_json::{Map, Value as Json};
+
+use super::{
+    answer::{Answer, Data},
+    parameter::{self, Parameter, Params, Unknown},
+    said::Said,
+};
+use crate::daemon::{
+    catalog::{
+        Catalog,
+        definition::{Definition, Hints},
+    },
+    error::{Error, Reason},
+};
+
+/// A vocabulary.
+#[derive(Debug)]
+pub(crate) struct Dialect {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Its tools, in the order in which its document has them.
+    pub(super) tools: &'static [DialectTool],
+    /// What becomes of parameters that a tool does not have.
+    pub(super) unknown: Unknown,
+    /// Whether the schemas of its tools say that there are no others.
+    pub(super) is_closed: bool,
+    /// Says why a call could not do what it was to, as its document does.
+    pub(super) refuse: fn(&Said, &Error) -> Answer,
+    /// What a job is called that calls a tool of this name.
+    pub(super) job_type: fn(&str) -> String,
+    /// Whether what goes back to a model says by itself that it is an error.
+    pub(crate) marks_errors: bool,
+}
+
+/// What most vocabularies have in common: parameters that a tool does not have are refused, and so are
+/// calls, with the words of the contract.
+pub(super) const PLAIN: Dialect = Dialect {
+    name: "",
+    tools: &[],
+    unknown: Unknown::Refused,
+    is_closed: true,
+    refuse: Answer::refused,
+    job_type: str::to_owned,
+    marks_errors: true,
+};
+
+/// One tool of a vocabulary.
+pub(crate) struct DialectTool {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What models are told of it.
+    pub(super) description: &'static str,
+    /// What it takes.
+    pub(super) parameters: &'static [Parameter],
+    /// The canonical tools that it calls: who may not call them all does not have it.
+    pub(crate) uses: &'static [&'static str],
+    /// Does what it does.
+    pub(super) call: for<'a> fn(Params, &'a mut dyn Tools) -> Answering<'a>,
+}
+
+/// What a tool answers, some time.
+pub(crate) type Answering<'a> = Boxed<'a, Result<Answer, Error>>;
+
+/// What comes some time.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A call of a canonical tool.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// The tool.
+    pub(crate) tool: &'static str,
+    /// Its parameters; null is as good as not given.
+    pub(crate) params: Map<String, Json>,
+    /// How long it may take, where the contract's default is not meant.
+    pub(crate) limit: Option<Duration>,
+}
+
+/// The canonical tools, for one call of a dialect.
+pub(crate) trait Tools: Send {
+    /// Calls one of them.
+    fn call(&mut self, call: Call) -> Boxed<'_, Result<Data, Error>>;
+
+    /// Has one of them called as a job that nobody waits for. Answers its id.
+    fn submit(&mut self, call: Call) -> Boxed<'_, Result<String, Error>>;
+}
+
+// === impl Dialect ===
+
+impl Dialect {
+    /// Its tools.
+    pub(crate) fn tools(&self) -> &'static [DialectTool] {
+        self.tools
+    }
+
+    /// The tool of this name. `is_open` says which there are for who asks.
+    pub(crate) fn tool(
+        &self,
+        name: &str,
+        is_open: impl Fn(&DialectTool) -> bool,
+    ) -> Result<&'static DialectTool, Error> {
+        self.tools
+            .iter()
+            .find(|tool| tool.name == name)
+            .ok_or_else(|| {
+                let known = self.tools.iter().filter(|tool| is_open(tool));
+                let known: Vec<_> = known.map(|tool| tool.name).collect();
+                let text = format!(
+                    "{} has no tool {name:?}; there are {}",
+                    self.name,
+                    known.join(", ")
+                );
+                Error::new(Reason::UnknownTool, text).with("tool", name)
+            })
+    }
+
+    /// What models are told of a tool.
+    pub(crate) fn definition(&self, tool: &DialectTool, catalog: &Catalog) -> Definition {
+        let used = tool.uses.iter().filter_map(|name| catalog.tool(name));
+        let hints = used.map(|spec| Hints::of(&spec.options));
+        Definition {
+            name: tool.name.to_owned(),
+            title: String::new(),
+            description: tool.description.to_owned(),
+            input: parameter::schema_of(tool.parameters, self.is_closed),
+            output: None,
+            hints: hints.reduce(Hints::and).unwrap_or(Hints::WORST),
+        }
+    }
+
+    /// Reads the parameters of a call.
+    pub(crate) fn read(
+        &self,
+        tool: &DialectTool,
+        params: Map<String, Json>,
+    ) -> Result<Params, Error> {
+        Params::read(tool.parameters, self.unknown, params)
+    }
+
+    /// What a call answers that could not do what it was to.
+    pub(crate) fn refuse(&self, said: &Said, error: &Error) -> Answer {
+        (self.refuse)(said, error)
+    }
+
+    /// What a job is called that calls a tool of this name.
+    pub(crate) fn job_type(&self, tool: &str) -> String {
+        (self.job_type)(tool)
+    }
+}
+
+// === impl DialectTool ===
+
+impl DialectTool {
+    /// Does what it does.
+    pub(crate) fn call<'a>(&self, params: Params, tools: &'a mut dyn Tools) -> Answering<'a> {
+        (self.call)(params, tools)
+    }
+
+    /// What is told of parameters of a call: names and values, of those that are long or may be secret the
+    /// size.
+    pub(crate) fn shown(&self, params: &Map<String, Json>) -> Vec<(String, String)> {
+        parameter::shown(self.parameters, params)
+    }
+}
+
+impl fmt::Debug for DialectTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DialectTool")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// Of this tool, with the fields of this object.
+    pub(crate) fn new(tool: &'static str, params: Json) -> Self {
+        let params = match params {
+            Json::Object(params) => params,
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) | Json::Array(_) => {
+                Map::new()
+            }
+        };
+        Self {
+            tool,
+            params,
+            limit: None,
+        }
+    }
+
+    /// The same, within this time.
+    pub(crate) fn within(self, limit: Duration) -> Self {
+        Self {
+            limit: Some(limit),
+            ..self
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! `jig.v1.InvokeService`: calls by the names of their tools.
+
+mod results;
+
+use std::{mem::take, sync::Arc, time::Duration};
+
+use prost::Message as _;
+use tonic::{Request, Response, Status};
+
+use super::{answered, catalog::format_of, dialect_of};
+use crate::{
+    api::v1::{
+        BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest, InvokeResponse,
+        ToolFormat, invoke_service_server::InvokeService,
+    },
+    daemon::{
+        call::{
+            Pipeline,
+            context::{Incoming, LONGEST_REQUEST_ID},
+            invoke::{
+                Invocation, METHOD,
+                batch::{Batch, BatchCall},
+            },
+            order::{QUEUE_NAME, cost_of_json},
+            params::{self, Fields, PARAMS, Raw},
+        },
+        config::jobs::is_queue_name,
+        error::{Error, Violation},
+    },
+};
+
+/// What a request id was used for that made a batch of calls.
+const BATCH: &str = "jig.v1.InvokeService/InvokeBatch";
+/// Where a call of a batch has its parameters.
+const ARGUMENTS: Fields = Fields {
+    structure: "arguments",
+    text: "arguments_json",
+};
+
+/// The service.
+#[derive(Debug)]
+pub(crate) struct Invoke(pub(crate) Arc<Pipeline>);
+
+#[tonic::async_trait]
+impl InvokeService for Invoke {
+    async fn invoke(
+        &self,
+        request: Request<InvokeRequest>,
+    ) -> Result<Response<InvokeResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let bytes = request.encoded_len();
+            let held = bytes + request.params.as_ref().map_or(0, params::overhead);
+            let read = {
+                let pipeline = Arc::clone(&self.0);
+                move |incoming: &Incoming| {
+                    let call = pipeline.repeatable(incoming, METHOD, &request)?;
+                    Ok((call, invocation(&pipeline, request)?))
+                }
+            };
+            let sizes = (held, cost_of_json(bytes));
+            let (call, invocation) = self.0.look_into(&incoming, sizes, read).await?;
+            self.0.invoke(incoming, invocation, call).await
+        })
+        .await
+    }
+
+    async fn invoke_batch(
+        &self,
+        request: Request<InvokeBatchRequest>,
+    ) -> Result<Response<InvokeBatchResponse>, Status> {
+        answered(request, async |incoming, request| {
+            let bytes = request.encoded_len();
+            let arguments = request
+                .calls
+                .iter()
+                .filter_map(|call| call.arguments.as_ref());
+            let held = bytes + arguments.map(params::overhead).sum::<usize>();
+            let (format, mode) = (request.result_format(), request.mode());
+            let read = {
+                let pipeline = Arc::clone(&self.0);
+                move |incoming: &Incoming| {
+                    let call = pipeline.repeatable(incoming, BATCH, &request)?;
+                    Ok((call, batch(&pipeline, request)?))
+                }
+            };
+            let sizes = (held, cost_of_json(bytes));
+            let (call, batch) = self.0.look_into(&incoming, sizes, read).await?;
+            // Where nobody says, the messages are for OpenAI and those who imitate it.
+            let format = match format == ToolFormat::Unspecified {
+                true => ToolFormat::OpenaiChat,
+                false => format,
+            };
+            let marks_errors = batch.dialect.is_none_or(|dialect| dialect.marks_errors);
+            let is_waited_for = mode != BatchMode::Async;
+            let pipeline = Arc::clone(&self.0);
+            let work = async move |is_unfinished: bool| {
+                let answers = pipeline.batch(incoming, batch, is_unfinished).await?;
+                results::response(answers, format_of(format), marks_errors, is_waited_for)
+            };
+            // In a task of its own: a caller who goes away does not leave half a batch.
+            self.0.once_whole(call, work).await
+        })
+        .await
+    }
+}
+
+/// What is to be done, of a request.
+fn batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, Error> {
+    // The tools look at them.
+    let arguments: Vec<_> = request
+        .calls
+        .iter_mut()
+        .map(|call| {
+            let json = take(&mut call.arguments_json);
+            Raw::new(call.arguments.take(), json, ARGUMENTS)
+        })
+        .collect();
+    let checked = pipeline
+        .catalog
+        .look_at("jig.v1.InvokeBatchRequest", request, false)?;
+    let (request, mut violations) = (checked.request, checked.violations);
+    let dialect = dialect_of(&request.dialect, &mut violations);
+    let wait = u64::from(request.wait_ms.unwrap_or_default());
+    let is_waited_for = request.mode() != BatchMode::Async;
+    let queue = request.queue.unwrap_or_default();
+    if !is_queue_name(&queue) {
+        violations.push(Violation::new("queue", QUEUE_NAME));
+    }
+    for (number, (call, arguments)) in request.calls.iter().zip(&arguments).enumerate() {
+        let place = |violation: Violation| Violation {
+            field: format!("calls[{number}].{}", violation.field),
+            ..violation
+        };
+        violations.extend(arguments.twice().into_iter().map(place));
+        violations.extend(too_long("call_id", &call.call_id).map(place));
+    }
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+    let calls = request.calls.into_iter().zip(arguments);
+    let calls = calls.map(|(call, arguments)| BatchCall {
+        id: call.call_id,
+        name: call.name,
+        params: arguments.read().map_err(Error::invalid),
+    });
+    Ok(Batch {
+        dialect,
+        calls: calls.collect(),
+        wait: is_waited_for.then(|| Duration::from_millis(wait)),
+        queue,
+    })
+}
+
+/// What is to be called, of a request.
+fn invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocation, Error> {
+    // The tool looks at them.
+    let json = take(&mut request.params_json);
+    let params = Raw::new(request.params.take(), json, PARAMS);
+    let checked = pipeline
+        .catalog
+        .look_at("jig.v1.InvokeRequest", request, false)?;
+    let (request, mut violations) = (checked.request, checked.violations);
+    let dialect = dialect_of(&request.dialect, &mut violations);
+    violations.extend(params.twice());
+    violations.extend(too_long("request_id", &request.request_id));
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+    Ok(Invocation {
+        id: request.request_id,
+        dialect,
+        tool: request.tool,
+        params: params.read().map_err(Error::invalid),
+    })
+}
+
+fn too_long(field: &str, id: &str) -> Option<Violation> {
+    let is_long = id.chars().count() > LONGEST_REQUEST_ID;
+    is_long.then(|| {
+        let text = format!("must have at most {LONGEST_REQUEST_ID} characters");
+        Violation::new(field, text)
+    })
+}

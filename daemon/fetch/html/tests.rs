@@ -1,0 +1,156 @@
+//! Pages, and what is made of them.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+fn base() -> Url {
+    Url::parse("https://example.com/dir/page?q").unwrap()
+}
+
+fn as_markdown(page: &str) -> String {
+    markdown(page, &base()).unwrap()
+}
+
+fn as_text(page: &str) -> String {
+    text(page, &base()).unwrap()
+}
+
+#[test]
+fn what_means_something_is_markdown() {
+    for (page, expected) in [
+        (
+            "<h1>Title</h1><p>One &amp; two.</p>",
+            "# Title\n\nOne & two.",
+        ),
+        ("<H2 class='x>y'>T</h2>text", "## T\n\ntext"),
+        (
+            "a <b>bold</b> and <i>slanted</i> word",
+            "a **bold** and *slanted* word",
+        ),
+        (
+            "<a href=\"other\">link</a>",
+            "[link](https://example.com/dir/other)",
+        ),
+        (
+            "<a href=/x?a=1&amp;b=2>link</a>",
+            "[link](https://example.com/x?a=1&b=2)",
+        ),
+        (
+            "<img src='/p.png' alt='A p'>",
+            "![A p](https://example.com/p.png)",
+        ),
+        ("<ul><li>one<li>two</ul>", "*   one\n*   two"),
+        ("<ol><li>one</li><li>two</li></ol>", "1.  one\n2.  two"),
+        ("<blockquote><p>said</blockquote>", "> said"),
+        ("one<br>two", "one  \ntwo"),
+        ("<p>one<p>two", "one\n\ntwo"),
+        ("use <code>x &lt; y</code>", "use `x < y`"),
+        ("1 < 2 <3", "1 < 2 <3"),
+        ("<!doctype html><!-- no <b>bold</b> -->yes<!-->", "yes"),
+        (
+            "<head><title>no</title><style>p {}</style></head>yes",
+            "yes",
+        ),
+        ("<script>if (a < b) { '</b>' }</script>yes", "yes"),
+        ("<SVG><text>no</text></SVG>yes<script>never closed", "yes"),
+        ("<custom-element>yes</custom-element>", "yes"),
+        ("yes<b", "yes"),
+        ("", ""),
+    ] {
+        assert_eq!(as_markdown(page), expected, "{page}");
+    }
+    let code = as_markdown("<pre><code class=\"language-rust\">fn main() {\n    x\n}</code></pre>");
+    assert!(
+        code.contains("```rust\nfn main() {\n    x\n}\n```"),
+        "{code}"
+    );
+    let table =
+        as_markdown("<table><thead><tr><th>a<th>b</thead><tr><td>1</td><td><b>2</table>after");
+    assert!(table.contains("| a") && table.contains("**2**"), "{table}");
+    assert!(table.ends_with("after"), "{table}");
+}
+
+#[test]
+fn what_is_read_is_text() {
+    for (page, expected) in [
+        (
+            "<h1>Title</h1>\n<p>One   &amp;\n two.</p>",
+            "Title\nOne & two.",
+        ),
+        ("a<b>b</b> <i>c</i>", "ab c"),
+        ("<ul><li>one<li>two</ul>", "one\ntwo"),
+        ("one<br>two<hr>three", "one\ntwo\nthree"),
+        ("<pre>a\n  b</pre>", "a\n  b"),
+        ("<table><tr><td>1<td>2<tr><td>3</table>", "1 2\n3"),
+        ("<a href=x>link</a>*not* _this_", "link*not* _this_"),
+        ("<script>no</script>", ""),
+    ] {
+        assert_eq!(as_text(page), expected, "{page}");
+    }
+}
+
+#[test]
+fn elements_are_closed_in_the_order_in_which_they_were_opened() {
+    for (page, expected) in [
+        ("<b><i>x</b></i>y", "<strong><em>x</em></strong>y"),
+        ("<b>x<p>y</b>z", "<strong>x</strong><p>yz</p>"),
+        ("<p>a<div>b</div></p>c", "<p>a</p><div>b</div>c"),
+        ("</div></b>a</table>", "a"),
+        (
+            "<table><tr><td></div></p>a</table></td>b",
+            "<table><tr><td>a</td></tr></table>b",
+        ),
+        (
+            "<a href=x><div>t</div></a>",
+            "<a href=\"https://example.com/dir/x\"> t</a>",
+        ),
+        ("<a><a>x", "<a></a><a>x</a>"),
+        (
+            "<a href=\"javascript:'&quot;\">x</a>",
+            "<a href=\"javascript:'&quot;\">x</a>",
+        ),
+        (
+            "<a title='href=no' href = 'yes' >x",
+            "<a href=\"https://example.com/dir/yes\">x</a>",
+        ),
+        (
+            "<a href=\"a<b>\">x",
+            "<a href=\"https://example.com/dir/a%3Cb%3E\">x</a>",
+        ),
+        ("a\0b", "ab"),
+    ] {
+        assert_eq!(plain(page, &base()), expected, "{page}");
+    }
+}
+
+#[test]
+fn pages_that_are_made_to_hurt_are_read_soon() {
+    const COUNT: usize = 40_000;
+    let begun = Instant::now();
+    let attributes: String = (0..COUNT).map(|number| format!(" a{number}=1")).collect();
+    let different: String = (0..COUNT).map(|number| format!("<b a={number}>")).collect();
+    for page in [
+        "<div>".repeat(COUNT),
+        "<table><tr><td>".repeat(COUNT),
+        "<ul><li>".repeat(COUNT),
+        "<blockquote>".repeat(COUNT) + "x",
+        different + &"<p>".repeat(COUNT),
+        "<a href=x>".repeat(COUNT),
+        "<b><p>".repeat(COUNT),
+        format!("<p{attributes}>x"),
+        "<".repeat(COUNT),
+        "</".repeat(COUNT),
+        "<!--".repeat(COUNT),
+        "<script>".repeat(COUNT) + &"</scrip".repeat(COUNT),
+        "<a b=\"".repeat(COUNT),
+        "&".repeat(COUNT),
+        "*_`[]()".repeat(COUNT),
+    ] {
+        let start: String = page.chars().take(20).collect();
+        let (markdown, text) = (as_markdown(&page), as_text(&page));
+        assert!(markdown.len() < page.len() * 60, "{start}");
+        assert!(text.len() <= page.len(), "{start}");
+        assert!(begun.elapsed() < Duration::from_secs(60), "{start}");
+    }
+}

@@ -1,0 +1,131 @@
+//! Which URLs there are to fetch, and whom a request for one is for.
+
+use url::Url;
+
+use crate::daemon::outside::policy::host::Host;
+
+const FORM: &str = "give one that begins with http:// or https://, as https://example.com/page";
+
+/// Whom a request is for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The host.
+    pub(crate) host: Host,
+    /// The port.
+    pub(crate) port: u16,
+}
+
+impl Target {
+    /// Whom a request for `url` is for.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the URL, as the end of a sentence about it.
+    pub(crate) fn of(url: &Url) -> Result<Self, &'static str> {
+        const NO_HOST: &str = "names no host that can be connected to";
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err("is neither http nor https");
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("holds a user name or a password, which fetch_url does not send");
+        }
+        let host = match url.host() {
+            Some(url::Host::Domain(name)) => Host::parse(name).ok_or(NO_HOST)?,
+            Some(url::Host::Ipv4(address)) => Host::Address(address.into()),
+            Some(url::Host::Ipv6(address)) => Host::Address(address.into()),
+            None => return Err(NO_HOST),
+        };
+        let port = url.port_or_known_default().filter(|port| *port != 0);
+        let port = port.ok_or("names port 0")?;
+        Ok(Self { host, port })
+    }
+}
+
+/// Reads a URL that can be fetched.
+///
+/// # Errors
+///
+/// What is wrong with it, and what to give.
+pub(crate) fn parse(text: &str) -> Result<Url, String> {
+    let begins = |scheme: &str| {
+        let start = text.get(..scheme.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+    };
+    if !begins("http://") && !begins("https://") {
+        return Err(format!("is no URL that can be fetched: {FORM}"));
+    }
+    // Parsers pass over some of these, and not all over the same.
+    let is_unclear = |letter: char| letter.is_whitespace() || letter.is_control() || letter == '\\';
+    if text.contains(is_unclear) {
+        return Err(format!(
+            "is no URL (it holds a space, a backslash or the like): {FORM}"
+        ));
+    }
+    let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {FORM}"))?;
+    match Target::of(&url) {
+        Ok(_) => Ok(url),
+        Err(problem) => Err(format!("{problem}: {FORM}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_a_request_is_for_is_read_as_it_is_connected_to() {
+        for (text, host, port) in [
+            ("http://Example.COM/x?y#z", "example.com", 80),
+            ("HTTPS://example.com.", "example.com", 443),
+            ("http://example.com:8080", "example.com", 8080),
+            ("http://bücher.example/", "xn--bcher-kva.example", 80),
+            ("http://127.0.0.1/", "127.0.0.1", 80),
+            ("http://2130706433/", "127.0.0.1", 80),
+            ("http://0x7f.1/", "127.0.0.1", 80),
+            ("http://0177.1/", "127.0.0.1", 80),
+            ("http://127.1/", "127.0.0.1", 80),
+            ("http://0/", "0.0.0.0", 80),
+            ("http://①②⑦.0.0.1/", "127.0.0.1", 80),
+            ("http://127.0.0.1./", "127.0.0.1", 80),
+            ("http://[::1]/", "[::1]", 80),
+            ("http://[::ffff:127.0.0.1]/", "[::ffff:127.0.0.1]", 80),
+            ("http://[64:ff9b::7f00:1]/", "[64:ff9b::7f00:1]", 80),
+        ] {
+            let target = Target::of(&parse(text).unwrap()).unwrap();
+            assert_eq!(
+                (target.host.to_string().as_str(), target.port),
+                (host, port),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_what_to_give() {
+        for (text, part) in [
+            ("", "is no URL that can be fetched"),
+            ("example.com", "is no URL that can be fetched"),
+            ("file:///etc/passwd", "is no URL that can be fetched"),
+            ("ftp://example.com/", "is no URL that can be fetched"),
+            ("http:example.com", "is no URL that can be fetched"),
+            ("http://", "is no URL ("),
+            ("http://exa mple.com/", "is no URL ("),
+            ("http://[::1/", "is no URL ("),
+            ("http://1.2.3.4.5/", "is no URL ("),
+            ("http://example.com:99999/", "is no URL ("),
+            ("http://example.com:0/", "names port 0"),
+            ("http://good.example\\@evil.example/", "a backslash"),
+            ("http://good.example\t.evil.example/", "a space"),
+            ("http://good.example/\r\nX: y", "a space"),
+            ("http://user@example.com/", "holds a user name"),
+            ("http://:secret@example.com/", "holds a user name"),
+            ("http://example.com@evil.example/", "holds a user name"),
+            ("http://-a.example/", "names no host"),
+        ] {
+            let problem = parse(text).unwrap_err();
+            assert!(problem.contains(part), "{text}: {problem}");
+            assert!(problem.contains("https://example.com/page"), "{problem}");
+            assert!(!problem.contains("secret"), "{problem}");
+        }
+    }
+}
