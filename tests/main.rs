@@ -25,6 +25,8 @@ mod approvals;
 mod attack;
 /// Requests that are refused before anything is started.
 mod bad_input;
+/// Tools that are called by their names, with the command `jig`.
+mod by_name;
 /// Who may call, and what.
 mod callers;
 /// The command `jig`.
@@ -37,10 +39,14 @@ mod contract;
 mod egress;
 /// What goes on in sessions, for those who watch.
 mod events;
+/// Fetching from the web.
+mod fetch;
 /// The tools that read and change files.
 mod files;
 /// As whom commands run, and to whom the files belong that they make.
 mod identity;
+/// Calls by the names of their tools, in any vocabulary, one or several at a time.
+mod invoke;
 /// What a command is and sees: the promise of the sandbox, looked at from inside and from outside.
 mod isolation;
 /// Calls that nobody waits for.
@@ -63,6 +69,8 @@ mod real_work;
 mod requests;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
+/// What the source documents ask for, row by row.
+mod seeds;
 /// Sessions: their records, their numbers, their artifacts.
 mod sessions;
 /// Starting a daemon: what it refuses, and what it takes care of.

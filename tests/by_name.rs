@@ -1,0 +1,346 @@
+//! `jig tools`, `jig call` and `jig batch`: tools by their names, as people use them.
+
+use std::{
+    fs,
+    io::Write as _,
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::support::Daemon;
+
+/// Runs `jig` against the daemon, with this on its standard input.
+fn jig(daemon: &Daemon, arguments: &[&str], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
+        .args(arguments)
+        .env_clear()
+        .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // Whoever reads none of it is gone before all is written.
+    let _gone = stdin.write_all(input.as_bytes());
+    drop(stdin);
+    child.wait_with_output().unwrap()
+}
+
+/// Runs `jig`, which must exit with `code`; answers what it wrote to standard output and standard error.
+fn exits(daemon: &Daemon, arguments: &[&str], code: i32) -> (String, String) {
+    let output = jig(daemon, arguments, "");
+    let text = format!("{arguments:?}: {output:?}");
+    assert_eq!(output.status.code(), Some(code), "{text}");
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (text(output.stdout), text(output.stderr))
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[tokio::test]
+async fn tools_are_listed_for_people_and_for_every_vendor() {
+    let daemon = Daemon::start().await;
+    let (list, _) = exits(&daemon, &["tools"], 0);
+    assert!(
+        list.contains("\nread_file         Reads a file of the workspace, whole or by lines.\n"),
+        "{list}"
+    );
+    let (list, _) = exits(&daemon, &["tools", "--dialect", "agentbench"], 0);
+    assert!(list.starts_with("list_files  "), "{list}");
+    for (format, at) in [
+        ("json-schema", "/0/name"),
+        ("openai-chat", "/0/function/name"),
+        ("openai-responses", "/0/name"),
+        ("anthropic", "/0/name"),
+        ("gemini", "/0/functionDeclarations/0/name"),
+        ("mcp", "/0/name"),
+    ] {
+        let (text, _) = exits(&daemon, &["tools", "--format", format], 0);
+        assert_eq!(json(&text).pointer(at).unwrap(), "apply_patch", "{text}");
+        let words = ["tools", "--dialect", "cli_agent", "--format", format];
+        let (text, _) = exits(&daemon, &words, 0);
+        assert_eq!(json(&text).pointer(at).unwrap(), "create_file", "{text}");
+    }
+    let (text, _) = exits(&daemon, &["tools", "--format", "mcp", "--json"], 0);
+    let all = json(&text);
+    let tools = json(all["tools_json"].as_str().unwrap());
+    let names: Vec<_> = tools
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| &tool["name"])
+        .collect();
+    let told: Vec<_> = all["names"].as_array().unwrap().iter().collect();
+    assert_eq!(names, told);
+    let (_, told) = exits(&daemon, &["tools", "--dialect", "zulu"], 1);
+    assert!(
+        told.contains("INVALID_PARAMS") && told.contains("agentbench"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn a_tool_is_called_with_parameters_by_name() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("lines"), "one\ntwo\nthree\n").unwrap();
+    let named = [
+        "call",
+        "read_file",
+        "path=lines",
+        "start_line=2",
+        "end_line:=2",
+    ];
+    let (text, _) = exits(&daemon, &named, 0);
+    assert_eq!(json(&text)["content"], "two\n", "{text}");
+    let listed = ["call", "run", r#"argv:=["echo", "a  b"]"#];
+    let (text, _) = exits(&daemon, &listed, 0);
+    assert_eq!(json(&text)["stdout"], "a  b\n", "{text}");
+    let given = ["call", "--params", "-", "--json", "stat"];
+    let output = jig(&daemon, &given, r#"{"path": "lines"}"#);
+    let envelope: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (&envelope["status"], &envelope["data"]["size_bytes"]),
+        (&"INVOKE_STATUS_SUCCESS".into(), &14.into()),
+        "{envelope}"
+    );
+    // What is not understood is not sent.
+    for (bad, told) in [
+        (&["path=a", "path:=1"][..], "path is given twice"),
+        (&["path:=x"], "no JSON"),
+        (&["path"], "no parameter"),
+        (&["path=a", "--params", "{}"], "cannot be used with"),
+    ] {
+        let words = [&["call", "stat"], bad].concat();
+        let (_, errors) = exits(&daemon, &words, 125);
+        assert!(errors.contains(told), "{errors}");
+    }
+}
+
+#[tokio::test]
+async fn what_fails_says_why_and_what_to_do() {
+    let daemon = Daemon::start().await;
+    let (output, errors) = exits(&daemon, &["call", "read_file", "paht=lines"], 125);
+    assert_eq!(output, "");
+    assert!(
+        errors.starts_with("jig: invalid_params: paht: is not known: path was probably meant"),
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 2, "{errors}");
+    let (output, errors) = exits(&daemon, &["call", "--json", "read_file", "path=none"], 125);
+    assert_eq!(json(&output)["error"]["error_type"], "file_not_found");
+    assert_eq!(errors, "");
+    let (_, errors) = exits(&daemon, &["call", "dance"], 125);
+    assert!(errors.contains("unknown_tool"), "{errors}");
+    // What is about the call, and not about the tool.
+    let (_, errors) = exits(&daemon, &["call", "--dialect", "zulu", "read_file"], 125);
+    assert!(
+        errors.starts_with("jig: INVALID_PARAMS: dialect: "),
+        "{errors}"
+    );
+}
+
+#[tokio::test]
+async fn it_exits_as_the_command_did() {
+    let daemon = Daemon::start().await;
+    for (line, code, told) in [
+        (&["command=exit 3"][..], 3, ""),
+        (&["command=kill -9 $$"], 137, ""),
+        (
+            &["command=sleep 1000", "timeout_sec=1"],
+            124,
+            "jig: ended: its time was up\n",
+        ),
+    ] {
+        let words = [&["call", "run"], line].concat();
+        assert_eq!(exits(&daemon, &words, code).1, told, "{line:?}");
+    }
+    for (dialect, tool) in [
+        ("agentbench", "run"),
+        ("claude", "Bash"),
+        ("cli_agent", "run_in_terminal"),
+        ("dracode", "run_command"),
+    ] {
+        let words = ["call", "--dialect", dialect, tool, "command=false"];
+        exits(&daemon, &words, 1);
+    }
+    // That of the last command is not that of the call that asks about it.
+    exits(&daemon, &["call", "run", "command=exit 3"], 3);
+    exits(&daemon, &["call", "last_command"], 0);
+}
+
+#[tokio::test]
+async fn cli_agent_is_shown_as_in_its_document() {
+    let daemon = Daemon::start().await;
+    let content = format!("content={}", "x".repeat(125));
+    let create = [
+        "call",
+        "--dialect",
+        "cli_agent",
+        "create_file",
+        "path=hello.py",
+        &content,
+    ];
+    let (output, errors) = exits(&daemon, &create, 0);
+    let lines: Vec<_> = output.lines().collect();
+    let [created, location, time] = lines[..] else {
+        panic!("{output}");
+    };
+    assert_eq!(
+        (created, location, errors.as_str()),
+        (
+            "✓ Created file: hello.py (125 bytes)",
+            "  Location: /workspace/hello.py",
+            ""
+        )
+    );
+    assert!(
+        time.starts_with("  Time: ") && time.ends_with("ms"),
+        "{time}"
+    );
+    let (output, errors) = exits(&daemon, &create, 125);
+    assert_eq!(output, "");
+    assert!(
+        errors.contains("File 'hello.py' already exists. Use replace_string_in_file to modify"),
+        "{errors}"
+    );
+    let (output, _) = exits(&daemon, &[&["--json"], &create[..]].concat(), 125);
+    assert_eq!(json(&output)["data"]["success"], false, "{output}");
+    // As the document has it, JSON is in `data`.
+    let words = [
+        "call",
+        "--json",
+        "--dialect",
+        "cli_agent",
+        "create_directory",
+        "path=src/models",
+    ];
+    let (output, _) = exits(&daemon, &words, 0);
+    let envelope = json(&output);
+    assert_eq!(envelope["tool"], "create_directory");
+    let data = &envelope["data"];
+    assert_eq!(
+        (
+            &data["success"],
+            &data["output"],
+            &data["files_affected"][0]
+        ),
+        (
+            &true.into(),
+            &"Created directory: src/models".into(),
+            &"src/models".into()
+        ),
+        "{envelope}"
+    );
+}
+
+#[tokio::test]
+async fn a_call_with_a_request_id_is_made_once() {
+    let daemon = Daemon::start().await;
+    let words = [
+        "call",
+        "--request-id",
+        "once",
+        "run",
+        "command=echo x >>file; wc -l <file",
+    ];
+    for _ in 0..2 {
+        let (output, _) = exits(&daemon, &words, 0);
+        assert_eq!(json(&output)["stdout"], "1\n");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_of_another_vocabulary_is_called_as_a_job() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("README.md"), "# My Project\n").unwrap();
+    let words = [
+        "job",
+        "submit",
+        "--wait",
+        "--dialect",
+        "claude",
+        "Read",
+        "path=README.md",
+    ];
+    let (output, _) = exits(&daemon, &words, 0);
+    assert!(output.contains("# My Project"), "{output}");
+}
+
+/// As in the document of `rauskuclaw`, with one that is not known and one that takes long.
+const BATCH: &str = r#"{
+  "calls": [
+    {"call_id": "call-abc-123", "name": "data_file_read", "arguments": {"path": "README.md"}},
+    {"call_id": "call-def-456", "name": "no_such_tool"},
+    {"call_id": "call-ghi-789", "name": "tool_exec", "arguments": {"command": "sleep 1000"}}
+  ],
+  "mode": "sync",
+  "wait_ms": 500,
+  "queue": "default",
+  "dialect": "rauskuclaw"
+}"#;
+
+#[tokio::test]
+async fn several_calls_are_made_at_once() {
+    let daemon = Daemon::start().await;
+    fs::write(daemon.file("README.md"), "# My Project\n").unwrap();
+    let output = jig(&daemon, &["batch", "-"], BATCH);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<_> = lines.lines().collect();
+    let [read, unknown, going_on] = lines[..] else {
+        panic!("{lines:?}");
+    };
+    assert!(
+        read.starts_with("call-abc-123  data_file_read  ok       {")
+            && read.contains("# My Project"),
+        "{read}"
+    );
+    assert!(
+        unknown.starts_with("call-def-456  no_such_tool    failed   UNKNOWN_TOOL: "),
+        "{unknown}"
+    );
+    let (call, job) = going_on.split_at("call-ghi-789  tool_exec       pending  ".len());
+    assert!(call.ends_with("pending  "), "{going_on}");
+    exits(&daemon, &["job", "cancel", job], 0);
+    // Whoever does not wait is told of the jobs; where all are taken, all is well.
+    let file = daemon.file("batch.json");
+    let all = BATCH.replace(
+        r#""name": "no_such_tool""#,
+        r#""name": "tools_file_search", "arguments": {"query": "READ"}"#,
+    );
+    fs::write(&file, all).unwrap();
+    let words = ["batch", "--json", "--async", file.to_str().unwrap()];
+    let (output, _) = exits(&daemon, &words, 0);
+    let response = json(&output);
+    let results = response["results"].as_array().unwrap();
+    assert_eq!(results.len(), 3, "{response}");
+    for result in results {
+        let job = result["job_id"].as_str().unwrap();
+        assert!(result["ok"] == true && !job.is_empty(), "{response}");
+        exits(&daemon, &["job", "cancel", job], 0);
+    }
+    assert_eq!(response["messages_json"], "[]", "{response}");
+}
+
+#[tokio::test]
+async fn a_batch_that_cannot_be_read_is_not_sent() {
+    let daemon = Daemon::start().await;
+    for (text, told) in [
+        ("", "no JSON"),
+        (
+            r#"{"calls": 1, "mod": "sync"}"#,
+            "calls must be an array; mod is not known",
+        ),
+        // And what only the daemon knows.
+        (r#"{"calls": []}"#, "INVALID_PARAMS"),
+    ] {
+        let output = jig(&daemon, &["batch", "-"], text);
+        assert!(!output.status.success());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(errors.contains(told), "{errors}");
+    }
+}

@@ -1,0 +1,251 @@
+//! What is made of what servers answer.
+
+use std::{
+    io::Write as _,
+    process::{Child, Command, Stdio},
+};
+
+use jig::api::v1::FetchFormat;
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::{ALLOWED, Site, answer, fetch, fetching, page, refuses, url, usual, world};
+use crate::support::{World, eventually, in_network_of};
+
+/// What gzip makes of bytes.
+pub(super) fn gzip(script: &str) -> Vec<u8> {
+    let command = format!("{script} | gzip -c");
+    let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+const PAGE: &str = "<!doctype html><html><head><title>T</title><style>p{}</style><script>x</script></head>\
+    <body><h1>Head &amp; more</h1><p>Some <b>bold</b> <a href=\"/next?a=1&amp;b=2\">link</a>.</p>\
+    <ul><li>one<li>two</ul><pre><code>a &lt; b</code></pre></body></html>";
+
+#[tokio::test]
+async fn pages_are_given_as_they_are_asked_for() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+        let kind = match path {
+            "/xhtml" => "application/xhtml+xml",
+            "/plain" => "text/plain",
+            _ => "text/html; charset=utf-8",
+        };
+        let fields = format!("Content-Type: {kind}\r\n");
+        answer(stream, "200 OK", &fields, PAGE.as_bytes())
+    });
+    let markdown = "# Head & more\n\nSome **bold** [link](http://site.jig.test/next?a=1&b=2).\n\n\
+        *   one\n*   two\n\n```\na < b\n```";
+    let text = "Head & more\nSome bold link.\none\ntwo\na < b";
+    for (path, format, content) in [
+        ("/", FetchFormat::Raw, PAGE),
+        ("/", FetchFormat::Unspecified, PAGE),
+        ("/", FetchFormat::Markdown, markdown),
+        ("/", FetchFormat::Text, text),
+        ("/xhtml", FetchFormat::Markdown, markdown),
+        ("/plain", FetchFormat::Markdown, PAGE),
+        ("/plain", FetchFormat::Text, PAGE),
+    ] {
+        let fetched = fetch(&daemon, page(path, format)).await;
+        assert_eq!(fetched.content, content, "{path} {format:?}");
+        assert_eq!(usize::try_from(fetched.content_length).unwrap(), PAGE.len());
+        assert_eq!((fetched.status_code, fetched.truncated), (200, false));
+    }
+    let fetched = fetch(&daemon, url("http://site.jig.test")).await;
+    assert_eq!(fetched.content_type, "text/html; charset=utf-8");
+    assert_eq!(fetched.final_url, "http://site.jig.test/");
+}
+
+#[tokio::test]
+async fn an_answer_of_any_status_is_an_answer() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+        let status = path.trim_start_matches('/');
+        let fields = "Content-Type: text/plain\r\n";
+        answer(stream, &format!("{status} Some Words"), fields, b"told")
+    });
+    for status in [201, 400, 401, 403, 404, 410, 418, 429, 500, 503, 599] {
+        let fetched = fetch(&daemon, url(&format!("http://site.jig.test/{status}"))).await;
+        assert_eq!(
+            (fetched.status_code, fetched.content.as_str()),
+            (status, "told")
+        );
+    }
+    let path = daemon.state().join("sessions/default/events.jsonl");
+    let records = std::fs::read_to_string(path).unwrap();
+    assert!(records.contains("\"status_code\":404"), "{records}");
+}
+
+#[tokio::test]
+async fn texts_are_read_in_their_encoding_and_what_is_no_text_is_refused() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+        let (kind, body): (&str, &[u8]) = match path {
+            "/latin1" => ("text/plain; charset=iso-8859-1", b"gr\xfcn"),
+            "/meta" => ("text/html", b"<meta charset=\"latin1\"><p>gr\xfcn"),
+            "/broken" => ("text/plain", b"gr\xfcn"),
+            "/utf16" => ("text/plain", b"\xff\xfeg\0r\0\xfc\0n\0"),
+            "/json" => ("application/json", "{\"a\":\"grün\"}".as_bytes()),
+            "/octets" => ("application/octet-stream", b"plain"),
+            "/png" => ("image/png", b"\x89PNG\r\n\x1a\n\0\0\xff"),
+            "/html" => ("", b"<p>x"),
+            _ => ("", b""),
+        };
+        let fields = match kind {
+            "" => String::new(),
+            kind => format!("Content-Type: {kind}\r\n"),
+        };
+        answer(stream, "200 OK", &fields, body)
+    });
+    for (path, content) in [
+        ("/latin1", "grün"),
+        ("/meta", "grün"),
+        ("/broken", "gr\u{fffd}n"),
+        ("/utf16", "grün"),
+        ("/json", "{\"a\":\"grün\"}"),
+        ("/octets", "plain"),
+        // Without a type it is taken as it is.
+        ("/html", "<p>x"),
+        ("/empty", ""),
+    ] {
+        let fetched = fetch(&daemon, page(path, FetchFormat::Text)).await;
+        assert_eq!(fetched.content, content, "{path}");
+    }
+    let refusal = refuses(&daemon, page("/png", FetchFormat::Raw), "FETCH_ERROR").await;
+    assert_eq!(refusal.metadata["content_type"], "image/png");
+    assert!(refusal.message.contains("image/png"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn what_is_compressed_is_read() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let body = gzip("printf 'compressed text'");
+    let broken = body[..body.len() - 9].to_vec();
+    let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
+        let body = if path == "/broken" { &broken } else { &body };
+        let fields = "Content-Type: text/plain\r\nContent-Encoding: gzip\r\n";
+        answer(stream, "200 OK", fields, body)
+    });
+    let fetched = fetch(&daemon, url("http://site.jig.test/")).await;
+    assert_eq!(fetched.content, "compressed text");
+    assert_eq!(fetched.content_length, 15);
+    let [head] = site.heads().try_into().unwrap();
+    assert!(
+        head.to_lowercase().contains("accept-encoding: gzip\r\n"),
+        "{head}"
+    );
+    refuses(&daemon, url("http://site.jig.test/broken"), "FETCH_ERROR").await;
+}
+
+#[tokio::test]
+async fn what_is_fetched_is_recorded() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, super::hello);
+    fetch(&daemon, url("http://site.jig.test/x")).await;
+    let path = daemon.state().join("sessions/default/events.jsonl");
+    let text = std::fs::read_to_string(path).unwrap();
+    let records = text.lines().map(serde_json::from_str::<serde_json::Value>);
+    let records: Vec<_> = records.map(Result::unwrap).collect();
+    let [begun, ended] = records.as_slice() else {
+        panic!("{records:?}");
+    };
+    assert_eq!(begun["params"], json!({ "url": "http://site.jig.test/x" }));
+    assert_eq!(
+        (&ended["status_code"], &ended["content_length"]),
+        (&json!(200), &json!(5))
+    );
+    assert!(!text.contains("hello"), "{text}");
+}
+
+/// A server that is ended with the test.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _dead_already = self.0.kill();
+        let _reaped = self.0.wait();
+    }
+}
+
+#[tokio::test]
+async fn tls_is_spoken_with_those_who_can_be_trusted() {
+    let world = World::with(&[ALLOWED, ("nobody.jig.test", ALLOWED.1)]);
+    let folder = TempDir::with_prefix("jig-test-tls-").unwrap();
+    let script = "
+        openssl req -x509 -newkey rsa:2048 -nodes -keyout ca.key -out ca.pem -days 2 -subj /CN=authority
+        openssl req -new -newkey rsa:2048 -nodes -keyout key.pem -out request.pem -subj /CN=site.jig.test
+        printf 'subjectAltName=DNS:site.jig.test\\nbasicConstraints=CA:FALSE\\n' > fields
+        openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile fields -out certificate.pem
+    ";
+    let made = Command::new("sh")
+        .args(["-e", "-c", script])
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    std::fs::write(folder.path().join("page"), "over TLS").unwrap();
+    // The only authority of the daemon's host.
+    let authority = folder.path().join("ca.pem");
+    let hosts = [ALLOWED.0, "nobody.jig.test"];
+    let setup = world.setup().workspace_table(&format!(
+        "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
+        ALLOWED.1
+    ));
+    let script = format!(
+        "mount --bind {} /etc/ssl/certs/ca-certificates.crt && exec \"$0\" \"$@\"",
+        authority.display()
+    );
+    let daemon = setup.and_under(["sh", "-c", &script]).start().await;
+    let place = folder.path().to_owned();
+    let _server = in_network_of(&daemon, move || {
+        let accept = format!("{}:443", ALLOWED.1);
+        let child = Command::new("openssl")
+            .args(["s_server", "-quiet", "-WWW", "-accept", &accept])
+            .args(["-cert", "certificate.pem", "-key", "key.pem"])
+            .current_dir(&place)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Server(child.unwrap())
+    });
+    eventually("the server listens", async || {
+        let fetched = super::try_fetch(&daemon, url("https://site.jig.test/page")).await;
+        match fetched {
+            Ok(fetched) => fetched.content == "over TLS",
+            Err(refusal) => {
+                assert_eq!(refusal.metadata["cause"], "connection refused");
+                false
+            }
+        }
+    })
+    .await;
+    let refusal = refuses(&daemon, url("https://nobody.jig.test/page"), "FETCH_ERROR").await;
+    assert!(refusal.message.contains("certificate"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn servers_that_speak_no_http_are_told_of() {
+    let world = world();
+    let daemon = fetching(
+        &world,
+        &["site.jig.test:443", "site.jig.test"],
+        &[ALLOWED.1],
+    )
+    .await;
+    let _sites = [80, 443].map(|port| {
+        Site::at(&daemon, ALLOWED.1, port, |_, stream| {
+            stream.write_all(b"220 mail.jig.test ESMTP\r\n")
+        })
+    });
+    for there in ["http://site.jig.test/", "https://site.jig.test/"] {
+        refuses(&daemon, url(there), "FETCH_ERROR").await;
+    }
+}

@@ -1,0 +1,313 @@
+//! What it must not reach: hosts, ports and addresses that are not allowed, in whatever spelling.
+
+use jig::api::v1::{ListToolsRequest, catalog_service_client::CatalogServiceClient};
+
+use super::{
+    ALLOWED, METADATA, OTHER, PRIVATE, Site, fetch, fetching, hello, refuses, url, usual, world,
+};
+use crate::support::{Daemon, Setup, World, name_server};
+
+async fn lists_it(daemon: &Daemon) -> bool {
+    let mut catalog = CatalogServiceClient::new(daemon.channel());
+    let listed = catalog.list_tools(ListToolsRequest::default()).await;
+    let names = listed.unwrap().into_inner().names;
+    assert!(names.contains(&"run".to_owned()), "{names:?}");
+    names.contains(&"fetch_url".to_owned())
+}
+
+#[tokio::test]
+async fn it_is_off_until_hosts_are_listed() {
+    let daemon = Setup::new().start().await;
+    let refusal = refuses(&daemon, url("http://127.0.0.1/"), "TOOL_DISABLED").await;
+    assert!(refusal.message.contains("fetch_url"), "{refusal:?}");
+    assert!(!lists_it(&daemon).await);
+    // Addresses and ports alone switch nothing on.
+    let table = "[fetch]\nports = [80]\nallow_addresses = [\"127.0.0.1\"]";
+    let daemon = Setup::new().workspace_table(table).start().await;
+    refuses(&daemon, url("http://127.0.0.1/"), "TOOL_DISABLED").await;
+    // Nor does reading the configuration again.
+    daemon.reload(Daemon::READ_AGAIN).await;
+    refuses(&daemon, url("http://127.0.0.1/"), "TOOL_DISABLED").await;
+
+    let world = world();
+    let daemon = usual(&world).await;
+    assert!(lists_it(&daemon).await);
+    daemon.reload(Daemon::READ_AGAIN).await;
+    assert!(lists_it(&daemon).await);
+}
+
+#[tokio::test]
+async fn only_listed_hosts_and_ports_are_fetched_from() {
+    let world = World::with(&[
+        ALLOWED,
+        OTHER,
+        ("below.wide.test", ALLOWED.1),
+        ("wide.test", ALLOWED.1),
+    ]);
+    let daemon = fetching(
+        &world,
+        &[ALLOWED.0, "*.wide.test", "other.jig.test:8080"],
+        &["203.0.113.0/24"],
+    )
+    .await;
+    let sites = [
+        Site::at(&daemon, ALLOWED.1, 80, hello),
+        Site::at(&daemon, OTHER.1, 8080, hello),
+    ];
+    for allowed in [
+        "http://site.jig.test/",
+        "HTTP://Site.JIG.test.:80/",
+        "http://below.wide.test/",
+        "http://other.jig.test:8080/",
+    ] {
+        assert_eq!(fetch(&daemon, url(allowed)).await.content, "hello");
+    }
+    let others = Site::at(&daemon, OTHER.1, 80, hello);
+    let names = name_server(&daemon, &[&[OTHER.1]]);
+    for (denied, told) in [
+        ("http://other.jig.test/", "not on port 80"),
+        ("http://wide.test/", "fetch.hosts = [\"wide.test\"]"),
+        ("http://site.jig.test.evil.test/", "not among the hosts"),
+        ("http://evil.test/", "not among the hosts"),
+        ("http://203.0.113.10/", "not among the hosts"),
+        ("http://3405803786/", "not among the hosts"),
+        (
+            "http://site.jig.test:8080/",
+            "fetch.hosts = [\"site.jig.test:8080\"]",
+        ),
+        ("http://site.jig.test:22/", "not on port 22"),
+        ("https://other.jig.test:444/", "not on port 444"),
+    ] {
+        let refusal = refuses(&daemon, url(denied), "EGRESS_DENIED").await;
+        assert!(refusal.message.contains(told), "{denied}: {refusal:?}");
+    }
+    // What is not allowed is not even looked up.
+    assert_eq!((names.asked(), others.connections()), (0, 0));
+    assert_eq!(sites.map(|site| site.connections()), [3, 1]);
+}
+
+#[tokio::test]
+async fn addresses_are_known_in_every_spelling() {
+    let world = world();
+    let hosts = [
+        "127.0.0.1",
+        "0.0.0.0",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]",
+        "[fe80::1]",
+        PRIVATE,
+        METADATA,
+        "[::ffff:169.254.169.254]",
+        "[fd00:ec2::254]",
+        "192.168.0.1",
+        "172.16.0.1",
+        "100.64.0.1",
+    ];
+    let literals = [
+        "127.0.0.1",
+        "2130706433",
+        "0x7f.1",
+        "0x7f000001",
+        "0177.1",
+        "127.1",
+        "127.0.0.1.",
+        "①②⑦.0.0.1",
+        "0",
+        "0.0.0.0",
+        "[::1]",
+        "[::]",
+        "[0:0:0:0:0:0:0:1]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+        "[64:ff9b::127.0.0.1]",
+        "[2002:7f00:1::]",
+        "[fe80::1]",
+        PRIVATE,
+        "0xa.0x1.0x2.0x3",
+        METADATA,
+        "2852039166",
+        "0xa9fea9fe",
+        "[::ffff:169.254.169.254]",
+        "[fd00:ec2::254]",
+        "192.168.0.1",
+        "172.16.0.1",
+        "100.64.0.1",
+    ];
+    // Whether the hosts are allowed or not: nobody is connected to.
+    for allowed in [&hosts[..], &[ALLOWED.0]] {
+        let daemon = fetching(&world, allowed, &[]).await;
+        let sites = ["127.0.0.1", "::1", PRIVATE, METADATA]
+            .map(|address| Site::at(&daemon, address, 80, hello));
+        for literal in literals {
+            let address = format!("http://{literal}/latest/meta-data/");
+            let refusal = refuses(&daemon, url(&address), "EGRESS_DENIED").await;
+            let told = match allowed.len() {
+                1 => "not among the hosts",
+                _ => "fetch.allow_addresses = [",
+            };
+            assert!(refusal.message.contains(told), "{literal}: {refusal:?}");
+        }
+        assert_eq!(sites.map(|site| site.connections()), [0; 4]);
+    }
+}
+
+#[tokio::test]
+async fn addresses_that_are_listed_may_be_fetched_from() {
+    let world = world();
+    let daemon = fetching(
+        &world,
+        &["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "localhost"],
+        &["127.0.0.1/32", "::1"],
+    )
+    .await;
+    let _sites = ["127.0.0.1", "::1"].map(|address| Site::at(&daemon, address, 80, hello));
+    for (there, shown) in [
+        ("http://127.0.0.1/", "http://127.0.0.1/"),
+        ("http://2130706433/", "http://127.0.0.1/"),
+        ("http://0x7f.1/", "http://127.0.0.1/"),
+        ("http://[::1]/", "http://[::1]/"),
+        ("http://localhost/", "http://localhost/"),
+    ] {
+        let fetched = fetch(&daemon, url(there)).await;
+        assert_eq!(
+            (fetched.content.as_str(), fetched.final_url.as_str()),
+            ("hello", shown)
+        );
+    }
+    // What is listed is the address, not what others embed it in.
+    refuses(&daemon, url("http://[::ffff:127.0.0.1]/"), "EGRESS_DENIED").await;
+}
+
+#[tokio::test]
+async fn names_lead_to_allowed_addresses_only_whenever_they_are_asked() {
+    let world = World::with(&[
+        ("", ALLOWED.1),
+        ("", PRIVATE),
+        ("metadata.jig.test", METADATA),
+    ]);
+    let daemon = fetching(&world, &["*.jig.test"], &[ALLOWED.1]).await;
+    let public = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
+        "/again" => super::answer(stream, "302 Found", "Location: /\r\n", b""),
+        _ => hello(path, stream),
+    });
+    let private = [PRIVATE, METADATA].map(|address| Site::at(&daemon, address, 80, hello));
+    let names = name_server(
+        &daemon,
+        &[
+            &[ALLOWED.1],
+            &[PRIVATE],
+            &[PRIVATE, ALLOWED.1],
+            // The first for a page that redirects, the second for where it redirects to.
+            &[ALLOWED.1],
+            &[PRIVATE],
+            &["::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd00:ec2::254"],
+        ],
+    );
+    let rebind = || url("http://rebind.jig.test/");
+    // Asked once, and what was answered is what is connected to.
+    assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
+    assert_eq!((names.asked(), public.connections()), (1, 1));
+    let refusal = refuses(&daemon, rebind(), "EGRESS_DENIED").await;
+    let told = "leads to 10.1.2.3, a private address";
+    assert!(refusal.message.contains(told), "{refusal:?}");
+    // Of several addresses those that may be reached are.
+    assert_eq!(fetch(&daemon, rebind()).await.content, "hello");
+    // Each request on the way is looked at anew.
+    refuses(
+        &daemon,
+        url("http://rebind.jig.test/again"),
+        "EGRESS_DENIED",
+    )
+    .await;
+    assert_eq!((names.asked(), public.connections()), (5, 3));
+    // Addresses that hold others.
+    refuses(&daemon, rebind(), "EGRESS_DENIED").await;
+    assert_eq!((names.asked(), public.connections()), (6, 3));
+    let refusal = refuses(&daemon, url("http://metadata.jig.test/"), "EGRESS_DENIED").await;
+    assert!(refusal.message.contains("link-local"), "{refusal:?}");
+    assert_eq!(private.map(|site| site.connections()), [0, 0]);
+}
+
+#[tokio::test]
+async fn the_daemon_itself_is_not_fetched_from() {
+    let world = World::with(&[]);
+    let setup = world.setup().workspace_table(
+        "[fetch]\nhosts = [\"127.0.0.1\"]\nports = [80, 50999]\nallow_addresses = [\"127.0.0.0/8\"]",
+    );
+    let daemon = setup
+        .arguments(&["--listen", "127.0.0.1:50999"])
+        .start()
+        .await;
+    let _site = Site::at(&daemon, "127.0.0.1", 80, hello);
+    assert_eq!(
+        fetch(&daemon, url("http://127.0.0.1/")).await.content,
+        "hello"
+    );
+    let refusal = refuses(&daemon, url("http://127.0.0.1:50999/"), "EGRESS_DENIED").await;
+    assert!(refusal.message.contains("is jigd itself"), "{refusal:?}");
+}
+
+#[tokio::test]
+async fn proxies_of_the_environment_are_not_asked() {
+    let world = world();
+    let setup = world.setup().workspace_table(&format!(
+        "[fetch]\nhosts = [{:?}]\nallow_addresses = [{:?}]",
+        ALLOWED.0, ALLOWED.1
+    ));
+    let proxy = format!("http://{}", OTHER.1);
+    let mut setup = setup;
+    for name in ["http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"] {
+        setup = setup.environment(name, &proxy);
+    }
+    let daemon = setup.start().await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, hello);
+    let asked = Site::at(&daemon, OTHER.1, 80, hello);
+    assert_eq!(
+        fetch(&daemon, url("http://site.jig.test/x")).await.content,
+        "hello"
+    );
+    assert_eq!(asked.connections(), 0);
+    // And nobody is told more than there is to it.
+    let [head] = site.heads().try_into().unwrap();
+    let lower = head.to_lowercase();
+    assert!(lower.starts_with("get /x http/1.1\r\n"), "{head}");
+    assert!(lower.contains("user-agent: jigd/"), "{head}");
+    for none in ["cookie", "authorization", "referer"] {
+        assert!(!lower.contains(none), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn urls_that_cannot_be_fetched_are_refused_before_anything_is_begun() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, hello);
+    for wrong in [
+        "",
+        "site.jig.test",
+        "ftp://site.jig.test/",
+        "file:///etc/passwd",
+        "gopher://site.jig.test/",
+        "javascript:alert(1)",
+        "http:site.jig.test",
+        "http://",
+        "http://user@site.jig.test/",
+        "http://user:hunter2@site.jig.test/",
+        "http://site.jig.test@other.jig.test/",
+        "http://site.jig.test:0/",
+        "http://site.jig.test:x/",
+        "http://[::1",
+        "http://a b/",
+        "http://site.jig.test\\@other.jig.test/",
+        "http://site.jig.test/\r\nHost: other.jig.test",
+    ] {
+        let refusal = refuses(&daemon, url(wrong), "INVALID_PARAMS").await;
+        assert_eq!(refusal.fields(), ["url"], "{wrong}");
+        assert!(!refusal.message.contains("hunter2"), "{refusal:?}");
+    }
+    assert_eq!(site.connections(), 0);
+}

@@ -1,0 +1,259 @@
+//! What takes too long, or is too much.
+
+use std::{
+    io::Write as _,
+    time::{Duration, Instant},
+};
+
+use jig::api::v1::{FetchFormat, FetchUrlRequest};
+
+use super::{
+    ALLOWED, Site, answer, content::gzip, fetch, fetching, page, refuses, try_fetch, url, usual,
+    world,
+};
+use crate::support::{eventually, patience};
+
+const MIB: usize = 1 << 20;
+
+fn at_most(bytes: usize) -> FetchUrlRequest {
+    FetchUrlRequest {
+        max_bytes: Some(u32::try_from(bytes).unwrap()),
+        ..url("http://site.jig.test/")
+    }
+}
+
+fn within(seconds: u32, path: &str) -> FetchUrlRequest {
+    FetchUrlRequest {
+        timeout_sec: Some(seconds),
+        ..url(&format!("http://site.jig.test{path}"))
+    }
+}
+
+#[tokio::test]
+async fn content_is_cut_where_it_is_more_than_was_asked_for() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |_, stream| {
+        answer(
+            stream,
+            "200 OK",
+            "Content-Type: text/plain\r\n",
+            "grün".as_bytes(),
+        )
+    });
+    for (most, content, length, truncated) in [
+        (1, "g", 1, true),
+        // A character is not cut.
+        (3, "gr", 3, true),
+        (4, "grü", 4, true),
+        (5, "grün", 5, false),
+        (4 * MIB, "grün", 5, false),
+    ] {
+        let fetched = fetch(&daemon, at_most(most)).await;
+        assert_eq!(fetched.content, content, "{most}");
+        assert_eq!(
+            (fetched.content_length, fetched.truncated),
+            (length, truncated)
+        );
+    }
+    for (request, field) in [
+        (at_most(0), "max_bytes"),
+        (at_most(4 * MIB + 1), "max_bytes"),
+        (within(0, "/"), "timeout_sec"),
+        (within(61, "/"), "timeout_sec"),
+    ] {
+        let refusal = refuses(&daemon, request, "INVALID_PARAMS").await;
+        assert_eq!(refusal.fields(), [field]);
+    }
+}
+
+#[tokio::test]
+async fn bodies_without_end_are_read_as_far_as_they_are_wanted() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let bomb = gzip("head -c 256M /dev/zero");
+    assert!(bomb.len() < MIB / 2, "{}", bomb.len());
+    let site = Site::at(&daemon, ALLOWED.1, 80, move |path, stream| {
+        let piece = [b'a'; 1 << 16];
+        match path {
+            "/huge" => write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n",
+                1u64 << 40
+            )?,
+            "/close" => write!(stream, "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?,
+            "/bomb" => return answer(stream, "200 OK", "Content-Encoding: gzip\r\n", &bomb),
+            _ => write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )?,
+        }
+        loop {
+            match path {
+                "/chunked" => {
+                    write!(stream, "10000\r\n")?;
+                    stream.write_all(&piece)?;
+                    write!(stream, "\r\n")?;
+                }
+                _ => stream.write_all(&piece)?,
+            }
+        }
+    });
+    let before = daemon.peak_bytes();
+    for path in ["/huge", "/close", "/chunked", "/bomb"] {
+        let fetched = fetch(&daemon, url(&format!("http://site.jig.test{path}"))).await;
+        assert!(fetched.truncated, "{path}");
+        assert_eq!(
+            usize::try_from(fetched.content_length).unwrap(),
+            MIB,
+            "{path}"
+        );
+        assert_eq!(fetched.content.len(), MIB, "{path}");
+    }
+    let grown = daemon.peak_bytes().saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown}");
+    // Whoever sent it is not left hanging.
+    eventually("the connections are closed", async || site.ended() == 4).await;
+}
+
+#[tokio::test]
+async fn slow_servers_have_as_long_as_was_said() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+        match path {
+            "/silent" => {}
+            "/head" => write!(stream, "HTTP/1.1 200 OK\r\nX-More")?,
+            _ => write!(
+                stream,
+                "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\na"
+            )?,
+        }
+        // Until the daemon goes away.
+        std::io::copy(stream, &mut std::io::sink()).map(drop)
+    });
+    for path in ["/silent", "/head", "/body"] {
+        let begun = Instant::now();
+        let refusal = refuses(&daemon, within(1, path), "TIMEOUT").await;
+        assert!(refusal.message.contains("timeout_sec"), "{refusal:?}");
+        let taken = begun.elapsed();
+        assert!(taken >= Duration::from_millis(900), "{path}: {taken:?}");
+        assert!(taken < patience(), "{path}: {taken:?}");
+    }
+    eventually("the connections are closed", async || site.ended() == 3).await;
+}
+
+#[tokio::test]
+async fn it_ends_with_its_caller() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, |_, stream| {
+        std::io::copy(stream, &mut std::io::sink()).map(drop)
+    });
+    let mut tools = daemon.tools();
+    let call = tokio::spawn(async move { tools.fetch_url(within(60, "/")).await });
+    eventually("the server is asked", async || site.heads().len() == 1).await;
+    assert_eq!(site.ended(), 0);
+    call.abort();
+    eventually("the connection is closed", async || site.ended() == 1).await;
+}
+
+#[tokio::test]
+async fn what_fails_on_the_way_is_told() {
+    let world = world();
+    let daemon = fetching(&world, &["*.jig.test", "site.jig.test:81"], &[ALLOWED.1]).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| match path {
+        "/nothing" => Ok(()),
+        _ => write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this"
+        ),
+    });
+    for (there, cause) in [
+        ("http://site.jig.test:81/", "connection refused"),
+        ("http://nobody.jig.test/", "the name could not be looked up"),
+    ] {
+        let refusal = refuses(&daemon, url(there), "FETCH_ERROR").await;
+        assert_eq!(refusal.metadata["cause"], cause, "{refusal:?}");
+    }
+    for path in ["nothing", "half"] {
+        let there = format!("http://site.jig.test/{path}");
+        let refusal = refuses(&daemon, url(&there), "FETCH_ERROR").await;
+        assert!(!refusal.metadata["cause"].is_empty(), "{refusal:?}");
+    }
+}
+
+#[tokio::test]
+async fn pages_that_are_made_to_hurt_do_not() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let _site = Site::at(&daemon, ALLOWED.1, 80, |path, stream| {
+        let piece = match path {
+            "/deep" => "<div>",
+            "/lists" => "<ul><li>",
+            "/tables" => "<table><tr><td>",
+            "/bold" => "<b><p>",
+            "/quotes" => "<blockquote>",
+            _ => "<",
+        };
+        let body = piece.repeat(MIB / 8 / piece.len());
+        answer(
+            stream,
+            "200 OK",
+            "Content-Type: text/html\r\n",
+            body.as_bytes(),
+        )
+    });
+    for path in ["/deep", "/lists", "/tables", "/bold", "/quotes", "/signs"] {
+        for format in [FetchFormat::Markdown, FetchFormat::Text] {
+            let request = FetchUrlRequest {
+                timeout_sec: Some(60),
+                ..page(path, format)
+            };
+            let fetched = fetch(&daemon, request).await;
+            assert!(fetched.content.len() <= MIB, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn many_are_fetched_at_a_time() {
+    let world = world();
+    let daemon = usual(&world).await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, super::hello);
+    let calls = (0..100).map(|number| {
+        let daemon = &daemon;
+        async move {
+            let request = url(&format!("http://site.jig.test/{number}"));
+            try_fetch(daemon, request).await.unwrap().content
+        }
+    });
+    let mut waiting = Vec::new();
+    for call in calls {
+        waiting.push(call);
+    }
+    let answers = join_all(waiting).await;
+    assert!(answers.iter().all(|content| content == "hello"));
+    assert_eq!(site.connections(), 100);
+}
+
+/// Waits for all of them at once.
+async fn join_all<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut pinned: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = pinned.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, done) in pinned.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *done = Some(value);
+            }
+        }
+        match done.iter().all(Option::is_some) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}

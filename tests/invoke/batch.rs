@@ -1,0 +1,490 @@
+//! Several calls at once (E2 to E5, E8, E10).
+
+use std::time::{Duration, Instant};
+
+use jig::api::v1::{
+    BatchCall, BatchMode, BatchResult, InvokeBatchRequest, InvokeBatchResponse, JobState,
+    ToolFormat, invoke_service_client::InvokeServiceClient,
+};
+use serde_json::{Value, json};
+use tonic::IntoRequest;
+
+use super::json_of;
+use crate::{
+    jobs::Jobs,
+    support::{Daemon, KeyFile, Refusal, Setup, with, with_key},
+};
+
+fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
+    let calls = calls.iter().map(|(id, name, arguments)| BatchCall {
+        call_id: (*id).to_owned(),
+        name: (*name).to_owned(),
+        arguments_json: arguments.to_string(),
+        ..BatchCall::default()
+    });
+    InvokeBatchRequest {
+        dialect: dialect.to_owned(),
+        calls: calls.collect(),
+        ..InvokeBatchRequest::default()
+    }
+}
+
+async fn try_batch(
+    daemon: &Daemon,
+    request: impl IntoRequest<InvokeBatchRequest>,
+) -> Result<InvokeBatchResponse, Refusal> {
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    match client.invoke_batch(request).await {
+        Ok(response) => Ok(response.into_inner()),
+        Err(status) => Err(Refusal::of(&status)),
+    }
+}
+
+async fn batch(
+    daemon: &Daemon,
+    request: impl IntoRequest<InvokeBatchRequest>,
+) -> InvokeBatchResponse {
+    try_batch(daemon, request).await.unwrap()
+}
+
+/// A result as its document writes it.
+fn written(result: &BatchResult) -> Value {
+    let mut written = json!({"call_id": result.call_id, "name": result.name, "ok": result.ok});
+    if result.pending {
+        written["pending"] = true.into();
+    }
+    for (name, text) in [("job_id", &result.job_id), ("job_type", &result.job_type)] {
+        if !text.is_empty() {
+            written[name] = text.as_str().into();
+        }
+    }
+    if let Some(output) = &result.output {
+        written["output"] = json_of(output);
+    }
+    if let Some(error) = &result.error {
+        written["error"] = json!({"code": error.code, "message": error.message});
+    }
+    written
+}
+
+fn messages(response: &InvokeBatchResponse) -> Value {
+    let messages = response.tool_messages.iter();
+    messages
+        .map(|message| {
+            json!({
+                "role": message.role,
+                "tool_call_id": message.tool_call_id,
+                "name": message.name,
+                "content": message.content,
+            })
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn e02_a_batch_is_answered_as_the_document_has_it() {
+    let daemon = Setup::new()
+        .workspace_file("README.md", "# My Project\n...")
+        .workspace_file("test.txt", "")
+        .start()
+        .await;
+    let request = InvokeBatchRequest {
+        mode: Some(BatchMode::Sync.into()),
+        wait_ms: Some(15000),
+        queue: Some("default".to_owned()),
+        ..of(
+            "rauskuclaw",
+            &[
+                (
+                    "call-abc-123",
+                    "data_file_read",
+                    json!({"path": "README.md"}),
+                ),
+                (
+                    "call-def-456",
+                    "tools_file_search",
+                    json!({"query": "test"}),
+                ),
+            ],
+        )
+    };
+    let response = batch(&daemon, request).await;
+    let results: Value = response.results.iter().map(written).collect();
+    assert_eq!(
+        results,
+        json!([
+            {
+                "call_id": "call-abc-123",
+                "name": "data_file_read",
+                "ok": true,
+                "output": {"path": "README.md", "content_text": "# My Project\n..."}
+            },
+            {
+                "call_id": "call-def-456",
+                "name": "tools_file_search",
+                "ok": true,
+                "output": {"results": [{"path": "test.txt", "type": "file"}]}
+            }
+        ])
+    );
+    let contents = response.tool_messages.iter().map(|message| {
+        assert_eq!(message.role, "tool");
+        serde_json::from_str::<Value>(&message.content).unwrap()
+    });
+    let contents: Vec<_> = contents.collect();
+    assert_eq!(
+        contents,
+        [
+            json!({"ok": true, "result": {"path": "README.md", "content_text": "# My Project\n..."}}),
+            json!({"ok": true, "result": {"results": [{"path": "test.txt", "type": "file"}]}}),
+        ]
+    );
+    assert!(
+        response.tool_messages[0]
+            .content
+            .starts_with(r#"{"ok":true,"result":{"#)
+    );
+}
+
+#[tokio::test]
+async fn e03_what_is_not_waited_for_is_a_job() {
+    let daemon = Setup::new().workspace_file("README.md", "x").start().await;
+    let request = InvokeBatchRequest {
+        mode: Some(BatchMode::Async.into()),
+        ..of(
+            "rauskuclaw",
+            &[(
+                "call-abc-123",
+                "data_file_read",
+                json!({"path": "README.md"}),
+            )],
+        )
+    };
+    let response = batch(&daemon, request).await;
+    let result = &response.results[0];
+    assert_eq!(
+        written(result),
+        json!({
+            "call_id": "call-abc-123",
+            "name": "data_file_read",
+            "ok": true,
+            "job_id": result.job_id,
+            "job_type": "data.file_read",
+        })
+    );
+    assert_eq!(
+        (
+            response.tool_messages.len(),
+            response.messages_json.as_str()
+        ),
+        (0, "[]")
+    );
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(
+        (job.tool.as_str(), job.dialect.as_str()),
+        ("data_file_read", "rauskuclaw")
+    );
+    let result = job.result.unwrap();
+    assert_eq!(
+        json_of(&result.data.unwrap()),
+        json!({"path": "README.md", "content_text": "x"})
+    );
+}
+
+#[tokio::test]
+async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
+    let daemon = Daemon::start().await;
+    let command = json!({"command": "until [ -e go ]; do sleep 0.05; done; echo done"});
+    let request = InvokeBatchRequest {
+        wait_ms: Some(100),
+        ..of("rauskuclaw", &[("call-abc-123", "tool_exec", command)])
+    };
+    let response = batch(&daemon, request).await;
+    let result = &response.results[0];
+    let error = json!({"code": "TIMEOUT", "message": "Job did not complete within wait_ms"});
+    assert_eq!(
+        written(result),
+        json!({
+            "call_id": "call-abc-123",
+            "name": "tool_exec",
+            "ok": false,
+            "pending": true,
+            "job_id": result.job_id,
+            "error": error,
+        })
+    );
+    assert_eq!(
+        messages(&response),
+        json!([{
+            "role": "tool",
+            "tool_call_id": "call-abc-123",
+            "name": "tool_exec",
+            "content": format!(r#"{{"ok":false,"pending":true,"job_id":"{}","error":{{"code":"TIMEOUT","message":"Job did not complete within wait_ms"}}}}"#, result.job_id),
+        }])
+    );
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
+    assert_eq!(
+        json_of(&job.result.unwrap().data.unwrap())["stdout"],
+        "done\n"
+    );
+}
+
+#[tokio::test]
+async fn e05_a_call_that_cannot_be_made_is_told_in_its_result() {
+    let daemon = Setup::new()
+        .workspace_table("[policy]\ndeny_tools = [\"run\"]")
+        .start()
+        .await;
+    let request = of(
+        "rauskuclaw",
+        &[
+            ("call-unknown", "nonexistent_tool", json!({})),
+            ("call-y", "tool_exec", json!({"command": "true"})),
+            (
+                "call-z",
+                "data_file_read",
+                json!({"pat": "x", "max_bytes": 1}),
+            ),
+        ],
+    );
+    let response = batch(&daemon, request).await;
+    assert_eq!(
+        written(&response.results[0]),
+        json!({
+            "call_id": "call-unknown",
+            "name": "nonexistent_tool",
+            "ok": false,
+            "error": {"code": "UNKNOWN_TOOL", "message": "Tool 'nonexistent_tool' not found in registry"}
+        })
+    );
+    assert_eq!(
+        response.tool_messages[0].content,
+        r#"{"ok":false,"error":{"code":"UNKNOWN_TOOL","message":"Tool 'nonexistent_tool' not found in registry"}}"#
+    );
+    assert_eq!(
+        written(&response.results[1]),
+        json!({
+            "call_id": "call-y",
+            "name": "tool_exec",
+            "ok": false,
+            "error": {"code": "JOB_TYPE_DISABLED", "message": "Job type 'tool.exec' is disabled"}
+        })
+    );
+    let error = response.results[2].error.as_ref().unwrap();
+    assert_eq!(error.code, "VALIDATION_ERROR");
+    for told in ["pat", "path was probably meant", "max_bytes"] {
+        assert!(error.message.contains(told), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
+    let daemon = Daemon::start().await;
+    let long = "é".repeat(121);
+    let request = InvokeBatchRequest {
+        wait_ms: Some(99),
+        queue: Some("No Queue".to_owned()),
+        ..of("zulu", &[(&long, "", json!({})), ("", "x", json!({}))])
+    };
+    let refusal = try_batch(&daemon, request).await.unwrap_err();
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    let mut fields = refusal.fields();
+    fields.sort_unstable();
+    assert_eq!(
+        fields,
+        [
+            "calls[0].call_id",
+            "calls[0].name",
+            "calls[1].call_id",
+            "dialect",
+            "queue",
+            "wait_ms"
+        ]
+    );
+    for calls in [0, 21] {
+        let calls: Vec<_> = (0..calls)
+            .map(|_| ("a", "stat", json!({"path": "."})))
+            .collect();
+        let refusal = try_batch(&daemon, of("", &calls)).await.unwrap_err();
+        assert_eq!(refusal.fields(), ["calls"]);
+    }
+}
+
+#[tokio::test]
+async fn e06_a_key_that_may_only_look_does_not_invoke() {
+    let keys = KeyFile::new();
+    let reads = keys.add("reads", "read", &[]);
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
+    let request = of(
+        "rauskuclaw",
+        &[("a", "data_file_read", json!({"path": "x"}))],
+    );
+    let refusal = try_batch(&daemon, with_key(&reads, request))
+        .await
+        .unwrap_err();
+    assert_eq!(refusal.reason, "FORBIDDEN");
+}
+
+#[tokio::test]
+async fn e08_a_long_output_is_told_of_by_its_beginning() {
+    let daemon = Setup::new()
+        .workspace_file("long.txt", &"é\n".repeat(20_000))
+        .start()
+        .await;
+    let request = of(
+        "rauskuclaw",
+        &[("a", "data_file_read", json!({"path": "long.txt"}))],
+    );
+    let response = batch(&daemon, request).await;
+    let output = json_of(response.results[0].output.as_ref().unwrap());
+    assert_eq!(output["truncated"], true);
+    assert!(output["bytes"].as_u64().unwrap() > 60_000, "{output}");
+    let preview = output["preview"].as_str().unwrap();
+    assert!(preview.starts_with(r#"{"content_text":"é"#) && preview.len() <= 12_000);
+    let content: Value = serde_json::from_str(&response.tool_messages[0].content).unwrap();
+    assert_eq!(content, json!({"ok": true, "result": output}));
+}
+
+/// Twenty calls of which five fail, three do not end in time, and two are of unknown tools.
+#[tokio::test]
+async fn a_batch_takes_as_long_as_its_slowest_call() {
+    let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
+    let mut calls = Vec::new();
+    for number in 0..20 {
+        calls.push(match number {
+            2 | 5 | 8 | 11 | 14 => ("read_file", json!({"path": "missing"})),
+            3 | 9 | 15 => (
+                "run",
+                json!({"command": "until [ -e go ]; do sleep 0.05; done"}),
+            ),
+            6 | 12 => ("unknown", json!({})),
+            _ => (
+                "run",
+                json!({"command": format!("sleep 0.5; echo {number}")}),
+            ),
+        });
+    }
+    let ids: Vec<_> = (0..20).map(|number| format!("call-{number}")).collect();
+    let calls: Vec<_> = ids
+        .iter()
+        .zip(calls)
+        .map(|(id, (name, params))| (id.as_str(), name, params))
+        .collect();
+    let request = InvokeBatchRequest {
+        wait_ms: Some(4000),
+        ..of("", &calls)
+    };
+    let begun = Instant::now();
+    let response = batch(&daemon, request).await;
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    for (number, result) in response.results.iter().enumerate() {
+        assert_eq!(result.call_id, ids[number]);
+        assert_eq!(response.tool_messages[number].tool_call_id, ids[number]);
+        let code = result.error.as_ref().map(|error| error.code.as_str());
+        let expected = match calls[number].1 {
+            "read_file" => Some("FILE_NOT_FOUND"),
+            "unknown" => Some("UNKNOWN_TOOL"),
+            _ if [3, 9, 15].contains(&number) => Some("TIMEOUT"),
+            _ => None,
+        };
+        assert_eq!(code, expected, "{number}: {result:?}");
+        assert_eq!(result.ok, expected.is_none());
+        assert_eq!(result.pending, expected == Some("TIMEOUT"));
+        if expected.is_none() {
+            let output = json_of(result.output.as_ref().unwrap());
+            assert_eq!(output["stdout"], format!("{number}\n"));
+        }
+    }
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let mut jobs = Jobs::of(&daemon);
+    for number in [3, 9, 15] {
+        let job = jobs.wait(&response.results[number].job_id).await;
+        assert_eq!(job.state(), JobState::Succeeded);
+    }
+}
+
+#[tokio::test]
+async fn b07_results_go_back_as_each_vendor_wants_them() {
+    let daemon = Setup::new()
+        .workspace_file("Program.cs", "using System;")
+        .start()
+        .await;
+    let id = "toolu_01A2B3C4D5E6F7";
+    for (format, path, expected) in [
+        (
+            ToolFormat::Anthropic,
+            "Program.cs",
+            json!([{"type": "tool_result", "tool_use_id": id, "content": "using System;"}]),
+        ),
+        (
+            ToolFormat::Anthropic,
+            "Nope.cs",
+            json!([{"type": "tool_result", "tool_use_id": id, "content": "Error reading file: Could not find file 'Nope.cs'"}]),
+        ),
+        (
+            ToolFormat::OpenaiChat,
+            "Program.cs",
+            json!([{"role": "tool", "tool_call_id": id, "content": "using System;"}]),
+        ),
+        (
+            ToolFormat::OpenaiResponses,
+            "Program.cs",
+            json!([{"type": "function_call_output", "call_id": id, "output": "using System;"}]),
+        ),
+    ] {
+        let request = InvokeBatchRequest {
+            result_format: Some(format.into()),
+            ..of("dracode", &[(id, "read_file", json!({"file_path": path}))])
+        };
+        let response = batch(&daemon, request).await;
+        let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
+        assert_eq!(messages, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_repeated_is_made_once() {
+    let daemon = Daemon::start().await;
+    let made = || {
+        let append = json!({"command": "echo x >> a.txt"});
+        let calls = [("a", "run", append.clone()), ("b", "run", append)];
+        with("jig-request-id", "batch", of("", &calls))
+    };
+    let first = batch(&daemon, made()).await;
+    assert_eq!(batch(&daemon, made()).await, first);
+    let daemon = daemon.restart().await;
+    assert_eq!(batch(&daemon, made()).await, first);
+    assert_eq!(
+        std::fs::read_to_string(daemon.file("a.txt")).unwrap(),
+        "x\nx\n"
+    );
+}
+
+/// C9: a background command, which is followed and cancelled later.
+#[tokio::test]
+async fn c09_a_task_is_a_job() {
+    let daemon = Daemon::start().await;
+    let request = super::call(
+        "claude",
+        "Task",
+        json!({"command": "echo begun; sleep 1000; true"}),
+    );
+    let response = super::invoke(&daemon, request).await;
+    let id = response.job_id.clone();
+    assert!(response.pending, "{response:?}");
+    assert_eq!(
+        json_of(&response.data.unwrap()),
+        json!({"success": true, "taskId": id})
+    );
+    let mut jobs = Jobs::of(&daemon);
+    crate::support::eventually("it runs", async || {
+        jobs.get(&id).await.state() == JobState::Running
+    })
+    .await;
+    let job = jobs.cancel(&id).await;
+    assert_eq!(job.state(), JobState::Cancelled);
+}

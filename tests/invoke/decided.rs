@@ -1,0 +1,111 @@
+//! Calls of dialects, and who decides about them.
+
+use jig::api::v1::{
+    Action, CreateRuleRequest, InvokeStatus, approval_service_client::ApprovalServiceClient,
+};
+use serde_json::json;
+
+use super::{call, invoke};
+use crate::{
+    approvals::{ASK, wait_for_one},
+    events::records,
+    support::{Setup, eventually},
+};
+
+#[tokio::test]
+async fn d13_who_is_asked_sees_the_call_as_the_agent_made_it() {
+    let daemon = Setup::new().workspace_table(ASK).start().await;
+    let channel = daemon.channel();
+    let made = tokio::spawn(async move {
+        let mut client = jig::api::v1::invoke_service_client::InvokeServiceClient::new(channel);
+        let params = json!({"path": "hello.py", "content": "print('hello world')"});
+        client
+            .invoke(call("cli_agent", "create_file", params))
+            .await
+    });
+    let approval = wait_for_one(&daemon).await;
+    assert_eq!(
+        (approval.tool.as_str(), approval.said_as.as_str()),
+        ("write_file", "cli_agent/create_file")
+    );
+    let shown: Vec<_> = approval
+        .parameters
+        .iter()
+        .map(|parameter| (parameter.name.as_str(), parameter.value.as_str()))
+        .collect();
+    assert_eq!(shown, [("path", "hello.py"), ("content", "<20 bytes>")]);
+    assert_eq!(approval.files_affected, ["hello.py"]);
+    // D14: a rule of the document's kind, under the agent's own name, lets it go on.
+    let rule = CreateRuleRequest {
+        tool: "create_file".to_owned(),
+        pattern: Some(r#"^{"content":"[^"]*","path":".*\.py"}$"#.to_owned()),
+        action: Action::Allow.into(),
+        ..CreateRuleRequest::default()
+    };
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    let rule = approvals
+        .create_rule(rule)
+        .await
+        .unwrap()
+        .into_inner()
+        .rule
+        .unwrap();
+    let response = made.await.unwrap().unwrap().into_inner();
+    assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    let params = json!({"path": "b.py", "content": "2"});
+    let response = invoke(&daemon, call("cli_agent", "create_file", params)).await;
+    assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    let started = records(&daemon, "default");
+    let started: Vec<_> = started
+        .iter()
+        .filter(|record| record["event"] == "tool_call_started")
+        .collect();
+    for record in &started {
+        assert_eq!(record["allowed_by"], format!("rule {}", rule.rule_id));
+        assert_eq!(
+            (&record["dialect"], &record["said_as"]),
+            (&json!("cli_agent"), &json!("create_file"))
+        );
+        assert_eq!(record["tool"], "write_file");
+    }
+    assert_eq!(started.len(), 2);
+    eventually("the file is there", async || daemon.file("b.py").exists()).await;
+}
+
+#[tokio::test]
+async fn a_rule_for_either_name_denies() {
+    let table = r#"
+[[policy.rules]]
+name = "secrets"
+tool = "Read"
+pattern = '"path":"\.env'
+action = "deny"
+[[policy.rules]]
+name = "deletion"
+tool = "run"
+pattern = 'rm -rf'
+action = "deny"
+"#;
+    let daemon = Setup::new()
+        .workspace_table(table)
+        .workspace_file(".env", "KEY=1")
+        .start()
+        .await;
+    for (dialect, tool, params, denied) in [
+        ("claude", "Read", json!({"path": ".env"}), true),
+        ("dracode", "read_file", json!({"file_path": ".env"}), false),
+        ("claude", "Bash", json!({"command": "rm -rf ."}), true),
+        (
+            "cli_agent",
+            "run_in_terminal",
+            json!({"command": "rm -rf ."}),
+            true,
+        ),
+        ("claude", "Bash", json!({"command": "true"}), false),
+    ] {
+        let response = invoke(&daemon, call(dialect, tool, params)).await;
+        let told = response.error.map(|error| error.error_type);
+        let expected = denied.then(|| "policy_denied".to_owned());
+        assert_eq!(told, expected, "{dialect} {tool}");
+    }
+}

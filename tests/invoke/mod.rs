@@ -1,0 +1,278 @@
+//! Calls by the names of their tools: what comes of one is in its answer, also where it failed.
+
+mod batch;
+mod decided;
+mod once;
+mod vendors;
+
+use jig::api::v1::{
+    InvokeRequest, InvokeResponse, InvokeStatus, ListToolsRequest, ToolFormat,
+    catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+};
+use prost_types::{Struct, Value as Wrapped, value::Kind};
+use serde_json::{Map, Value, json};
+use tonic::{Code, IntoRequest};
+
+use crate::support::{Daemon, KeyFile, Refusal, Setup, with, with_key};
+
+/// A call of a tool of a dialect; of the contract, where that is empty.
+pub(crate) fn call(dialect: &str, tool: &str, params: Value) -> InvokeRequest {
+    InvokeRequest {
+        dialect: dialect.to_owned(),
+        tool: tool.to_owned(),
+        params_json: params.to_string(),
+        ..InvokeRequest::default()
+    }
+}
+
+/// Makes a call by name.
+pub(crate) async fn try_invoke(
+    daemon: &Daemon,
+    request: impl IntoRequest<InvokeRequest>,
+) -> Result<InvokeResponse, Refusal> {
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    match client.invoke(request).await {
+        Ok(response) => Ok(response.into_inner()),
+        Err(status) => Err(Refusal::of(&status)),
+    }
+}
+
+/// As [`try_invoke`], of a call that can be made.
+pub(crate) async fn invoke(
+    daemon: &Daemon,
+    request: impl IntoRequest<InvokeRequest>,
+) -> InvokeResponse {
+    try_invoke(daemon, request).await.unwrap()
+}
+
+/// The JSON that a message stands for.
+pub(crate) fn json_of(structure: &Struct) -> Value {
+    fn value(wrapped: &Wrapped) -> Value {
+        match wrapped.kind.as_ref().unwrap() {
+            Kind::NullValue(_) => Value::Null,
+            Kind::BoolValue(flag) => (*flag).into(),
+            Kind::NumberValue(number) if number.fract() == 0.0 => {
+                serde_json::from_str(&format!("{number:.0}")).unwrap()
+            }
+            Kind::NumberValue(number) => (*number).into(),
+            Kind::StringValue(text) => text.as_str().into(),
+            Kind::ListValue(list) => list.values.iter().map(value).collect(),
+            Kind::StructValue(fields) => json_of(fields),
+        }
+    }
+    let fields = structure.fields.iter();
+    let fields: Map<_, _> = fields
+        .map(|(name, wrapped)| (name.clone(), value(wrapped)))
+        .collect();
+    fields.into()
+}
+
+/// The names of the tools that there are.
+async fn names(daemon: &Daemon, key: &str, dialect: &str) -> Vec<String> {
+    let request = ListToolsRequest {
+        dialect: dialect.to_owned(),
+        format: Some(ToolFormat::OpenaiChat.into()),
+    };
+    let mut client = CatalogServiceClient::new(daemon.channel());
+    let listed = match key {
+        "" => client.list_tools(request).await,
+        key => client.list_tools(with_key(key, request)).await,
+    };
+    let listed = listed.unwrap().into_inner();
+    let tools: Vec<Value> = serde_json::from_str(&listed.tools_json).unwrap();
+    let written = tools
+        .iter()
+        .map(|tool| tool["function"]["name"].as_str().unwrap());
+    assert!(written.eq(listed.names.iter()));
+    listed.names
+}
+
+#[tokio::test]
+async fn a_tool_of_the_contract_answers_by_the_names_of_its_fields() {
+    let daemon = Setup::new()
+        .workspace_file("a.txt", "one\ntwo\n")
+        .start()
+        .await;
+    // Numbers may be texts, and parameters a message.
+    for request in [
+        call("", "read_file", json!({"path": "a.txt", "start_line": "2"})),
+        InvokeRequest {
+            params: Some(Struct {
+                fields: [
+                    ("path".to_owned(), Kind::StringValue("a.txt".to_owned())),
+                    ("start_line".to_owned(), Kind::NumberValue(2.0)),
+                ]
+                .map(|(name, kind)| (name, Wrapped { kind: Some(kind) }))
+                .into(),
+            }),
+            params_json: String::new(),
+            ..call("", "read_file", Value::Null)
+        },
+    ] {
+        let request = InvokeRequest {
+            request_id: "one".to_owned(),
+            ..request
+        };
+        let response = invoke(&daemon, request).await;
+        assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+        assert_eq!(
+            (response.request_id.as_str(), response.tool.as_str()),
+            ("one", "read_file")
+        );
+        let data = json_of(response.data.as_ref().unwrap());
+        assert_eq!(
+            (&data["content"], &data["total_lines"]),
+            (&json!("two\n"), &json!(2))
+        );
+        assert_eq!(serde_json::from_str::<Value>(&response.text).unwrap(), data);
+        let (started, ended) = (response.started_at.unwrap(), response.ended_at.unwrap());
+        assert!((started.seconds, started.nanos) <= (ended.seconds, ended.nanos));
+        assert!(response.error.is_none() && response.duration_sec < 10.0);
+    }
+    let response = invoke(
+        &daemon,
+        call("", "run", json!({"command": "echo x; exit 3"})),
+    )
+    .await;
+    assert_eq!(response.status(), InvokeStatus::Success);
+    assert_eq!(response.exit_code, Some(3));
+    assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
+    let (output, _) = daemon.artifact(&response.stdout_path).await;
+    assert_eq!(output, b"x\n");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_call_is_in_its_answer() {
+    let daemon = Daemon::start().await;
+    for (tool, params, error_type, told) in [
+        ("read_file", json!({"path": "a"}), "file_not_found", "a"),
+        ("read_file", json!({"path": "../a"}), "path_escape", "a"),
+        (
+            "read_file",
+            json!({"pth": "a", "max_bytes": 0}),
+            "invalid_params",
+            "path was probably meant",
+        ),
+        ("red_file", json!({}), "unknown_tool", "read_file"),
+        (
+            "run",
+            json!({"command": "x", "env": [{"key": "A", "value": "1"}, {"key": "A", "value": "2"}]}),
+            "invalid_params",
+            "env",
+        ),
+        (
+            "search",
+            json!({"query": "(", "is_regex": true}),
+            "invalid_regex",
+            "unclosed",
+        ),
+    ] {
+        let response = invoke(&daemon, call("", tool, params)).await;
+        assert_eq!(response.status(), InvokeStatus::Error, "{response:?}");
+        let error = response.error.unwrap();
+        assert_eq!(error.error_type, error_type, "{error:?}");
+        assert!(error.message.contains(told), "{error:?}");
+        assert!(!error.suggestion.is_empty());
+        assert_eq!(response.text, error.message);
+        assert!(response.data.is_none() && response.started_at.is_some());
+    }
+    let no_json = InvokeRequest {
+        params_json: "{".to_owned(),
+        ..call("", "read_file", Value::Null)
+    };
+    let response = invoke(&daemon, no_json).await;
+    assert_eq!(response.error.unwrap().error_type, "invalid_params");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_envelope_is_an_error_of_the_rpc() {
+    let daemon = Daemon::start().await;
+    let both = InvokeRequest {
+        params: Some(Struct::default()),
+        ..call("", "run", json!({}))
+    };
+    let refusal = try_invoke(&daemon, both).await.unwrap_err();
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    assert_eq!(refusal.fields(), ["params", "params_json"]);
+    let long = InvokeRequest {
+        request_id: "é".repeat(121),
+        ..call("zulu", "", json!({}))
+    };
+    let refusal = try_invoke(&daemon, long).await.unwrap_err();
+    let mut fields = refusal.fields();
+    fields.sort_unstable();
+    assert_eq!(fields, ["dialect", "request_id", "tool"]);
+    assert!(refusal.message.contains("agentbench"), "{refusal:?}");
+    let elsewhere = with(
+        "jig-workspace",
+        "elsewhere",
+        call("", "run", json!({"command": "true"})),
+    );
+    let refusal = try_invoke(&daemon, elsewhere).await.unwrap_err();
+    assert_eq!(refusal.reason, "UNKNOWN_WORKSPACE");
+    let mut late = tonic::Request::new(call("", "run", json!({"command": "sleep 100"})));
+    late.set_timeout(std::time::Duration::from_millis(300));
+    let late = InvokeServiceClient::new(daemon.channel())
+        .invoke(late)
+        .await;
+    // The client looks at the clock, too.
+    let code = late.unwrap_err().code();
+    assert!(
+        [Code::DeadlineExceeded, Code::Cancelled].contains(&code),
+        "{code}"
+    );
+}
+
+#[tokio::test]
+async fn who_may_not_use_a_tool_does_not_see_it() {
+    let keys = KeyFile::new();
+    let reads = keys.add("reads", "read", &[]);
+    let files = keys.add(
+        "files",
+        "invoke",
+        &["--for-tool", "read_file", "--for-tool", "list_files"],
+    );
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new()
+        .arguments(&["--keys", &path])
+        .workspace_table("[policy]\ndeny_tools = [\"delete_path\", \"Bash\"]")
+        .start()
+        .await;
+    // A key that may only look sees all that there is.
+    let seen = names(&daemon, &reads, "").await;
+    assert!(seen.contains(&"run".to_owned()) && !seen.contains(&"delete_path".to_owned()));
+    let seen = names(&daemon, &reads, "claude").await;
+    assert!(
+        seen.contains(&"Task".to_owned()) && !seen.contains(&"Bash".to_owned()),
+        "{seen:?}"
+    );
+    assert_eq!(
+        names(&daemon, &files, "").await,
+        ["list_files", "read_file"]
+    );
+    assert_eq!(names(&daemon, &files, "claude").await, ["Read", "Glob"]);
+    assert_eq!(
+        names(&daemon, &files, "rauskuclaw").await,
+        ["data_file_read", "tools_file_search"]
+    );
+
+    let refusal = try_invoke(
+        &daemon,
+        with_key(&reads, call("", "stat", json!({"path": "."}))),
+    )
+    .await;
+    assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
+    let refusal = try_invoke(
+        &daemon,
+        with_key(&files, call("claude", "Write", json!({}))),
+    )
+    .await;
+    assert_eq!(refusal.unwrap_err().reason, "FORBIDDEN");
+    let response = invoke(&daemon, with_key(&files, call("claude", "Nope", json!({})))).await;
+    let error = response.error.unwrap();
+    assert_eq!(error.error_type, "unknown_tool");
+    assert!(
+        error.message.contains("Read, Glob") && !error.message.contains("Bash"),
+        "{error:?}"
+    );
+}

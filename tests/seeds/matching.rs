@@ -1,0 +1,159 @@
+//! Values as the scenarios write them: long ones by how they are made, answers by what must be true of them.
+
+use serde_json::{Map, Value as Json};
+
+/// What a value of a scenario stands for. `{"$repeat": [TEXT, TIMES]}` is a text many times,
+/// `{"$lines": [FIRST, LAST, "line {}"]}` are numbered lines, and `{"$join": [...]}` is several of these.
+pub(super) fn expand(json: Json) -> Json {
+    match json {
+        Json::Array(items) => items.into_iter().map(expand).collect(),
+        Json::Object(fields) => match only(&fields) {
+            Some(("$repeat", Json::Array(of))) => {
+                let [Json::String(text), times] = &of[..] else {
+                    panic!("{of:?}");
+                };
+                let times = usize::try_from(times.as_u64().unwrap()).unwrap();
+                text.repeat(times).into()
+            }
+            Some(("$lines", Json::Array(of))) => {
+                let [first, last, Json::String(text)] = &of[..] else {
+                    panic!("{of:?}");
+                };
+                let numbers = first.as_u64().unwrap()..=last.as_u64().unwrap();
+                let lines = numbers.map(|number| text.replace("{}", &number.to_string()) + "\n");
+                lines.collect::<String>().into()
+            }
+            Some(("$join", Json::Array(parts))) => {
+                let parts = parts.iter().cloned().map(expand);
+                let texts = parts.map(|part| part.as_str().unwrap().to_owned());
+                texts.collect::<String>().into()
+            }
+            _ => {
+                let fields = fields.into_iter();
+                Json::Object(fields.map(|(name, json)| (name, expand(json))).collect())
+            }
+        },
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => json,
+    }
+}
+
+/// Where `found` is not as `wanted` says, and how, or nothing. Numbers are equal by their value. In `wanted`,
+/// `{"$any": "number"}` (or another type) is any value of that type, `{"$has": [...]}` a text that has all of these in
+/// it, `{"$with": {...}}` an object that has these fields among others, and `{"$count": N}` a list of so many.
+pub(super) fn difference(wanted: &Json, found: &Json, place: &str) -> Option<String> {
+    let differs = || {
+        Some(format!(
+            "{place}: {} and not {}",
+            short(found),
+            short(wanted)
+        ))
+    };
+    match (wanted, found) {
+        (Json::Object(fields), _)
+            if only(fields).is_some_and(|(name, _)| name.starts_with('$')) =>
+        {
+            let (name, of) = only(fields).unwrap();
+            let is_so = match (name, of, found) {
+                ("$any", Json::String(kind), found) => kind == kind_of(found),
+                ("$has", Json::Array(parts), Json::String(text)) => {
+                    let mut parts = parts.iter().map(|part| part.as_str().unwrap());
+                    parts.all(|part| text.contains(part))
+                }
+                ("$count", of, Json::Array(items)) => of.as_u64() == Some(items.len() as u64),
+                ("$with", Json::Object(some), Json::Object(all)) => {
+                    return some.iter().find_map(|(name, wanted)| {
+                        let found = all.get(name).unwrap_or(&Json::Null);
+                        difference(wanted, found, &format!("{place}.{name}"))
+                    });
+                }
+                _ => false,
+            };
+            if is_so { None } else { differs() }
+        }
+        (Json::Object(wanted), Json::Object(found)) => {
+            if let Some(name) = found.keys().find(|name| !wanted.contains_key(*name)) {
+                return Some(format!(
+                    "{place}.{name} is not wanted: {}",
+                    short(&found[name])
+                ));
+            }
+            wanted
+                .iter()
+                .find_map(|(name, wanted)| match found.get(name) {
+                    Some(found) => difference(wanted, found, &format!("{place}.{name}")),
+                    None => Some(format!("{place}.{name} is not there: {}", short(wanted))),
+                })
+        }
+        (Json::Array(wanted), Json::Array(found)) => {
+            if wanted.len() != found.len() {
+                return differs();
+            }
+            let mut pairs = wanted.iter().zip(found).enumerate();
+            pairs.find_map(|(index, (wanted, found))| {
+                difference(wanted, found, &format!("{place}[{index}]"))
+            })
+        }
+        (Json::Number(wanted), Json::Number(found)) if wanted.as_f64() == found.as_f64() => None,
+        (wanted, found) if wanted == found => None,
+        _ => differs(),
+    }
+}
+
+/// A value for people.
+pub(super) fn short(json: &Json) -> String {
+    let text = json.to_string();
+    match text.char_indices().nth(1500) {
+        Some((end, _)) => format!("{}… ({} bytes)", &text[..end], text.len()),
+        None => text,
+    }
+}
+
+fn only(fields: &Map<String, Json>) -> Option<(&str, &Json)> {
+    let mut all = fields.iter();
+    let (name, json) = all.next()?;
+    all.next().is_none().then_some((name.as_str(), json))
+}
+
+fn kind_of(json: &Json) -> &'static str {
+    match json {
+        Json::Null => "null",
+        Json::Bool(_) => "boolean",
+        Json::Number(_) => "number",
+        Json::String(_) => "string",
+        Json::Array(_) => "array",
+        Json::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_as_wanted_is_found() {
+        for (wanted, found, is_so) in [
+            (json!({"a": 1}), json!({"a": 1.0}), true),
+            (json!({"a": 1}), json!({"a": 1, "b": 2}), false),
+            (json!({"a": 1, "b": 2}), json!({"a": 1}), false),
+            (json!({"$with": {"a": 1}}), json!({"a": 1, "b": 2}), true),
+            (json!({"$with": {"a": 2}}), json!({"a": 1, "b": 2}), false),
+            (json!({"a": {"$any": "number"}}), json!({"a": 7}), true),
+            (json!({"a": {"$any": "number"}}), json!({"a": "7"}), false),
+            (json!({"$has": ["a", "c"]}), json!("abc"), true),
+            (json!({"$has": ["a", "d"]}), json!("abc"), false),
+            (json!([1, 2]), json!([2, 1]), false),
+            (json!({"$count": 2}), json!([2, 1]), true),
+        ] {
+            let difference = difference(&wanted, &found, "");
+            assert_eq!(
+                difference.is_none(),
+                is_so,
+                "{wanted} {found} {difference:?}"
+            );
+        }
+        let made = json!({"$join": [{"$lines": [9, 10, "l{}"]}, {"$repeat": ["x", 3]}]});
+        assert_eq!(expand(made), json!("l9\nl10\nxxx"));
+    }
+}

@@ -1,0 +1,29 @@
+//! The source documents, row by row (`design/SEEDS.md`): what each asks for, through a running daemon. The
+//! scenarios are data, one file per document; a test is one row of it, and is named after it.
+
+mod agentbench;
+mod claude;
+mod cli_agent;
+mod dracode;
+mod matching;
+mod scenario;
+mod stage;
+
+/// A test for each row of a document: all of its scenarios.
+macro_rules! rows {
+    ($document:literal: $($row:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $row() {
+                $crate::seeds::scenario::play($document, stringify!($row)).await;
+            }
+        )*
+
+        #[test]
+        fn every_row_of_the_document_has_its_test() {
+            let rows = [$(stringify!($row)),*];
+            $crate::seeds::scenario::check($document, &rows);
+        }
+    };
+}
+pub(crate) use rows;
