@@ -10,13 +10,33 @@ install_tools() {
     echo "installing grpcurl $grpcurl_version"
     GOBIN="$tools/bin" timeout 900 go install "github.com/fullstorydev/grpcurl/cmd/grpcurl@$grpcurl_version"
   fi
+  # Node trusts the authorities that it brings along; behind a proxy with one of its own, those of the system are needed too.
+  local system=/etc/ssl/certs/ca-certificates.crt
+  if [[ -z ${NODE_EXTRA_CA_CERTS:-} && -r $system ]]; then
+    export NODE_EXTRA_CA_CERTS=$system
+  fi
   if [[ ! -x $tools/node_modules/.bin/buf ]]; then
     echo "installing buf $buf_version"
-    # Node trusts the authorities that it brings along; behind a proxy with one of its own, those of the system are needed too.
-    local system=/etc/ssl/certs/ca-certificates.crt
-    if [[ -z ${NODE_EXTRA_CA_CERTS:-} && -r $system ]]; then
-      export NODE_EXTRA_CA_CERTS=$system
-    fi
     timeout 300 npm install --no-save --no-audit --no-fund --loglevel=error --prefix "$tools" "@bufbuild/buf@$buf_version"
   fi
+  install_sdks
+}
+
+# The packages of the vendors of models, by npm and by pip, into a folder of their own: npm takes away what it did not put there.
+install_sdks() {
+  local from=tests/clients/schemas sdks=$tools/sdks
+  # Put there last, so that it says what is whole.
+  if cat "$from/package.json" "$from/requirements.txt" | cmp -s - "$sdks/installed"; then
+    return
+  fi
+  echo "installing the packages of the vendors of models"
+  rm -rf "$sdks"
+  mkdir "$sdks"
+  cp "$from/package.json" "$sdks"
+  timeout 300 npm install --no-audit --no-fund --ignore-scripts --loglevel=error --prefix "$sdks" &
+  local npm=$!
+  python3 -m venv "$sdks/python"
+  timeout 300 "$sdks/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$from/requirements.txt"
+  wait "$npm"
+  cat "$from/package.json" "$from/requirements.txt" >"$sdks/installed"
 }

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The tools as the vendors of models want them: what the vendors' own packages say of them, and a validator of JSON Schema.
+set -euo pipefail
+
+jig=${CARGO_TARGET_DIR:-target}/debug/jig
+
+try_schemas() {
+  echo "rendered tools on $address"
+  local sdks=$tools/sdks rendered=$scratch/rendered dialects dialect format here=tests/clients/schemas
+  mkdir "$rendered"
+  # The daemon itself says which vocabularies there are.
+  dialects=$("$jig" --address "$address" tools --dialect none 2>&1 | sed -n '1s/.* use one of //p' | tr -d ,) || true
+  check "the daemon names its dialects" 0 'agentbench.*rauskuclaw' echo "$dialects"
+  for dialect in contract $dialects; do
+    for format in json-schema openai-chat openai-responses anthropic gemini mcp; do
+      "$jig" --address "$address" tools --dialect "${dialect/#contract/}" --format "$format" >"$rendered/$dialect.$format.json"
+    done
+  done
+
+  # The compiler finds packages above the program.
+  ln -s "$sdks/node_modules" "$scratch/node_modules"
+  node "$here/typescript.mjs" "$rendered" "$sdks" >"$rendered/types.ts"
+  check "the types of the npm packages have all that is rendered" 0 '^$' "$sdks/node_modules/.bin/tsc" --noEmit --strict --exactOptionalPropertyTypes \
+    --skipLibCheck --module nodenext --target esnext --types '' "$rendered/types.ts"
+  check "names and strict schemas keep the vendors' rules" 0 ' 0 wrong$' node "$here/rules.mjs" "$rendered" "$sdks"
+  check "schemas are JSON Schema, and calls are as they say" 0 ' 0 wrong$' node "$here/validate.mjs" "$rendered" "$sdks" "$jig" "$address"
+  check "the Python packages take all that is rendered" 0 ' 0 wrong$' "$sdks/python/bin/python" "$here/pypi.py" "$rendered"
+  # Those that the tests of the dialects are made of, one file for each.
+  local examples=(tests/seeds/*.toml)
+  if [[ -e ${examples[0]} ]]; then
+    check "the documents' examples are as the tools say" 0 ' 0 wrong$' "$sdks/python/bin/python" "$here/examples.py" "$rendered" "${examples[@]}"
+  fi
+}

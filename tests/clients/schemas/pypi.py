@@ -1,0 +1,95 @@
+"""Gives the rendered tools to the types and functions that the vendors' Python packages have for them."""
+
+import copy
+import json
+import pathlib
+import sys
+
+import anthropic
+import mcp.types
+import openai.types.chat
+import openai.types.responses
+import pydantic
+from google.genai import types as gemini
+from openai.lib import _pydantic as openai_strict
+
+folder = pathlib.Path(sys.argv[1])
+problems = []
+tried = 0
+
+
+def rendered(form):
+    for path in sorted(folder.glob(f"*.{form}.json")):
+        yield path.name.split(".")[0], json.loads(path.read_text())
+
+
+def attempt(dialect, tool, what, action):
+    global tried
+    tried += 1
+    try:
+        problem = action()
+    except Exception as error:
+        problem = error
+    if problem is not None:
+        problems.append(f"{dialect} {tool}: {what}: {problem}")
+
+
+def typed(adapter, value):
+    """Takes the value as the type has it: nothing is added, changed or left out."""
+    taken = adapter.dump_python(adapter.validate_python(value), mode="json", by_alias=True, exclude_unset=True)
+    return None if taken == value else f"is taken as {taken}"
+
+
+def unchanged(function, schema):
+    """The function that makes schemas what a vendor takes has nothing left to do."""
+    made = function(copy.deepcopy(schema))
+    return None if made == schema else f"{schema} is made {made}"
+
+
+def strict_openai(schema):
+    return openai_strict._ensure_strict_json_schema(schema, path=(), root=schema)
+
+
+def strict(schema):
+    """The same as a strict tool of Anthropic's has it: objects have no other properties than they name, and a choice of values has no type."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: strict(value) for name, value in schema.items()}
+    if schema.get("type") == "object":
+        schema["additionalProperties"] = False
+        schema.setdefault("properties", {})
+    if isinstance(schema.get("enum"), list):
+        schema.pop("type", None)
+    return schema
+
+
+chat = pydantic.TypeAdapter(openai.types.chat.ChatCompletionFunctionToolParam)
+for dialect, tools in rendered("openai-chat"):
+    for tool in tools:
+        attempt(dialect, tool["function"]["name"], "openai chat", lambda: typed(chat, tool))
+
+responses = pydantic.TypeAdapter(openai.types.responses.FunctionToolParam)
+for dialect, tools in rendered("openai-responses"):
+    for tool in tools:
+        attempt(dialect, tool["name"], "openai responses", lambda: typed(responses, tool))
+        if tool["strict"]:
+            attempt(dialect, tool["name"], "openai strict", lambda: unchanged(strict_openai, tool["parameters"]))
+
+messages = pydantic.TypeAdapter(anthropic.types.ToolParam)
+for dialect, tools in rendered("anthropic"):
+    for tool in tools:
+        attempt(dialect, tool["name"], "anthropic", lambda: typed(messages, tool))
+        attempt(dialect, tool["name"], "anthropic strict", lambda: unchanged(anthropic.transform_schema, strict(tool["input_schema"])))
+
+for dialect, tools in rendered("gemini"):
+    for tool in tools:
+        attempt(dialect, "", "gemini", lambda: gemini.Tool.model_validate(tool) and None)
+
+for dialect, tools in rendered("mcp"):
+    attempt(dialect, "", "mcp", lambda: typed(pydantic.TypeAdapter(list[mcp.types.Tool]), tools))
+
+print("\n".join(problems))
+print(f"{tried} tried, {len(problems)} wrong")
+sys.exit(not tried or bool(problems))
