@@ -144,13 +144,18 @@ where
     tools.insert(T::NAME, Box::new(Typed::<T>(PhantomData)));
 }
 
-/// The tool of this name. Where there is none, `principal` is told those that its key is for.
-pub(super) fn find(name: &str, principal: &Principal) -> Result<&'static dyn AnyTool, Error> {
+/// The tool of this name. Where there is none, `principal` is told those that there are for it.
+pub(super) fn find(
+    name: &str,
+    pipeline: &Pipeline,
+    principal: &Principal,
+) -> Result<&'static dyn AnyTool, Error> {
     TOOLS.get(name).map(Box::as_ref).ok_or_else(|| {
         let known = TOOLS.keys().copied();
-        let known: Vec<_> = known
-            .filter(|tool| principal.may_call(tool).is_ok())
-            .collect();
+        let is_there = |tool: &&str| {
+            principal.may_call(tool).is_ok() && pipeline.is_switched_on(tool, None).is_ok()
+        };
+        let known: Vec<_> = known.filter(is_there).collect();
         let text = format!("there is no tool {name:?}; there are {}", known.join(", "));
         Error::new(Reason::UnknownTool, text).with("tool", name)
     })

@@ -222,7 +222,7 @@ impl Pipeline {
             ..self.incoming_of(live, job, approval)?
         };
         let principal = Arc::clone(&incoming.principal);
-        let tool = any_tool::find(name, &principal)?;
+        let tool = any_tool::find(name, self, &principal)?;
         // Much may have changed since it was submitted.
         let said = incoming.said();
         tool.is_open(self, &principal, said.as_deref().map(|said| said.tool))?;

@@ -69,7 +69,7 @@ impl Pipeline {
         let principal = &incoming.principal;
         let is_open = match dialect {
             None => {
-                let tool = any_tool::find(&name, principal)?;
+                let tool = any_tool::find(&name, self, principal)?;
                 let is_open = tool.is_open(self, principal, None);
                 if is_open.is_ok() {
                     let checked = tool.check(self, incoming.clone(), &params);
@@ -155,7 +155,7 @@ struct FirstCall<'a> {
 impl FirstCall<'_> {
     fn look(&mut self, call: &Call) -> Error {
         if self.found.is_none() {
-            let tool = any_tool::find(call.tool, &self.incoming.principal);
+            let tool = any_tool::find(call.tool, self.pipeline, &self.incoming.principal);
             let checked = tool
                 .and_then(|tool| tool.check(self.pipeline, self.incoming.clone(), &call.params));
             self.found = Some(checked.map(drop));

@@ -194,7 +194,7 @@ async fn what_could_never_be_done_is_refused_at_once() {
         assert!(!text.contains("secret"), "{text}");
     }
     let mut bad = command("true");
-    bad.dialect = "claude".to_owned();
+    bad.dialect = "zulu".to_owned();
     bad.priority = Some(101);
     bad.tool = "x".repeat(65);
     refused(bad, "INVALID_PARAMS", &["dialect", "priority", "tool"]).await;

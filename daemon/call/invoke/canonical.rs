@@ -100,7 +100,7 @@ impl Tools for Canonical<'_> {
                 params,
                 limit,
             } = call;
-            let tool = any_tool::find(name, &self.incoming.principal)?;
+            let tool = any_tool::find(name, self.pipeline, &self.incoming.principal)?;
             self.incoming.limit = limit;
             self.call_tool(tool, name, params).await.map(Data::new)
         })

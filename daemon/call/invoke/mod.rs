@@ -295,7 +295,7 @@ impl Pipeline {
         tool: &str,
     ) -> Result<Doing, Error> {
         let Some(dialect) = dialect else {
-            let tool = any_tool::find(tool, principal)?;
+            let tool = any_tool::find(tool, self, principal)?;
             tool.is_open(self, principal, None)?;
             return Ok(Doing::Canonical(tool));
         };
@@ -308,7 +308,7 @@ impl Pipeline {
     pub(super) fn is_open(&self, principal: &Principal, tool: &DialectTool) -> Result<(), Error> {
         for name in tool.uses {
             principal.may_call(name)?;
-            any_tool::find(name, principal)?.is_open(self, principal, Some(tool.name))?;
+            any_tool::find(name, self, principal)?.is_open(self, principal, Some(tool.name))?;
         }
         Ok(())
     }
