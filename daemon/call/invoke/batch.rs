@@ -5,28 +5,28 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use prost::Message as _;
 use serde_json::{Map, Value};
 
 use super::super::{
     Pipeline,
     context::Incoming,
     envelope::{self, Call, Ran},
-    jobs::{Found, Seen},
-    order::Submission,
+    jobs::Found,
+    order::{Submission, cost_of_json},
 };
 use crate::{
-    api::v1::{InvokeResponse, InvokeStatus},
+    api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
-        dialect::{Dialect, Said},
+        dialect::Dialect,
         error::{Error, Reason},
         store::jobs::Job,
         task,
+        tool::limit,
     },
 };
 
-/// What is left of the time to the caller's deadline for the answer to reach it.
-const WAY_BACK: Duration = Duration::from_millis(100);
+/// What is told of a job that was cancelled, or is not kept any more.
+const CANCELLED: &str = "the job of this call was cancelled before it began";
 
 /// What is to be done.
 #[derive(Debug)]
@@ -97,11 +97,10 @@ impl Pipeline {
             wait,
             queue,
         } = batch;
-        self.scene(&incoming)?;
         let mut submitted: Vec<(String, String, Result<Job, InvokeResponse>)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
-            let said = self.said_in(&incoming, &name, params.as_ref().ok())?;
+            let said = self.said(&incoming, &name, params.as_ref().ok())?;
             let result = match params {
                 Ok(params) => {
                     let submission = Submission {
@@ -132,11 +131,7 @@ impl Pipeline {
             };
             submitted.push((id, name, result));
         }
-        let until = wait.map(|wait| {
-            let until = Instant::now() + wait;
-            let deadline = incoming.deadline.map(|deadline| deadline - WAY_BACK);
-            deadline.map_or(until, |deadline| deadline.min(until))
-        });
+        let until = wait.map(|wait| limit(Instant::now(), wait, incoming.deadline));
         let mut answers = Vec::with_capacity(submitted.len());
         for (id, name, result) in submitted {
             let state = match (result, until) {
@@ -160,7 +155,7 @@ impl Pipeline {
         is_unfinished: bool,
     ) -> Result<Job, Error> {
         let bytes = envelope::size_of_fields(&submission.params);
-        let cost = super::super::order::cost_of_json(bytes);
+        let cost = cost_of_json(bytes);
         let pipeline = Arc::clone(self);
         let look = move |incoming: &Incoming| pipeline.order(incoming, submission);
         let order = self.look_into(&incoming, (bytes, cost), look).await?;
@@ -181,37 +176,19 @@ impl Pipeline {
                 () = self.drain.end_token().cancelled_owned() => return Ok(pending),
             },
         };
-        let Seen { result, .. } = seen;
-        let response = match result {
-            Some(result) => InvokeResponse::decode(result).map_err(Error::internal)?,
-            None => InvokeResponse {
-                status: InvokeStatus::Error.into(),
-                text: CANCELLED.to_owned(),
-                error: Some(crate::api::v1::ToolError {
-                    error_type: "cancelled".to_owned(),
-                    message: CANCELLED.to_owned(),
-                    ..Default::default()
-                }),
-                ..InvokeResponse::default()
-            },
-        };
+        let response = seen.response()?.unwrap_or_else(|| InvokeResponse {
+            status: InvokeStatus::Error.into(),
+            text: CANCELLED.to_owned(),
+            error: Some(ToolError {
+                error_type: "cancelled".to_owned(),
+                message: CANCELLED.to_owned(),
+                ..ToolError::default()
+            }),
+            ..InvokeResponse::default()
+        });
         Ok(BatchState::Ended(Box::new(response)))
     }
-
-    fn said_in(
-        &self,
-        incoming: &Incoming,
-        name: &str,
-        params: Option<&Map<String, Value>>,
-    ) -> Result<Said, Error> {
-        let none = Map::new();
-        let mount_path = self.mount_path(incoming)?;
-        Ok(Said::new(name, params.unwrap_or(&none), &mount_path))
-    }
 }
-
-/// What is told of a job that was cancelled, or is not kept any more.
-const CANCELLED: &str = "the job of this call was cancelled before it began";
 
 /// One call of a batch: each has an id of its own, which no caller can give.
 fn of_number(incoming: &Incoming, number: usize) -> Incoming {

@@ -14,6 +14,7 @@ pub(crate) mod batch;
 mod canonical;
 
 use std::{
+    pin::pin,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
@@ -75,15 +76,24 @@ pub(super) enum Doing {
     Dialect(&'static Dialect, &'static DialectTool),
 }
 
+/// A call by name, and what does it.
+struct Errand {
+    params: Result<Map<String, Value>, Error>,
+    doing: Result<Doing, Error>,
+    dialect: Option<&'static Dialect>,
+    /// What it was called as.
+    said: Said,
+    started: SystemTime,
+}
+
 /// What came of a call.
 struct Performed {
     result: Result<Answer, Error>,
-    /// What it was called as.
-    said: Said,
     dialect: Option<&'static Dialect>,
+    said: Said,
+    started: SystemTime,
     /// Its command, if it ran one.
     ran: Ran,
-    started: SystemTime,
 }
 
 impl Pipeline {
@@ -96,12 +106,17 @@ impl Pipeline {
         call: Option<Repeatable>,
     ) -> Result<InvokeResponse, Error> {
         let started = SystemTime::now();
+        let Invocation {
+            id,
+            dialect,
+            tool,
+            params,
+        } = invocation;
         // A workspace that there is not is no matter of the tool.
-        self.scene(&incoming)?;
-        let doing = self.doing(&incoming.principal, invocation.dialect, &invocation.tool);
+        let said = self.said(&incoming, &tool, params.as_ref().ok())?;
+        let doing = self.doing(&incoming.principal, dialect, &tool);
         let changes = doing.as_ref().is_ok_and(|doing| doing.changes(self));
-        let id = invocation.id.clone();
-        let said = match (&doing, &invocation.params) {
+        let spoken = match (&doing, &params) {
             (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => {
                 Some(self.spoken(&incoming, dialect, tool, params)?)
             }
@@ -110,21 +125,23 @@ impl Pipeline {
         let incoming = Incoming {
             by_name: Some(Arc::new(ByName {
                 id: id.clone(),
-                said,
+                said: spoken,
             })),
             ..incoming
         };
+        let errand = Errand {
+            params,
+            doing,
+            dialect,
+            said,
+            started,
+        };
         let response = match call.filter(|_| changes) {
-            Some(call) => {
-                self.invoke_once(incoming, invocation, doing, started, call)
-                    .await
-            }
+            Some(call) => self.invoke_once(incoming, errand, call).await,
             None => {
                 let stop = CancellationToken::new();
                 let deadline = incoming.deadline;
-                let performed = self
-                    .perform(incoming, invocation, doing, started, None, &stop)
-                    .await;
+                let performed = self.perform(incoming, errand, None, &stop).await;
                 performed.into_envelope(deadline)
             }
         };
@@ -138,38 +155,30 @@ impl Pipeline {
     async fn invoke_once(
         self: &Arc<Self>,
         incoming: Incoming,
-        invocation: Invocation,
-        doing: Result<Doing, Error>,
-        started: SystemTime,
+        errand: Errand,
         call: Repeatable,
     ) -> Result<InvokeResponse, Error> {
-        let said = self.said(&incoming, &invocation)?;
-        let (dialect, canonical) = match &doing {
-            Ok(Doing::Canonical(tool)) => (None, Some(*tool)),
-            Ok(Doing::Dialect(dialect, _)) => (Some(*dialect), None),
-            Err(_) => (None, None),
+        let canonical = match &errand.doing {
+            Ok(Doing::Canonical(tool)) => Some(*tool),
+            Ok(Doing::Dialect(..)) | Err(_) => None,
         };
-        let claim = self.claim_for(call, Lost::IsTold, (invocation, doing));
-        let (ticket, (invocation, doing)) = match claim.await? {
-            Claim::Ours(ticket, says) => (ticket, says),
+        let (dialect, said, started) = (errand.dialect, errand.said.clone(), errand.started);
+        let claim = self.claim_for(call, Lost::IsTold, errand);
+        let (ticket, errand) = match claim.await? {
+            Claim::Ours(ticket, errand) => (ticket, errand),
             Claim::Answered { answer, .. } => return decode(&answer),
             Claim::Lost(step) => {
-                let result = match canonical {
-                    Some(tool) => tool.lost(self, step).map(|data| {
-                        let ran = Ran::of(&said.tool, &data);
-                        (Answer::data(data.into()), ran)
-                    }),
+                let data = match canonical {
+                    Some(tool) => tool.lost(self, step),
                     None => Err(lost(METHOD)),
                 };
-                let (result, ran) = match result {
-                    Ok((answer, ran)) => (Ok(answer), ran),
-                    Err(error) => (Err(error), Ran::default()),
-                };
                 let performed = Performed {
-                    result,
-                    said,
+                    ran: data
+                        .as_ref()
+                        .map_or_else(|_| Ran::default(), |data| Ran::of(&said.tool, data)),
+                    result: data.map(|data| Answer::data(data.into())),
                     dialect,
-                    ran,
+                    said,
                     started,
                 };
                 return performed.into_envelope(None);
@@ -185,9 +194,7 @@ impl Pipeline {
         task::spawn_tracked("request", async move {
             let stop = CancellationToken::new();
             let performed = {
-                let work =
-                    pipeline.perform(incoming, invocation, doing, started, Some(&ticket), &stop);
-                let mut work = std::pin::pin!(work);
+                let mut work = pin!(pipeline.perform(incoming, errand, Some(&ticket), &stop));
                 tokio::select! {
                     performed = &mut work => performed,
                     () = ticket.left_alone() => {
@@ -209,30 +216,22 @@ impl Pipeline {
     async fn perform(
         self: &Arc<Self>,
         incoming: Incoming,
-        invocation: Invocation,
-        doing: Result<Doing, Error>,
-        started: SystemTime,
+        errand: Errand,
         ticket: Option<&Ticket>,
         stop: &CancellationToken,
     ) -> Performed {
-        let dialect = invocation.dialect;
-        let said = match self.said(&incoming, &invocation) {
-            Ok(said) => said,
-            Err(error) => {
-                return Performed {
-                    result: Err(error),
-                    said: Said::new(&invocation.tool, &Map::new(), ""),
-                    dialect,
-                    ran: Ran::default(),
-                    started,
-                };
-            }
-        };
+        let Errand {
+            params,
+            doing,
+            dialect,
+            said,
+            started,
+        } = errand;
         let mut tools = Canonical::new(self, incoming, ticket, stop);
-        let result = match (doing, invocation.params) {
+        let result = match (doing, params) {
             (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok(Doing::Canonical(tool)), Ok(params)) => tools
-                .call_tool(tool, &invocation.tool, params)
+                .call_tool(tool, &said.tool, params)
                 .await
                 .map(|data| Answer::data(data.into())),
             (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => match dialect.read(tool, params) {
@@ -242,18 +241,23 @@ impl Pipeline {
         };
         Performed {
             result,
-            said,
             dialect,
-            ran: tools.into_ran(),
+            said,
             started,
+            ran: tools.into_ran(),
         }
     }
 
-    fn said(&self, incoming: &Incoming, invocation: &Invocation) -> Result<Said, Error> {
+    /// What a call is made as, with its parameters if they could be read.
+    fn said(
+        &self,
+        incoming: &Incoming,
+        tool: &str,
+        params: Option<&Map<String, Value>>,
+    ) -> Result<Said, Error> {
         let none = Map::new();
-        let params = invocation.params.as_ref().unwrap_or(&none);
         let mount_path = self.mount_path(incoming)?;
-        Ok(Said::new(&invocation.tool, params, &mount_path))
+        Ok(Said::new(tool, params.unwrap_or(&none), &mount_path))
     }
 
     /// What a call of a dialect is made as.

@@ -18,6 +18,7 @@
 mod ends;
 mod live;
 mod queues;
+mod response;
 mod room;
 
 use std::{

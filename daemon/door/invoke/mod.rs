@@ -75,7 +75,7 @@ impl InvokeService for Invoke {
                 .iter()
                 .filter_map(|call| call.arguments.as_ref());
             let held = bytes + arguments.map(params::overhead).sum::<usize>();
-            let (format, mode) = (request.result_format(), request.mode());
+            let format = request.result_format();
             let read = {
                 let pipeline = Arc::clone(&self.0);
                 move |incoming: &Incoming| {
@@ -91,7 +91,7 @@ impl InvokeService for Invoke {
                 false => format,
             };
             let marks_errors = batch.dialect.is_none_or(|dialect| dialect.marks_errors);
-            let is_waited_for = mode != BatchMode::Async;
+            let is_waited_for = batch.wait.is_some();
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {
                 let answers = pipeline.batch(incoming, batch, is_unfinished).await?;

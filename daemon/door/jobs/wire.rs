@@ -1,12 +1,10 @@
 //! Jobs as messages.
 
-use prost::Message;
-
 use crate::{
-    api::v1::{self, InvokeResponse, InvokeStatus, ListJobsRequest},
+    api::v1::{self, ListJobsRequest},
     daemon::{
         call::jobs::Seen,
-        error::{Error, Reason, Violation},
+        error::{Error, Violation},
         store::jobs::{Job, JobState, Selection},
     },
 };
@@ -16,16 +14,8 @@ const ID_LENGTH: usize = 26;
 
 /// A job, with what came of it.
 pub(super) fn job(seen: Seen) -> Result<v1::Job, Error> {
-    let result = match (seen.result, seen.job.state) {
-        (Some(result), _) => Some(InvokeResponse::decode(result).map_err(Error::internal)?),
-        (None, JobState::Lost) => Some(lost(&seen.job)),
-        (None, _) => None,
-    };
     Ok(v1::Job {
-        result: result.map(|result| InvokeResponse {
-            job_id: seen.job.id.clone(),
-            ..result
-        }),
+        result: seen.response()?,
         ..lean(&seen.job)
     })
 }
@@ -46,24 +36,6 @@ pub(super) fn lean(job: &Job) -> v1::Job {
         start_time: job.started.map(Into::into),
         end_time: job.ended.map(Into::into),
         result: None,
-    }
-}
-
-/// What is told of a job whose daemon died.
-fn lost(job: &Job) -> InvokeResponse {
-    let text = "the daemon died while this job ran, so that it is not known how far it came: look what there is, then submit it again";
-    InvokeResponse {
-        tool: job.tool.clone(),
-        status: InvokeStatus::Error.into(),
-        started_at: job.started.map(Into::into),
-        text: text.to_owned(),
-        error: Some(v1::ToolError {
-            error_type: Reason::DaemonLost.name().to_lowercase(),
-            message: text.to_owned(),
-            suggestion: Reason::DaemonLost.suggestion().to_owned(),
-            details: None,
-        }),
-        ..InvokeResponse::default()
     }
 }
 
