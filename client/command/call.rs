@@ -57,7 +57,7 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         ..InvokeRequest::default()
     };
     let is_canonical = request.dialect.is_empty();
-    let (mut response, place) = connection::call(global, async move |client: Client| {
+    let (response, place) = connection::call(global, async move |client: Client| {
         let response = client.invoke(request).await?;
         let place = match is_cli_agent && !files_of(&response).is_empty() {
             true if is_ours => here()?,
@@ -79,10 +79,6 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         // What came of it does not depend on whether somebody reads on.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
-    }
-    if is_canonical && response.tool != "run" {
-        // What `last_command` tells of is not what became of this call.
-        response.exit_code = None;
     }
     let ran = match is_canonical && response.tool == "run" {
         true => envelope::ran(&response),
