@@ -3,22 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::described::describe;
+use super::described::{FORMATS, describe, is_one_of};
 use crate::daemon::catalog::definition::Definition;
-
-/// Formats of texts that stay.
-const FORMATS: [&str; 10] = [
-    "date-time",
-    "time",
-    "date",
-    "duration",
-    "email",
-    "hostname",
-    "uri",
-    "ipv4",
-    "ipv6",
-    "uuid",
-];
 
 /// One tool.
 pub(super) fn tool(tool: &Definition) -> Value {
@@ -33,9 +19,7 @@ pub(super) fn tool(tool: &Definition) -> Value {
 
 fn is_kept(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => value
-            .as_str()
-            .is_some_and(|format| FORMATS.contains(&format)),
+        "format" => is_one_of(&FORMATS, value) || value == "uri",
         "minItems" => value.as_u64().is_some_and(|items| items <= 1),
         "type"
         | "properties"

@@ -6,6 +6,26 @@ use serde_json::{Map, Value};
 /// Keywords of which nothing has to be said: they describe the schema, not its values.
 const SILENT: [&str; 4] = ["additionalProperties", "title", "$schema", "$comment"];
 
+/// Formats of texts that strict schemas of several vendors know.
+pub(super) const FORMATS: [&str; 9] = [
+    "date-time",
+    "time",
+    "date",
+    "duration",
+    "email",
+    "hostname",
+    "ipv4",
+    "ipv6",
+    "uuid",
+];
+
+/// Whether a `format` is one of these.
+pub(super) fn is_one_of(formats: &[&str], format: &Value) -> bool {
+    format
+        .as_str()
+        .is_some_and(|format| formats.contains(&format))
+}
+
 /// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
 pub(super) fn describe(schema: &mut Map<String, Value>, kept: &impl Fn(&str, &Value) -> bool) {
     let mut moved = Vec::new();

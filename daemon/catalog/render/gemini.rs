@@ -3,7 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{described::describe, entries::entries};
+use super::{
+    described::{describe, is_one_of},
+    entries::entries,
+};
 use crate::daemon::catalog::definition::Definition;
 
 /// Keywords of its `Schema`. It has `additionalProperties`, but not everywhere, and does not need it to say
@@ -65,9 +68,7 @@ fn declaration(tool: &Definition) -> Value {
 
 fn is_kept(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => value
-            .as_str()
-            .is_some_and(|format| FORMATS.contains(&format)),
+        "format" => is_one_of(&FORMATS, value),
         // What is in it is looked at later on.
         "additionalProperties" => value.is_object(),
         "default" | "anyOf" => true,

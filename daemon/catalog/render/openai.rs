@@ -3,7 +3,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{described::describe, entries::entries};
+use super::{
+    described::{FORMATS, describe, is_one_of},
+    entries::entries,
+};
 use crate::daemon::catalog::{definition::Definition, schema::or_null};
 
 /// One tool of Chat Completions (`ChatCompletionFunctionTool`), not strict: the schema as it is.
@@ -75,20 +78,7 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
 /// What strict schemas may say (Structured Outputs, "Supported schemas").
 fn is_kept(keyword: &str, value: &Value) -> bool {
     match keyword {
-        "format" => value.as_str().is_some_and(|format| {
-            [
-                "date-time",
-                "time",
-                "date",
-                "duration",
-                "email",
-                "hostname",
-                "ipv4",
-                "ipv6",
-                "uuid",
-            ]
-            .contains(&format)
-        }),
+        "format" => is_one_of(&FORMATS, value),
         "type"
         | "properties"
         | "required"
