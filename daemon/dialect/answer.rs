@@ -1,5 +1,6 @@
 //! What calls answer: of canonical tools, and of dialects.
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Map, Value as Json};
 
 use super::said::Said;
@@ -89,6 +90,12 @@ pub(crate) fn code_of(error: &Error) -> String {
     error.reason.name().to_lowercase()
 }
 
+/// A text, and more on a line of its own.
+pub(super) fn on_lines(text: &str, more: &str) -> String {
+    let is_apart = text.is_empty() || more.is_empty() || text.ends_with('\n');
+    format!("{text}{}{more}", if is_apart { "" } else { "\n" })
+}
+
 // === impl Data ===
 
 impl Data {
@@ -116,6 +123,17 @@ impl Data {
     pub(crate) fn exit_code(&self) -> i64 {
         let by_signal = || 128 + i64::from(signal_number(self.text("signal")).unwrap_or_default());
         self.number("exit_code").unwrap_or_else(by_signal)
+    }
+
+    /// The name of an enum's value without the prefix that all of them have, in lower case.
+    pub(crate) fn word(&self, name: &str, prefix: &str) -> String {
+        self.text(name).trim_start_matches(prefix).to_lowercase()
+    }
+
+    /// What a text stands for that is Base64.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let bytes = BASE64_STANDARD.decode(self.text(name));
+        bytes.map_err(Error::internal)
     }
 
     /// A flag.

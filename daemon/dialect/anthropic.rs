@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, code_of},
+    answer::{Answer, Data, code_of, on_lines},
     parameter::{Default, Kind, Parameter, Params},
     place::is_missing,
     said::Said,
@@ -100,12 +100,7 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let ran = tools
             .call(Call::new("run", json!({ "command": command })))
             .await?;
-        let mut text = ran.text("stdout").to_owned();
-        let errors = ran.text("stderr");
-        if !errors.is_empty() && !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
-        text.push_str(errors);
+        let mut text = on_lines(ran.text("stdout"), ran.text("stderr"));
         Ok(match (ran.text("outcome"), ran.exit_code()) {
             ("OUTCOME_TIMED_OUT", _) => {
                 let told = "timed out: the command was ended after 120 seconds";

@@ -1,11 +1,12 @@
 //! The tools of the Claude Agent SDK (its "Tool Execution Specification"): eleven tools, answered by objects.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    answer::{Answer, Data, code_of},
+    answer::{Answer, Data, code_of, on_lines},
+    pages,
     parameter::{Default, Kind, Parameter, Params},
     place::is_outside,
     said::Said,
@@ -315,21 +316,17 @@ fn grep(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 fn ls(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let mut entries = Vec::new();
-        let mut token = String::new();
-        loop {
-            let call = Call::new(
-                "list_dir",
-                json!({ "path": params.text("path"), "page_token": token }),
-            );
-            let listed = tools.call(call).await?;
+        let call = Call::new("list_dir", json!({ "path": params.text("path") }));
+        let is_all = pages::each(tools, call, MOST_FILES as usize, |listed| {
             entries.extend(listed.objects("entries").map(|entry| entry_of(&entry)));
-            token = listed.text("next_page_token").to_owned();
-            if token.is_empty() || entries.len() >= MOST_FILES as usize {
-                break;
+            match entries.len() >= MOST_FILES as usize {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
             }
-        }
+        });
+        let is_all = is_all.await?;
         let mut data = json!({ "count": entries.len(), "entries": entries });
-        if !token.is_empty() {
+        if !is_all {
             data["truncated"] = true.into();
         }
         Ok(Answer::data(data))
@@ -337,10 +334,9 @@ fn ls(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 }
 
 fn entry_of(entry: &Data) -> Json {
-    let kind = entry.text("type").trim_start_matches("FILE_TYPE_");
     json!({
         "name": entry.text("name"),
-        "type": kind.to_lowercase(),
+        "type": entry.word("type", "FILE_TYPE_"),
         "size": entry.count("size_bytes"),
     })
 }
@@ -365,13 +361,7 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             ),
             _ => return Ok(Answer::data(data)),
         };
-        let errors = ran.text("stderr");
-        let separator = if errors.is_empty() || errors.ends_with('\n') {
-            ""
-        } else {
-            "\n"
-        };
-        data["stderr"] = format!("{errors}{separator}{message}").into();
+        data["stderr"] = on_lines(ran.text("stderr"), &message).into();
         data["is_error"] = true.into();
         Ok(Answer::data(data).because(code, message))
     })
@@ -409,10 +399,7 @@ fn notebook_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let cells: Vec<Json> = read
             .objects("cells")
             .map(|cell| {
-                let kind = cell
-                    .text("type")
-                    .trim_start_matches("CELL_TYPE_")
-                    .to_lowercase();
+                let kind = cell.word("type", "CELL_TYPE_");
                 let mut cell = cell.only(&["id", "index", "source", "execution_count", "outputs"]);
                 cell.insert("type".to_owned(), kind.into());
                 cell.into()

@@ -1,10 +1,12 @@
 //! DraCode (its "Tool Specifications"): five tools, each answered by a text, also where it failed.
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
+use std::ops::ControlFlow;
+
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, code_of},
+    answer::{Answer, Data, code_of, on_lines},
+    pages,
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
     said::Said,
@@ -135,25 +137,15 @@ fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         inside(directory)?;
         let depth = (!params.flag("recursive")).then_some(1);
         let mut lines = Vec::new();
-        let mut token = String::new();
-        for _ in 0..MOST_PAGES {
-            let call = Call::new(
-                "list_files",
-                json!({
-                    "root": directory,
-                    "max_depth": depth,
-                    "max_results": PAGE,
-                    "page_token": token,
-                }),
-            );
-            let listed = tools.call(call).await?;
+        let call = Call::new(
+            "list_files",
+            json!({ "root": directory, "max_depth": depth, "max_results": PAGE }),
+        );
+        let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
             lines.extend(listed.texts("files").map(|file| below(directory, file)));
-            token = listed.text("next_page_token").to_owned();
-            if token.is_empty() {
-                break;
-            }
-        }
-        if !token.is_empty() {
+            ControlFlow::Continue(())
+        });
+        if !is_all.await? {
             let text = format!(
                 "[only the first {} files: list a subdirectory]",
                 lines.len()
@@ -180,8 +172,7 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             }),
         );
         let read = tools.call(call).await?;
-        let bytes = BASE64_STANDARD.decode(read.text("content"));
-        let bytes = bytes.map_err(Error::internal)?;
+        let bytes = read.bytes("content")?;
         let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
         let mut content = String::from_utf8_lossy(content).into_owned();
         if read.flag("truncated") {
@@ -263,15 +254,10 @@ fn run_command(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
             return Ok(told("timeout", "Error: Process timed out"));
         }
-        let mut text = ran.text("stdout").to_owned();
-        let errors = ran.text("stderr");
-        if !errors.is_empty() {
-            if !text.is_empty() && !text.ends_with('\n') {
-                text.push('\n');
-            }
-            text.push_str(errors);
-        }
-        Ok(Answer::text(text))
+        Ok(Answer::text(on_lines(
+            ran.text("stdout"),
+            ran.text("stderr"),
+        )))
     })
 }
 

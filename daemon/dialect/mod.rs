@@ -12,6 +12,7 @@ mod claude;
 mod cli_agent;
 mod dracode;
 mod openai;
+mod pages;
 mod parameter;
 mod place;
 mod rauskuclaw;

@@ -130,10 +130,7 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let changed: Vec<String> = applied
             .objects("changed_files")
             .map(|file| {
-                let change = file
-                    .text("change")
-                    .trim_start_matches("CHANGE_TYPE_")
-                    .to_lowercase();
+                let change = file.word("change", "CHANGE_TYPE_");
                 format!("{change} {}", file.text("path"))
             })
             .collect();

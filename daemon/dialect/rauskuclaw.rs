@@ -1,9 +1,12 @@
 //! RauskuClaw (its "Agent Tools API"): three tools whose calls are jobs, answered by objects.
 
+use std::ops::ControlFlow;
+
 use serde_json::{Value as Json, json};
 
 use super::{
     answer::Answer,
+    pages,
     parameter::{Default, Kind, Parameter, Params},
     place::below,
     said::Said,
@@ -99,34 +102,29 @@ fn file_search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let most = params.integer("max_results").unwrap_or(MOST_RESULTS);
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut results: Vec<Json> = Vec::new();
-        let mut token = String::new();
-        let mut is_truncated = false;
-        for _ in 0..MOST_PAGES {
-            let call = Call::new(
-                "list_files",
-                json!({
-                    "root": root,
-                    "hidden": params.flag("include_hidden"),
-                    "max_results": PAGE,
-                    "page_token": token,
-                }),
-            );
-            let listed = tools.call(call).await?;
+        let call = Call::new(
+            "list_files",
+            json!({
+                "root": root,
+                "hidden": params.flag("include_hidden"),
+                "max_results": PAGE,
+            }),
+        );
+        // One more, to know whether there is one.
+        let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
             let paths = listed.texts("files").map(|file| below(root, file));
-            for path in paths.filter(|path| path.to_lowercase().contains(&query)) {
-                is_truncated = results.len() == most;
-                if is_truncated {
-                    break;
-                }
-                results.push(json!({ "path": path, "type": "file" }));
+            let found = paths.filter(|path| path.to_lowercase().contains(&query));
+            let found = found.map(|path| json!({ "path": path, "type": "file" }));
+            results.extend(found.take(most + 1 - results.len()));
+            match results.len() > most {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
             }
-            token = listed.text("next_page_token").to_owned();
-            if is_truncated || token.is_empty() {
-                break;
-            }
-        }
+        });
+        let is_all = is_all.await? && results.len() <= most;
+        results.truncate(most);
         let mut data = json!({ "results": results });
-        if is_truncated || !token.is_empty() {
+        if !is_all {
             data["truncated"] = true.into();
         }
         Ok(Answer::data(data))
@@ -141,10 +139,7 @@ fn exec(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             json!({ "command": params.text("command"), "cwd": params.text("cwd") }),
         );
         let ran = tools.call(call.within(limit)).await?;
-        let outcome = ran
-            .text("outcome")
-            .trim_start_matches("OUTCOME_")
-            .to_lowercase();
+        let outcome = ran.word("outcome", "OUTCOME_");
         let is_late = outcome == "timed_out";
         let answer = Answer::data(json!({
             "exit_code": ran.number("exit_code"),

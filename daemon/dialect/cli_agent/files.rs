@@ -2,7 +2,6 @@
 
 use std::{fmt::Write as _, time::Instant};
 
-use base64::{Engine as _, prelude::BASE64_STANDARD};
 use serde_json::{Value as Json, json};
 
 use super::{
@@ -117,8 +116,7 @@ async fn binary(path: &str, since: Instant, tools: &mut dyn Tools) -> Result<Ans
         json!({ "path": path, "encoding": "ENCODING_BASE64", "max_bytes": SHOWN }),
     );
     let read = tools.call(call).await?;
-    let bytes = BASE64_STANDARD.decode(read.text("content"));
-    let bytes = bytes.map_err(Error::internal)?;
+    let bytes = read.bytes("content")?;
     let output = Output {
         heading: Some("Warning: File appears to be binary, displaying first 1KB as hex"),
         output: hex(&bytes),

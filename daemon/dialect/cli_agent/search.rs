@@ -1,12 +1,16 @@
 //! Searching.
 
-use std::time::{Duration, Instant};
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 
 use super::{
     super::{
         answer::Data,
+        pages,
         parameter::Params,
         place::{below, inside},
         said::Said,
@@ -32,32 +36,23 @@ pub(super) fn files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         inside(base)?;
         let mut found = 0;
         let mut shown = Vec::new();
-        let mut token = String::new();
-        for _ in 0..MOST_PAGES {
-            let call = Call::new(
-                "list_files",
-                json!({
-                    "root": base,
-                    "glob": pattern,
-                    "max_depth": DEPTH,
-                    "max_results": PAGE,
-                    "page_token": token,
-                }),
-            );
-            let listed = tools.call(call).await?;
+        let call = Call::new(
+            "list_files",
+            json!({
+                "root": base,
+                "glob": pattern,
+                "max_depth": DEPTH,
+                "max_results": PAGE,
+            }),
+        );
+        // All of them are counted, as far as that goes.
+        let counted = pages::each(tools, call, MOST_PAGES, |listed| {
             found += listed.list("files").len();
-            let room = SHOWN - shown.len();
-            shown.extend(
-                listed
-                    .texts("files")
-                    .take(room)
-                    .map(|file| below(base, file)),
-            );
-            token = listed.text("next_page_token").to_owned();
-            if token.is_empty() {
-                break;
-            }
-        }
+            let files = listed.texts("files").map(|file| below(base, file));
+            shown.extend(files.take(SHOWN - shown.len()));
+            ControlFlow::Continue(())
+        });
+        counted.await?;
         let mut output = format!("Found {found} files matching '{pattern}':");
         for file in &shown {
             output.push_str("\n  ");

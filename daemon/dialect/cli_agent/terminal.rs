@@ -66,8 +66,8 @@ fn why(ran: &Data, command: &str, limit: Duration) -> (&'static str, String, &'s
             format!("Command failed with exit code {exit_code}:\n{stderr}"),
             "Look at what it wrote, and mend the command",
         ),
-        (outcome, None) => {
-            let outcome = outcome.trim_start_matches("OUTCOME_").to_lowercase();
+        (_, None) => {
+            let outcome = ran.word("outcome", "OUTCOME_");
             let signal = match ran.text("signal") {
                 "" => String::new(),
                 signal => format!(" by {signal}"),
