@@ -130,7 +130,7 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let changed: Vec<String> = applied
             .objects("changed_files")
             .map(|file| {
-                let change = file.word("change", "CHANGE_TYPE_");
+                let change = file.word("change", "FILE_CHANGE_");
                 format!("{change} {}", file.text("path"))
             })
             .collect();

@@ -89,6 +89,12 @@ async fn openai_apply_patch_takes_one_operation() {
         )
         .await;
         assert_eq!(data(&response)["status"], "completed", "{response:?}");
+        let change = match operation["type"].as_str().unwrap() {
+            "create_file" => "added",
+            "update_file" => "modified",
+            _ => "deleted",
+        };
+        assert_eq!(data(&response)["output"], format!("{change} {file}"));
         match expected {
             Some(expected) => assert_eq!(content(&daemon, file), expected),
             None => assert!(!daemon.file(file).exists()),
