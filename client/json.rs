@@ -224,24 +224,16 @@ mod tests {
     fn all_fields_are_there() {
         use jig::api::v1;
 
-        let pool = prost_reflect::DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
-        let check = |message: &str, value: &Value| {
-            let descriptor = pool.get_message_by_name(message).unwrap();
-            let mut fields: Vec<String> =
-                descriptor.fields().map(|f| f.name().to_owned()).collect();
-            fields.sort();
-            let mut found: Vec<String> = value.as_object().unwrap().keys().cloned().collect();
-            found.sort();
-            assert_eq!(found, fields, "{message}");
-        };
+        use crate::contract::has_all_fields;
+
         let run = run(&RunResponse::default());
-        check("jig.v1.RunResponse", &run);
-        check("jig.v1.ResourceUsage", &run["usage"]);
-        check(
+        has_all_fields("jig.v1.RunResponse", &run);
+        has_all_fields("jig.v1.ResourceUsage", &run["usage"]);
+        has_all_fields(
             "jig.v1.ReadFileResponse",
             &read_file(&ReadFileResponse::default()),
         );
-        check(
+        has_all_fields(
             "jig.v1.ListFilesResponse",
             &list_files(&ListFilesResponse::default()),
         );
@@ -256,13 +248,13 @@ mod tests {
             egress: Some(v1::Egress::default()),
             ..GetInfoResponse::default()
         });
-        check("jig.v1.GetInfoResponse", &info);
-        check("jig.v1.Isolation", &info["isolation"]);
-        check("jig.v1.IsolationLayer", &info["isolation"]["layers"][0]);
-        check("jig.v1.SandboxFailure", &info["isolation"]["failure"]);
-        check("jig.v1.RunLimits", &info["run_limits"]);
-        check("jig.v1.Workspace", &info["workspaces"][0]);
-        check("jig.v1.Counts", &info["counts"]);
-        check("jig.v1.Egress", &info["egress"]);
+        has_all_fields("jig.v1.GetInfoResponse", &info);
+        has_all_fields("jig.v1.Isolation", &info["isolation"]);
+        has_all_fields("jig.v1.IsolationLayer", &info["isolation"]["layers"][0]);
+        has_all_fields("jig.v1.SandboxFailure", &info["isolation"]["failure"]);
+        has_all_fields("jig.v1.RunLimits", &info["run_limits"]);
+        has_all_fields("jig.v1.Workspace", &info["workspaces"][0]);
+        has_all_fields("jig.v1.Counts", &info["counts"]);
+        has_all_fields("jig.v1.Egress", &info["egress"]);
     }
 }

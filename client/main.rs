@@ -6,6 +6,8 @@ mod arguments;
 mod bench;
 mod command;
 mod connection;
+#[cfg(test)]
+mod contract;
 mod envelope;
 mod escape;
 mod exit;

@@ -85,19 +85,11 @@ pub(super) fn to_json(job: &Job) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use prost_reflect::DescriptorPool;
-
     use super::*;
+    use crate::contract::has_all_fields;
 
     #[test]
     fn every_field_of_the_contract_is_printed() {
-        let pool = DescriptorPool::decode(jig::api::FILE_DESCRIPTOR_SET).unwrap();
-        let descriptor = pool.get_message_by_name("jig.v1.Job").unwrap();
-        let fields = descriptor.fields().map(|field| field.name().to_owned());
-        let mut fields: Vec<_> = fields.collect();
-        fields.sort();
-        let job = to_json(&Job::default());
-        let found: Vec<_> = job.as_object().unwrap().keys().cloned().collect();
-        assert_eq!(found, fields);
+        has_all_fields("jig.v1.Job", &to_json(&Job::default()));
     }
 }
