@@ -31,8 +31,8 @@ const CLI_AGENT: &str = "cli_agent";
 /// it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig failed.
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
-    /// Vocabulary that the tool is of: `agentbench`, `claude`, `cli_agent`, `dracode`, `rauskuclaw`. Without
-    /// it, that of the contract.
+    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
+    /// `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
     /// Name of the tool: `read_file`.

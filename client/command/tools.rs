@@ -18,8 +18,8 @@ use crate::{connection, escape, failure::Failure, global::Global, output};
 /// key is for.
 #[derive(Debug, Args)]
 pub(crate) struct ToolsArgs {
-    /// Vocabulary whose tools to list: `agentbench`, `claude`, `cli_agent`, `dracode`, `rauskuclaw`. Without
-    /// it, that of the contract.
+    /// Vocabulary whose tools to list: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
+    /// `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
     /// How to write them. Without it: their names, and the first sentence that is said of each.
