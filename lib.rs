@@ -17,7 +17,8 @@
 //!                   transfers, info; errors → statuses
 //!   call/           the pipeline: access, context, request ids, policy, approvals, admission, drain, record; jobs, and calls by name
 //!   dialect/        one file per tool vocabulary that agents already speak, over the tools below
-//!   catalog/        tools and rules of fields, read from the descriptors; tools as vendors of models want them
+//!   catalog/        tools and rules of fields, read from the descriptors; tools of the configuration; tools as vendors
+//!                   of models want them
 //!   tool/           one file per tool: typed request → typed response
 //!   workspace/      files beneath a directory descriptor, never by path: read, search, change
 //!   text/           changing text without a file: edits, patches, diffs, notebooks
@@ -52,6 +53,9 @@
 //!
 //! A further dialect is a file in `daemon/dialect/` with such a table, and a line in `dialect::ALL`. From then on
 //! it is listed, called, made a job of and put into batches, and rules can name its tools.
+//!
+//! A tool of the configuration (`catalog/custom.rs`) is a command with a name and a JSON Schema of its own, the same
+//! in every vocabulary. `run` does it in its name: it is checked, decided about and recorded as that tool.
 //!
 //! # Life of a call
 //!

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, io, path::Path, time::SystemTime};
 
 use super::{
     catalog::Catalog,
-    config::keys::{self, Allowance, Digest, EditError, Key, Rate, Role, shown},
+    config::{
+        keys::{self, Allowance, Digest, EditError, Key, Rate, Role},
+        tools::tools_of,
+    },
 };
 
 /// Why a key file was left as it is, or cannot be listed. Display says what to do.
@@ -46,9 +49,9 @@ pub struct Grant {
     pub created: Option<String>,
 }
 
-/// Adds a key to the file at `path`, making it where it is missing. Answers the key, which cannot be
-/// had again. Blocks.
-pub fn add(path: &Path, grant: &Grant) -> Result<String, KeyFileError> {
+/// Adds a key to the file at `path`, making it where it is missing. `config` is the configuration of the daemon,
+/// where the key is for tools of it. Answers the key, which cannot be had again. Blocks.
+pub fn add(path: &Path, grant: &Grant, config: Option<&Path>) -> Result<String, KeyFileError> {
     let refused = |text: String| Err(KeyFileError::Refused(text));
     let mut roles = [Role::Read, Role::Invoke, Role::Admin].into_iter();
     let Some(role) = roles.find(|role| role.name() == grant.role) else {
@@ -57,16 +60,15 @@ pub fn add(path: &Path, grant: &Grant) -> Result<String, KeyFileError> {
     if grant.burst.is_some() && grant.calls_per_second.is_none() {
         return refused("a burst says nothing without a number of calls per second".to_owned());
     }
-    let catalog = Catalog::load().map_err(|error| KeyFileError::Refused(error.to_string()))?;
+    let catalog = catalog(config).map_err(|problems| KeyFileError::Refused(problems.join("\n")))?;
     let mut tools = grant.tools.iter();
-    if let Some(unknown) = tools.find(|tool| catalog.tool(tool).is_none()) {
+    if let Some(unknown) = tools.find(|tool| !catalog.has_tool(tool)) {
         // A daemon would refuse the whole file.
-        let known: Vec<_> = catalog.tools().collect();
-        return refused(format!(
-            "there is no tool {}; there are {}",
-            shown(unknown),
-            known.join(", ")
-        ));
+        let text = catalog.no_tool(unknown);
+        return refused(match config {
+            Some(_) => text,
+            None => format!("{text}; name the file that has [[tools]] with --config"),
+        });
     }
     let names = |names: &[String]| -> Option<BTreeSet<String>> {
         (!names.is_empty()).then(|| names.iter().cloned().collect())
@@ -88,6 +90,13 @@ pub fn add(path: &Path, grant: &Grant) -> Result<String, KeyFileError> {
     };
     let secret = keys::add(path, &key)?;
     Ok(secret.reveal().to_owned())
+}
+
+/// The tools of the contract, and those of a configuration.
+fn catalog(config: Option<&Path>) -> Result<Catalog, Vec<String>> {
+    let tools = config.map(tools_of).transpose()?.unwrap_or_default();
+    let catalog = Catalog::load().map_err(|error| vec![error.to_string()])?;
+    catalog.with_tools(tools)
 }
 
 /// Takes the key of this name from the file at `path`. Blocks.

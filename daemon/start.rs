@@ -21,8 +21,7 @@ use tokio::runtime::Runtime;
 pub(super) use self::error::StartError;
 use self::{error::io_error, isolation::Keeper, reload::Reload, serving::Prepared};
 use super::{
-    catalog::Catalog,
-    config::{Config, args::Args, listen::Address},
+    config::{Config, args::Args, listen::Address, tools},
     embedded::{self, Durable},
     privileges,
     sandbox::{
@@ -80,13 +79,11 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             &config,
         ))
         .map_err(io_error("talking to the launcher"))?;
-    let catalog = Catalog::load().map_err(|error| StartError::Io {
-        what: "reading the tools",
-        source: io::Error::other(error),
-    })?;
-    serving::callers(&config, &catalog)?;
-    let mut report =
-        String::from("configuration: ok\n") + &config.network_report() + &config.fetch_report();
+    serving::callers(&config, &serving::catalog(&config)?)?;
+    let mut report = String::from("configuration: ok\n")
+        + &config.network_report()
+        + &config.fetch_report()
+        + &tools::report(&config.tools);
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
         let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
         report += &isolation::report(workspace, &isolation);

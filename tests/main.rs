@@ -35,6 +35,8 @@ mod client;
 mod confinement;
 /// The rules that the contract keeps, and its compatibility.
 mod contract;
+/// Tools of the configuration.
+mod custom_tools;
 /// Commands that have a network.
 mod egress;
 /// What goes on in sessions, for those who watch.

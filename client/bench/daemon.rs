@@ -88,7 +88,7 @@ mod started {
                         role: "invoke".to_owned(),
                         ..Grant::default()
                     };
-                    keys::add(file, &grant).map_err(system)
+                    keys::add(file, &grant, None).map_err(system)
                 });
                 keys.collect()
             })?;

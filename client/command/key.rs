@@ -45,6 +45,9 @@ struct NewArgs {
     /// A tool that it is for. Can be given several times; without, it is for all.
     #[arg(long, value_name = "NAME")]
     for_tool: Vec<String>,
+    /// The daemon's configuration file, where the key is for a tool that it adds.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Calls per second, on average.
     #[arg(long, value_name = "NUMBER")]
     calls_per_second: Option<u32>,
@@ -127,7 +130,7 @@ mod keys {
             expires: expires.map_err(|error| Failure::Usage(error.to_string()))?,
             created: None,
         };
-        let key = keys::add(path, &grant).map_err(failed)?;
+        let key = keys::add(path, &grant, args.config.as_deref()).map_err(failed)?;
         if as_json {
             let mut told = told(&grant);
             told["key"] = key.into();

@@ -58,7 +58,8 @@ impl Pipeline {
         if let Err(error) = &admitted {
             leave_in_span(incoming, error, since);
             if let_in.permitted.approved_by().is_some() {
-                self.note_in_vain(incoming, T::NAME, error).await;
+                let tool = incoming.tool(T::NAME);
+                self.note_in_vain(incoming, tool, error).await;
             }
         }
         self.record_start(let_in, admitted?).await

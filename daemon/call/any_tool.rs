@@ -1,5 +1,7 @@
 //! Tools by their names, with parameters as JSON: what typed calls do, for those who have no types.
 
+mod custom;
+
 use std::{
     collections::BTreeMap,
     marker::PhantomData,
@@ -12,9 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Begun, Checked, InPlace, LetIn, Pipeline, access::principal::Principal, admission::Applicant,
-    context::Incoming, idempotency::Ticket, until_its_time_is_up,
+    context::Incoming, envelope::Ran, idempotency::Ticket, until_its_time_is_up,
 };
 use crate::daemon::{
+    catalog::{Catalog, custom::CustomTool},
     dialect::Boxed,
     error::{Error, Reason},
     tool::{
@@ -56,7 +59,7 @@ pub(super) trait AnyTool: Send + Sync {
     fn changes_something(&self, pipeline: &Pipeline) -> bool;
 
     /// The answer to a repeated call whose first one the daemon died under, as this step of its session.
-    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Map<String, Value>, Error>;
+    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Answered, Error>;
 }
 
 /// A call of which nothing is known to be wrong.
@@ -102,7 +105,15 @@ pub(super) struct Going {
     /// Tells it to end at once.
     pub(super) abandon: CancellationToken,
     /// Its answer, once it has one. Dropped, it is told to end.
-    pub(super) answer: Boxed<'static, Result<Map<String, Value>, Error>>,
+    pub(super) answer: Boxed<'static, Result<Answered, Error>>,
+}
+
+/// What a tool has answered.
+pub(super) struct Answered {
+    /// Its fields.
+    pub(super) data: Map<String, Value>,
+    /// What a command has left, if that was one.
+    pub(super) ran: Ran,
 }
 
 struct Typed<T>(PhantomData<fn() -> T>);
@@ -113,7 +124,7 @@ struct OfTool<T: Tool> {
     checked: Checked<T>,
 }
 
-/// All tools, by their names.
+/// The tools of the contract, by their names.
 type Tools = BTreeMap<&'static str, Box<dyn AnyTool>>;
 
 static TOOLS: LazyLock<Tools> = LazyLock::new(|| {
@@ -150,8 +161,11 @@ pub(super) fn find(
     pipeline: &Pipeline,
     principal: &Principal,
 ) -> Result<&'static dyn AnyTool, Error> {
+    if let Some(tool) = pipeline.catalog.custom(name) {
+        return Ok(tool);
+    }
     TOOLS.get(name).map(Box::as_ref).ok_or_else(|| {
-        let known = TOOLS.keys().copied();
+        let known = names(&pipeline.catalog);
         let is_there = |tool: &&str| {
             principal.may_call(tool).is_ok() && pipeline.is_switched_on(tool, None).is_ok()
         };
@@ -161,9 +175,10 @@ pub(super) fn find(
     })
 }
 
-/// The names of all of them, sorted.
-pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    TOOLS.keys().copied()
+/// The names of all of them: first of those of the contract, then of those of the configuration.
+pub(super) fn names(catalog: &Catalog) -> impl Iterator<Item = &'static str> {
+    let custom = catalog.customs().map(CustomTool::name);
+    TOOLS.keys().copied().chain(custom)
 }
 
 /// What it costs to look at so many bytes of JSON, as so many of plain text.
@@ -210,8 +225,8 @@ where
         pipeline.changes_something::<T>()
     }
 
-    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Map<String, Value>, Error> {
-        pipeline.spec::<T>()?.write(&T::lost(step)?)
+    fn lost(&self, pipeline: &Pipeline, step: Option<u64>) -> Result<Answered, Error> {
+        answered::<T>(pipeline, &T::lost(step)?)
     }
 }
 
@@ -283,13 +298,26 @@ where
     let pipeline = Arc::clone(pipeline);
     let answer = async move {
         let response = until_its_time_is_up::<T>(task, until, guard).await?;
-        pipeline.spec::<T>()?.write(&response)
+        answered::<T>(&pipeline, &response)
     };
     Going {
         step,
         abandon,
         answer: Box::pin(answer),
     }
+}
+
+/// What the tool `T` has answered.
+fn answered<T: Tool>(pipeline: &Pipeline, response: &T::Response) -> Result<Answered, Error>
+where
+    T::Response: Message + Default,
+{
+    let data = pipeline.spec::<T>()?.write(response)?;
+    let ran = match T::NAME == Run::NAME {
+        true => Ran::of(&data),
+        false => Ran::default(),
+    };
+    Ok(Answered { data, ran })
 }
 
 #[cfg(test)]

@@ -105,13 +105,16 @@ impl Pipeline {
     ) -> Result<Checked<T>, Error> {
         let bytes = request.encoded_len();
         let scene = self.scene(incoming)?.clone();
-        incoming.principal.may_call(T::NAME)?;
+        let tool = incoming.tool(T::NAME);
+        incoming.principal.may_call(tool)?;
         let spec = self.spec::<T>()?;
-        let (risk, workspace) = (spec.options.risk(), scene.workspace.name().to_owned());
+        let alias = incoming.alias.as_deref();
+        let risk = alias.map_or(spec.options.risk(), |alias| alias.risk);
+        let workspace = scene.workspace.name().to_owned();
         let snapshot = self.policy.snapshot();
         let said = incoming.said();
         let name = said.as_ref().map(|said| said.tool);
-        let keeps = snapshot.looks_at(T::NAME, name, risk, &workspace);
+        let keeps = alias.is_none() && snapshot.looks_at(tool, name, risk, &workspace);
         let mut checked = match T::MESSAGE {
             None => spec.check(request, keeps)?,
             Some(message) => self.catalog.look_at(message, request, keeps)?,
@@ -122,14 +125,15 @@ impl Pipeline {
             encoded: std::mem::take(&mut checked.encoded),
         };
         let (params, shown) = validate::<T>(checked, &scene)?;
-        let subject = Subject::new(T::NAME, risk, workspace, snapshot).said_as(said);
-        let subject = match given {
-            Some(given) => {
+        let subject = Subject::new(tool, risk, workspace, snapshot).said_as(said);
+        let subject = match (alias, given) {
+            (Some(alias), _) => subject.with(alias.told.clone(), Vec::new(), 0),
+            (None, Some(given)) => {
                 let files = T::files(&params, &scene);
                 let told = told(&given, &scene, T::reading(&params, &scene));
                 subject.with(told, files, given.size())
             }
-            None => Subject {
+            (None, None) => Subject {
                 said: (bytes <= KEPT).then(|| Arc::new(as_given)),
                 ..subject
             },
@@ -137,7 +141,7 @@ impl Pipeline {
         Ok(Checked {
             scene,
             params,
-            shown,
+            shown: alias.map_or(shown, |alias| alias.shown.clone()),
             subject,
             default_timeout: incoming.limit.unwrap_or_else(|| spec.default_timeout()),
             bytes,

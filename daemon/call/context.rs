@@ -8,7 +8,10 @@ use std::{
 use opentelemetry::{Context, trace::TraceContextExt as _};
 
 use super::{access::principal::Principal, policy::judged::Spoken};
-use crate::daemon::{error::Violation, store::session::SessionId, tool::JobContext};
+use crate::{
+    api::v1::Risk,
+    daemon::{catalog::Told, error::Violation, store::session::SessionId, tool::JobContext},
+};
 
 /// Longest `jig-request-id`, in characters.
 pub(crate) const LONGEST_REQUEST_ID: usize = 120;
@@ -32,10 +35,25 @@ pub(crate) struct Incoming {
     pub(crate) job: Option<JobContext>,
     /// The call by name that makes it, where one does.
     pub(crate) by_name: Option<Arc<ByName>>,
+    /// What it is called as, where a tool of the configuration does it by calling another.
+    pub(crate) alias: Option<Arc<Alias>>,
     /// How long it may take, where that of its tool is not meant.
     pub(crate) limit: Option<Duration>,
     /// The span of the RPC.
     pub(crate) parent: Context,
+}
+
+/// A tool of the configuration, in whose name another is called: it is judged and recorded as that one.
+#[derive(Debug)]
+pub(crate) struct Alias {
+    /// Its name.
+    pub(crate) tool: &'static str,
+    /// Its risk.
+    pub(crate) risk: Risk,
+    /// Its parameters, for those who decide about it.
+    pub(crate) told: Told,
+    /// Its parameters, as a record has them.
+    pub(crate) shown: serde_json::Value,
 }
 
 /// A call that was made by the name of a tool.
@@ -90,6 +108,7 @@ impl Incoming {
                 request_id,
                 job: None,
                 by_name: None,
+                alias: None,
                 limit: None,
                 parent,
             }),
@@ -100,6 +119,11 @@ impl Incoming {
     /// What it was made as, where that was in a dialect.
     pub(crate) fn said(&self) -> Option<Arc<Spoken>> {
         self.by_name.as_ref()?.said.clone()
+    }
+
+    /// The tool that it is a call of, where `tool` does it.
+    pub(super) fn tool(&self, tool: &'static str) -> &'static str {
+        self.alias.as_ref().map_or(tool, |alias| alias.tool)
     }
 
     /// Id of the RPC's span.

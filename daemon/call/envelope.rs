@@ -39,8 +39,8 @@ pub(super) fn of(
 ) -> InvokeResponse {
     let Some(dialect) = dialect else {
         return match result {
-            Ok(answer) => envelope(call, Ok(answer.data.unwrap_or_default())),
-            Err(error) => envelope(call, Err(&error)),
+            Ok(answer) => answered(begun(call), answer.data.unwrap_or_default(), ran),
+            Err(error) => failed(begun(call), &error),
         };
     };
     match result {
@@ -122,26 +122,17 @@ fn begun(call: &Call<'_>) -> InvokeResponse {
     }
 }
 
-/// Puts what came of a call into an envelope.
-pub(super) fn envelope(
-    call: &Call<'_>,
-    result: Result<Map<String, Json>, &Error>,
+fn answered(
+    mut response: InvokeResponse,
+    mut data: Map<String, Json>,
+    ran: &Ran,
 ) -> InvokeResponse {
-    let response = begun(call);
-    match result {
-        Ok(data) => answered(response, data),
-        Err(error) => failed(response, error),
-    }
-}
-
-fn answered(mut response: InvokeResponse, mut data: Map<String, Json>) -> InvokeResponse {
     let is_whole = fit(&mut data);
     response.status = InvokeStatus::Success.into();
-    let ran = Ran::of(&response.tool, &data);
     response.exit_code = ran.exit_code;
-    response.stdout_path = ran.stdout_path;
-    response.stderr_path = ran.stderr_path;
-    response.error = ran.abnormal_exit;
+    response.stdout_path = ran.stdout_path.clone();
+    response.stderr_path = ran.stderr_path.clone();
+    response.error = ran.abnormal_exit.clone();
     let (text, is_all) = text_of(&data);
     response.text = text;
     response.truncated = !is_whole || !is_all;
@@ -218,7 +209,9 @@ mod tests {
             ),
             (json!({"files": []}), None, None),
         ] {
-            let response = envelope(&call(), Ok(fields(data.clone())));
+            let fields = fields(data.clone());
+            let ran = Ran::of(&fields);
+            let response = answered(begun(&call()), fields, &ran);
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
             assert_eq!(response.text, data.to_string());
@@ -237,7 +230,7 @@ mod tests {
     #[test]
     fn an_error_tells_all_that_a_status_would() {
         let error = Error::invalid_field("path", "must be given").with("path", "x");
-        let response = envelope(&call(), Err(&error));
+        let response = failed(begun(&call()), &error);
         assert_eq!(response.status(), InvokeStatus::Error);
         assert_eq!(response.data, None);
         let told = response.error.unwrap();
@@ -247,7 +240,7 @@ mod tests {
         assert_eq!(details["path"], "x");
         let busy = Error::new(Reason::ResourceExhausted, "busy")
             .retry_after(std::time::Duration::from_millis(500));
-        let told = envelope(&call(), Err(&busy)).error.unwrap();
+        let told = failed(begun(&call()), &busy).error.unwrap();
         let details = unwrapped(told.details.unwrap(), "details").unwrap();
         assert_eq!(details.get("retry_after_sec"), Some(&json!(0.5)));
     }

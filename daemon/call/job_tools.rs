@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Pipeline,
-    any_tool::Going,
+    any_tool::{Answered, Going},
     context::{ByName, Incoming},
     envelope::Ran,
     invoke::Canonical,
@@ -101,13 +101,11 @@ impl<'a> JobTools<'a> {
         };
         self.has_begun = true;
         self.pipeline.jobs.begin(self.live, going.step).await;
-        let tool = given.map_or(self.job.tool.as_str(), |given| given.tool);
-        self.answer(tool, going, &cancelled).await
+        self.answer(going, &cancelled).await
     }
 
     async fn answer(
         &mut self,
-        tool: &str,
         mut going: Going,
         cancelled: &CancellationToken,
     ) -> Result<Map<String, Value>, Error> {
@@ -118,7 +116,9 @@ impl<'a> JobTools<'a> {
                 going.answer.await
             }
         };
-        result.inspect(|data| self.ran = Ran::of(tool, data))
+        let Answered { data, ran } = result?;
+        self.ran = ran;
+        Ok(data)
     }
 
     /// A call behind the first. It waits for what is short for now: what was done is not to be for nothing.

@@ -239,7 +239,7 @@ impl Pipeline {
                 let params = params.map_err(|error| gone(&id, &error.into()))?;
                 tool.check(&pipeline, incoming.clone(), &params)
             };
-            let cost = any_tool::cost(name, bytes);
+            let cost = bytes.saturating_mul(tool.cost());
             self.look_into(&incoming, (bytes, cost), check).await?
         };
         let mut let_in = checked.let_in(self);
@@ -408,6 +408,7 @@ impl Pipeline {
                 approved_by: approval.map(|approval| approval.by.clone()),
             }),
             by_name: None,
+            alias: None,
             limit: None,
             parent: read_parent(&job.trace),
         })

@@ -5,7 +5,7 @@ use crate::daemon::{catalog::definition::Definition, dialect::Dialect, error::Er
 
 impl Pipeline {
     /// What models are told of the tools that a caller may use, in the vocabulary of a dialect or in that of
-    /// the contract.
+    /// the contract; those of the configuration are in all of them.
     pub(crate) fn definitions(
         &self,
         incoming: &Incoming,
@@ -17,20 +17,17 @@ impl Pipeline {
         let is_there = |tool: &str, said: Option<&str>| {
             principal.may_call(tool).is_ok() && snapshot.settings.has_tool(tool, said)
         };
-        Ok(match dialect {
-            None => any_tool::names()
-                .filter(|tool| is_there(tool, None))
-                .filter_map(|tool| self.catalog.definition(tool))
-                .collect(),
-            Some(dialect) => dialect
-                .tools()
-                .iter()
-                .filter(|tool| {
-                    let mut uses = tool.uses.iter();
-                    uses.all(|name| is_there(name, Some(tool.name)))
-                })
-                .map(|tool| dialect.definition(tool, &self.catalog))
-                .collect(),
-        })
+        let of_dialect = dialect.map(|dialect| {
+            let there = dialect.tools().iter().filter(|tool| {
+                let mut uses = tool.uses.iter();
+                uses.all(|name| is_there(name, Some(tool.name)))
+            });
+            there.map(|tool| dialect.definition(tool, &self.catalog))
+        });
+        let by_name = any_tool::names(&self.catalog)
+            .filter(|tool| dialect.is_none() || self.catalog.custom(tool).is_some())
+            .filter(|tool| is_there(tool, None))
+            .filter_map(|tool| self.catalog.definition(tool));
+        Ok(of_dialect.into_iter().flatten().chain(by_name).collect())
     }
 }

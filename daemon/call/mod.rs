@@ -172,7 +172,7 @@ impl<T: Tool> Begun<T> {
         pipeline: &Arc<Pipeline>,
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
         let incoming = self.incoming;
-        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = T::NAME);
+        let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = incoming.tool(T::NAME));
         let work = Arc::clone(pipeline).execute::<T>(self.params, self.work);
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         drop(self.waited_for);
@@ -322,13 +322,14 @@ impl Pipeline {
             waited_for,
         } = place;
         let session = self.session_while(&incoming, Some(&turn)).await?;
-        let about = record::about(T::NAME, &incoming, scene.workspace.name());
+        let tool = incoming.tool(T::NAME);
+        let about = record::about(tool, &incoming, scene.workspace.name());
         let begun = record::started(&about, &incoming, shown, by.clone());
         let step = session
             .begin_step(begun)
             .map_err(|error| state_error::of_files(&error))?;
 
-        let span = self.start_span(T::NAME, &incoming, &scene);
+        let span = self.start_span(tool, &incoming, &scene);
         if let Some(by) = by {
             span.set_text(semconv::ALLOWED_BY, &by);
         }

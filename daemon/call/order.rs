@@ -67,6 +67,7 @@ impl Pipeline {
             return Err(Error::invalid_field("queue", QUEUE_NAME));
         }
         let principal = &incoming.principal;
+        let dialect = self.vocabulary(dialect, &name);
         let is_open = match dialect {
             None => {
                 let tool = any_tool::find(&name, self, principal)?;

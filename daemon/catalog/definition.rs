@@ -2,12 +2,6 @@
 
 use serde_json::{Map, Value as Json};
 
-use super::{
-    Catalog, ToolSpec,
-    comments::Comments,
-    rules::Rules,
-    schema::{of_request, of_response},
-};
 use crate::api::v1::ToolOptions;
 
 /// A tool.
@@ -38,29 +32,6 @@ pub(crate) struct Hints {
     pub(crate) idempotent: bool,
     /// Whether a call reaches beyond the workspace.
     pub(crate) open_world: bool,
-}
-
-impl Catalog {
-    /// What models are told of the tool of this name, if there is one.
-    pub(crate) fn definition(&self, name: &str) -> Option<Definition> {
-        let comments = self.comments.get_or_init(|| Comments::of(&self.pool));
-        let ToolSpec {
-            options,
-            rules,
-            method,
-            response,
-            ..
-        } = self.tool(name)?;
-        let answer = Rules::of(&self.pool, response);
-        Some(Definition {
-            name: options.name.clone(),
-            title: options.title.clone(),
-            description: comments.method(method).to_owned(),
-            input: of_request(rules, comments),
-            output: Some(of_response(&answer, comments)),
-            hints: Hints::of(options),
-        })
-    }
 }
 
 impl Hints {
@@ -97,8 +68,7 @@ impl Hints {
 mod tests {
     use serde_json::Value;
 
-    use super::*;
-    use crate::daemon::catalog::render::Format;
+    use crate::daemon::catalog::{Catalog, render::Format};
 
     /// Every description that a schema has.
     fn undescribed(schema: &Value, place: &str, found: &mut Vec<String>) {

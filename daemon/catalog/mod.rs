@@ -1,7 +1,8 @@
 //! The tools, read from the descriptors: names, time limits, and the rules of their fields. Nothing
-//! about a tool is written down twice.
+//! about a tool is written down twice. Beside them, those that a configuration adds.
 
 mod comments;
+pub(crate) mod custom;
 pub(crate) mod definition;
 mod json;
 mod measure;
@@ -24,7 +25,10 @@ use serde_json::{Map, Value};
 
 use self::{
     comments::Comments,
+    custom::{CustomTool, RUN},
+    definition::{Definition, Hints},
     rules::{Looked, Rules},
+    schema::{of_request, of_response},
 };
 pub(crate) use self::{
     json::entries_of as json_entries,
@@ -34,16 +38,17 @@ pub(crate) use self::{
 use crate::{
     api::{self, v1},
     daemon::{
-        config::keys::Role,
+        config::{self, keys::Role},
         error::{Error, Violation},
     },
 };
 
-/// All tools, and all methods that the daemon knows.
+/// All tools, those of the configuration among them, and all methods that the daemon knows.
 #[derive(Debug)]
 pub(crate) struct Catalog {
     pool: DescriptorPool,
     tools: BTreeMap<String, ToolSpec>,
+    custom: BTreeMap<&'static str, &'static CustomTool>,
     messages: HashMap<String, Arc<Rules>>,
     methods: BTreeMap<String, Method>,
     /// Read once somebody wants to know.
@@ -139,20 +144,100 @@ impl Catalog {
         Ok(Self {
             pool,
             tools,
+            custom: BTreeMap::new(),
             messages,
             methods,
             comments: OnceLock::new(),
         })
     }
 
-    /// The tool of this name.
+    /// The same, with the tools of a configuration beside those of the contract. Answers every problem; what is
+    /// in the configuration stays for as long as the process lives.
+    pub(crate) fn with_tools(
+        mut self,
+        tools: Vec<config::tools::Tool>,
+    ) -> Result<Self, Vec<String>> {
+        let mut problems = Vec::new();
+        for tool in tools {
+            let name = tool.name.clone();
+            let tool = match (self.tools.get(&name), self.tools.get(RUN)) {
+                (None, Some(run)) => CustomTool::new(tool, &run.options),
+                _ => Err("the contract has a tool of this name".to_owned()),
+            };
+            match tool {
+                Ok(tool) => {
+                    self.custom.insert(tool.name(), Box::leak(Box::new(tool)));
+                }
+                Err(problem) => problems.push(format!("tools: {name:?}: {problem}")),
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(self),
+            false => Err(problems),
+        }
+    }
+
+    /// The tool of the contract of this name.
     pub(crate) fn tool(&self, name: &str) -> Option<&ToolSpec> {
         self.tools.get(name)
     }
 
-    /// The names of all tools, sorted.
+    /// The names of the tools of the contract, sorted.
     pub(crate) fn tools(&self) -> impl Iterator<Item = &str> {
         self.tools.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tool of this name, in the contract or in the configuration.
+    pub(crate) fn has_tool(&self, name: &str) -> bool {
+        self.tools.contains_key(name) || self.custom.contains_key(name)
+    }
+
+    /// The tool of the configuration of this name.
+    pub(crate) fn custom(&self, name: &str) -> Option<&'static CustomTool> {
+        self.custom.get(name).copied()
+    }
+
+    /// The tools of the configuration, by their names.
+    pub(crate) fn customs(&self) -> impl Iterator<Item = &'static CustomTool> {
+        self.custom.values().copied()
+    }
+
+    /// What models are told of the tool of this name, if there is one.
+    pub(crate) fn definition(&self, name: &str) -> Option<Definition> {
+        let comments = self.comments.get_or_init(|| Comments::of(&self.pool));
+        if let Some(tool) = self.custom(name) {
+            let output = self.definition(RUN).and_then(|run| run.output);
+            return Some(tool.definition(output));
+        }
+        let ToolSpec {
+            options,
+            rules,
+            method,
+            response,
+            ..
+        } = self.tool(name)?;
+        let answer = Rules::of(&self.pool, response);
+        Some(Definition {
+            name: options.name.clone(),
+            title: options.title.clone(),
+            description: comments.method(method).to_owned(),
+            input: of_request(rules, comments),
+            output: Some(of_response(&answer, comments)),
+            hints: Hints::of(options),
+        })
+    }
+
+    /// The risk of the tool of this name.
+    pub(crate) fn risk(&self, name: &str) -> v1::Risk {
+        let of_contract = || self.tool(name).map(|tool| tool.options.risk());
+        let risk = self.custom(name).map(CustomTool::risk).or_else(of_contract);
+        risk.unwrap_or_default()
+    }
+
+    /// What is said of the name of a tool that there is not.
+    pub(crate) fn no_tool(&self, name: &str) -> String {
+        let known: Vec<_> = self.tools().chain(self.custom.keys().copied()).collect();
+        format!("there is no tool {name:?}; there are {}", known.join(", "))
     }
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.

@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use super::rules::{Rules, size_text};
 
 /// Longest pattern that is made of a call: a rule has no longer one.
-const LONGEST_PATTERN: usize = 16 << 10;
+pub(super) const LONGEST_PATTERN: usize = 16 << 10;
 /// What matches any text in JSON.
 const ANY_TEXT: &str = r#""(?:[^"\\]|\\.)*""#;
 /// What matches any other value that is neither a list nor an object.
@@ -304,7 +304,7 @@ fn for_people(
     told.collect()
 }
 
-fn as_text(value: Json) -> String {
+pub(super) fn as_text(value: Json) -> String {
     match value {
         Json::String(text) => text,
         other => other.to_string(),

@@ -19,6 +19,7 @@ use super::{
     requests::requests,
     sessions::sessions,
     time::time_or,
+    tools::tools,
     workspaces::workspaces,
 };
 use crate::daemon::{
@@ -105,6 +106,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
     let mode = args.network.or(file.sandbox.network);
     let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
     let fetch = fetch(file.fetch, &mut problems);
+    let tools = tools(file.tools, &mut problems);
     if trust_loopback {
         check_trust(has_keys, network, &egress, &mut problems);
     }
@@ -224,6 +226,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         network,
         egress,
         fetch,
+        tools,
         sandbox_id,
         path,
         log,

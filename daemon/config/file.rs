@@ -11,6 +11,7 @@ use serde::{
     Deserialize,
     de::{DeserializeOwned, IgnoredAny},
 };
+use serde_json::{Map, Value as Json};
 
 /// What a daemon that runs takes over.
 const RENEWED: [&str; 3] = ["policy", "approvals", "keys"];
@@ -35,6 +36,7 @@ pub(super) struct File {
     pub(super) sessions: Sessions,
     pub(super) proxy: Option<Proxy>,
     pub(super) fetch: Fetch,
+    pub(super) tools: Vec<Tool>,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
 }
@@ -60,6 +62,7 @@ pub(super) struct Renewed {
     sessions: IgnoredAny,
     proxy: IgnoredAny,
     fetch: IgnoredAny,
+    tools: IgnoredAny,
     pub(super) policy: Policy,
     pub(super) approvals: Approvals,
 }
@@ -118,6 +121,21 @@ pub(super) struct Fetch {
     pub(super) hosts: Vec<String>,
     pub(super) ports: Option<Vec<u16>>,
     pub(super) allow_addresses: Vec<String>,
+}
+
+/// One `[[tools]]` table.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Tool {
+    pub(super) name: String,
+    pub(super) description: String,
+    pub(super) argv: Vec<String>,
+    #[serde(default)]
+    pub(super) schema: Map<String, Json>,
+    #[serde(default)]
+    pub(super) allow_options: bool,
+    pub(super) risk: Option<String>,
+    pub(super) timeout: Option<String>,
 }
 
 /// The `[limits]` table.

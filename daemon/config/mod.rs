@@ -19,6 +19,7 @@ pub(crate) mod renewal;
 pub(crate) mod requests;
 pub(crate) mod sessions;
 mod time;
+pub(crate) mod tools;
 mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
@@ -94,6 +95,8 @@ pub(crate) struct Config {
     pub(crate) egress: Policy,
     /// Where `fetch_url` may fetch from.
     pub(crate) fetch: Policy,
+    /// Tools that commands are.
+    pub(crate) tools: Vec<tools::Tool>,
     /// User and group id that a root daemon takes for its sandboxes.
     pub(crate) sandbox_id: u32,
     /// Directories, as commands see them, in which programs are looked up before the usual ones.

@@ -24,6 +24,7 @@ use crate::daemon::{
     },
     catalog::Catalog,
     config::{Config, ConfigError, requests::Requests},
+    dialect::is_tool,
     door::info::Info,
     egress::proxy::Proxy,
     fetch::Fetcher,
@@ -76,10 +77,7 @@ pub(super) async fn serve(
         },
     } = prepared;
     let telemetry = Telemetry::start();
-    let catalog = Catalog::load().map_err(|error| StartError::Io {
-        what: "reading the tools",
-        source: io::Error::other(error),
-    })?;
+    let catalog = catalog(&config)?;
     let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
         .await
         .map_err(io_error("talking to the launcher"))?;
@@ -246,6 +244,25 @@ fn unreadable(error: DatabaseError) -> StartError {
         what: "reading the database",
         source: io::Error::other(error),
     }
+}
+
+/// The tools: those of the contract, and those of the configuration. No dialect has a tool of the name of one
+/// of these: rules and lists could not tell them apart.
+pub(super) fn catalog(config: &Config) -> Result<Catalog, StartError> {
+    let catalog = Catalog::load().map_err(|error| StartError::Io {
+        what: "reading the tools",
+        source: io::Error::other(error),
+    })?;
+    let taken = config.tools.iter().filter(|tool| is_tool(&tool.name));
+    let mut problems: Vec<_> = taken
+        .map(|tool| format!("tools: {:?}: a dialect has a tool of this name", tool.name))
+        .collect();
+    match catalog.with_tools(config.tools.clone()) {
+        Ok(catalog) if problems.is_empty() => return Ok(catalog),
+        Ok(_) => {}
+        Err(more) => problems.extend(more),
+    }
+    Err(ConfigError(problems).into())
 }
 
 /// Who may call, and what the operator lets in. All that is wrong with either is told.

@@ -248,7 +248,7 @@ pub(crate) fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str])
             }
         }
         for name in key.tools.iter().flatten() {
-            if catalog.tool(name).is_none() {
+            if !catalog.has_tool(name) {
                 report(&key.name, "tool", name);
             }
         }

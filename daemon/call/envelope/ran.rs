@@ -2,10 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{
-    api::v1::ToolError,
-    daemon::tool::{Tool as _, run::Run},
-};
+use crate::api::v1::ToolError;
 
 /// What a command has left, for those who look for it beside the answer.
 #[derive(Debug, Clone, Default)]
@@ -23,11 +20,8 @@ pub(in crate::daemon::call) struct Ran {
 }
 
 impl Ran {
-    /// What the answer of a tool says of a command, if it has run one.
-    pub(in crate::daemon::call) fn of(tool: &str, data: &Map<String, Value>) -> Self {
-        if tool != Run::NAME {
-            return Self::default();
-        }
+    /// What the answer of a command says of it.
+    pub(in crate::daemon::call) fn of(data: &Map<String, Value>) -> Self {
         let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
         let code = data.get("exit_code").and_then(Value::as_i64);
         Self {

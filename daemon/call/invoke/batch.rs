@@ -100,6 +100,7 @@ impl Pipeline {
         let mut submitted: Vec<(String, String, Result<Job, InvokeResponse>)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
+            let dialect = self.vocabulary(dialect, &name);
             let said = self.said(&incoming, &name, params.as_ref().ok())?;
             let result = match params {
                 Ok(params) => {

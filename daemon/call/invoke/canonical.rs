@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::{
     Pipeline,
-    any_tool::{self, AnyTool, cost},
+    any_tool::{self, Answered, AnyTool},
     context::Incoming,
     envelope::{Ran, size_of_fields},
     idempotency::Ticket,
@@ -66,7 +66,7 @@ impl<'a> Canonical<'a> {
         let checked = {
             let pipeline = Arc::clone(self.pipeline);
             let check = move |incoming: &Incoming| tool.check(&pipeline, incoming.clone(), &params);
-            let sizes = (bytes, cost(name, bytes));
+            let sizes = (bytes, bytes.saturating_mul(tool.cost()));
             self.pipeline
                 .look_into(&self.incoming, sizes, check)
                 .await?
@@ -88,7 +88,9 @@ impl<'a> Canonical<'a> {
                 going.answer.await
             }
         };
-        result.inspect(|data| self.ran = Ran::of(name, data))
+        let Answered { data, ran } = result?;
+        self.ran = ran;
+        Ok(data)
     }
 }
 

@@ -26,7 +26,7 @@ pub(super) use self::canonical::Canonical;
 use super::{
     Pipeline,
     access::principal::Principal,
-    any_tool::{self, AnyTool},
+    any_tool::{self, Answered, AnyTool},
     context::{ByName, Incoming},
     envelope::{self, Call, Ran},
     idempotency::{
@@ -112,6 +112,7 @@ impl Pipeline {
             tool,
             params,
         } = invocation;
+        let dialect = self.vocabulary(dialect, &tool);
         // A workspace that there is not is no matter of the tool.
         let said = self.said(&incoming, &tool, params.as_ref().ok())?;
         let doing = self.doing(&incoming.principal, dialect, &tool);
@@ -168,15 +169,17 @@ impl Pipeline {
             Claim::Ours(ticket, errand) => (ticket, errand),
             Claim::Answered { answer, .. } => return decode(&answer),
             Claim::Lost(step) => {
-                let data = match canonical {
+                let lost = match canonical {
                     Some(tool) => tool.lost(self, step),
                     None => Err(lost(METHOD)),
                 };
+                let (result, ran) = match lost {
+                    Ok(Answered { data, ran }) => (Ok(Answer::data(data.into())), ran),
+                    Err(error) => (Err(error), Ran::default()),
+                };
                 let performed = Performed {
-                    ran: data
-                        .as_ref()
-                        .map_or_else(|_| Ran::default(), |data| Ran::of(&said.tool, data)),
-                    result: data.map(|data| Answer::data(data.into())),
+                    ran,
+                    result,
                     dialect,
                     said,
                     started,
@@ -246,6 +249,15 @@ impl Pipeline {
             started,
             ran: tools.into_ran(),
         }
+    }
+
+    /// The vocabulary that has a tool of this name: those of the configuration are the same in all of them.
+    pub(super) fn vocabulary(
+        &self,
+        dialect: Option<&'static Dialect>,
+        tool: &str,
+    ) -> Option<&'static Dialect> {
+        dialect.filter(|_| self.catalog.custom(tool).is_none())
     }
 
     /// What a call is made as, with its parameters if they could be read.

@@ -65,15 +65,13 @@ impl Settings {
         idle_tools: &'static [&'static str],
     ) -> Result<Self, Vec<String>> {
         let mut problems = Vec::new();
-        let known = || catalog.tools().collect::<Vec<_>>().join(", ");
-        let no_tool = |name: &str| format!("there is no tool {name:?}; there are {}", known());
         for (key, names) in [
             ("allow_tools", policy.allow_tools.as_ref()),
             ("deny_tools", Some(&policy.deny_tools)),
         ] {
             for name in names.into_iter().flatten() {
                 if !is_tool(catalog, name) {
-                    problems.push(format!("policy.{key}: {}", no_tool(name)));
+                    problems.push(format!("policy.{key}: {}", catalog.no_tool(name)));
                 }
             }
         }
@@ -83,7 +81,7 @@ impl Settings {
             let mut report =
                 |text: &str| problems.push(format!("policy.rules: rule {name:?}: {text}"));
             if !is_tool(catalog, &written.tool) {
-                report(&no_tool(&written.tool));
+                report(&catalog.no_tool(&written.tool));
             }
             for workspace in written.workspaces.iter().flatten() {
                 if !workspaces.contains(&workspace.as_str()) {
@@ -218,9 +216,9 @@ impl Snapshot {
     }
 }
 
-/// Whether there is a tool of this name, in the contract or in a dialect.
+/// Whether there is a tool of this name, in the contract, in the configuration or in a dialect.
 pub(crate) fn is_tool(catalog: &Catalog, name: &str) -> bool {
-    catalog.tool(name).is_some() || dialect::is_tool(name)
+    catalog.has_tool(name) || dialect::is_tool(name)
 }
 
 impl By {

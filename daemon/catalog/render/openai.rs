@@ -21,6 +21,23 @@ pub(super) fn chat(tool: &Definition) -> Value {
     })
 }
 
+/// Keywords with which a schema is made of others, or says what values are not: these are for tools of the
+/// configuration only, and what becomes of them in a strict schema is not worth finding out.
+const COMPOSED: [&str; 12] = [
+    "$ref",
+    "$defs",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "patternProperties",
+    "propertyNames",
+    "dependentSchemas",
+    "prefixItems",
+    "unevaluatedProperties",
+];
+
 /// One tool of Responses (`FunctionTool`). Strict, unless it has objects in it whose fields are not known.
 pub(super) fn responses(tool: &Definition) -> Value {
     let strict = strict(&tool.input);
@@ -42,6 +59,14 @@ fn strict(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
 }
 
 fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
+    let is_composed = COMPOSED.iter().any(|keyword| schema.contains_key(*keyword));
+    // Others may be given, of which nothing is known.
+    let is_open = schema
+        .get("additionalProperties")
+        .is_some_and(|others| *others == true);
+    if is_composed || is_open {
+        return None;
+    }
     let mut schema = schema.clone();
     if let Some(Value::Object(items)) = schema.get("items") {
         let items = closed(items)?;

@@ -36,7 +36,7 @@ pub(super) fn approval(approval: &Approval, catalog: &Catalog) -> v1::Approval {
         title: options
             .map(|options| options.title.clone())
             .unwrap_or_default(),
-        risk: options.map(|options| options.risk).unwrap_or_default(),
+        risk: catalog.risk(&record.tool).into(),
         parameters: parameters
             .map(|parameter| v1::ApprovalParameter {
                 name: parameter.name.clone(),

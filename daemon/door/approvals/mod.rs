@@ -329,8 +329,7 @@ impl Approvals {
             violations.push(Violation::new("action", text));
         }
         if !is_tool(&self.0.catalog, &request.tool) && !request.tool.is_empty() {
-            let known = self.0.catalog.tools().collect::<Vec<_>>().join(", ");
-            let text = format!("there is no tool {:?}; there are {known}", request.tool);
+            let text = self.0.catalog.no_tool(&request.tool);
             violations.push(Violation::new("tool", text));
         }
         let (Some(action), []) = (wish, violations.as_slice()) else {

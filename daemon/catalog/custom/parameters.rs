@@ -1,0 +1,230 @@
+//! The parameters of a call of a tool of the configuration: read as generously as those of the contract, told
+//! to those who decide, and recorded.
+
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "what else a value can be wrong by, in an enum of another crate"
+)]
+
+use std::fmt::Write as _;
+
+use jsonschema::{
+    ValidationError,
+    error::{TypeKind, ValidationErrorKind},
+    paths::LocationSegment,
+};
+use serde_json::{Map, Value as Json};
+
+use super::CustomTool;
+use crate::daemon::{
+    catalog::{
+        json::entries_of,
+        nearest,
+        recorded::shortened,
+        told::{LONGEST_PATTERN, Text, Told, as_text},
+    },
+    error::{Error, MOST_VIOLATIONS, Violation},
+};
+
+impl CustomTool {
+    /// The parameters as its schema has them: numbers and flags that were given as texts are read, null is as
+    /// good as not given unless the schema knows it, and what was not given is what the schema says.
+    pub(super) fn read(&self, given: &Map<String, Json>) -> Result<Map<String, Json>, Error> {
+        let params = Json::Object(fields(given, &self.written.schema));
+        let mut violations = Vec::new();
+        for error in self.validator.iter_errors(&params) {
+            self.tell(&error, &mut violations);
+            if violations.len() > MOST_VIOLATIONS {
+                break;
+            }
+        }
+        match params {
+            Json::Object(params) if violations.is_empty() => Ok(params),
+            _ => Err(Error::invalid(violations)),
+        }
+    }
+
+    fn tell(&self, error: &ValidationError<'_>, violations: &mut Vec<Violation>) {
+        let place = place(error);
+        let within = |name: &str| match place.is_empty() {
+            true => name.to_owned(),
+            false => format!("{place}.{name}"),
+        };
+        match error.kind() {
+            ValidationErrorKind::Required { property } => {
+                let name = property.as_str().unwrap_or_default();
+                violations.push(Violation::new(within(name), "must be given"));
+            }
+            ValidationErrorKind::AdditionalProperties { unexpected } => {
+                let known: Vec<_> = match place.is_empty() {
+                    true => self.names().collect(),
+                    false => Vec::new(),
+                };
+                for name in unexpected {
+                    let text = match place.is_empty() {
+                        true => nearest::unknown(name, &known),
+                        false => "is not known".to_owned(),
+                    };
+                    violations.push(Violation::new(within(name), text));
+                }
+            }
+            ValidationErrorKind::Type { kind } => {
+                let wanted = match kind {
+                    TypeKind::Single(kind) => kind.to_string(),
+                    TypeKind::Multiple(kinds) => {
+                        let kinds: Vec<_> = kinds.iter().map(|kind| kind.to_string()).collect();
+                        kinds.join(" or ")
+                    }
+                };
+                violations.push(Violation::new(&place, format!("must be of type {wanted}")));
+            }
+            // What the value is may be long, or secret.
+            _ => {
+                let text = error.masked_with("the value").to_string();
+                violations.push(Violation::new(&place, text));
+            }
+        }
+    }
+
+    /// What rules are compared with is JSON of what was given.
+    pub(super) fn told(&self, given: &Map<String, Json>) -> Told {
+        let given: Map<_, _> = given
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        let has_secret = given.keys().any(|name| self.is_secret(name));
+        let shown = given.iter().map(|(name, value)| {
+            let text = as_text(value.clone());
+            let text = match self.is_secret(name) {
+                true => size(&text),
+                false => text,
+            };
+            (name.clone(), text)
+        });
+        let shown = shown.collect();
+        let text = Json::Object(given).to_string();
+        let pattern = format!("^{}$", regex::escape(&text));
+        let is_told = !has_secret && pattern.len() <= LONGEST_PATTERN;
+        Told {
+            pattern: is_told.then_some(pattern),
+            texts: vec![Text {
+                // What leads back may end somewhere else than it seems to.
+                may_allow: !text.contains(".."),
+                text,
+            }],
+            shown,
+        }
+    }
+
+    /// What a record has of the parameters.
+    pub(super) fn recorded(&self, given: &Map<String, Json>) -> Json {
+        let fields = given.iter().map(|(name, value)| {
+            let value = match self.is_secret(name) {
+                true => size(&as_text(value.clone())).into(),
+                false => value.clone(),
+            };
+            (name.clone(), value)
+        });
+        shortened(Json::Object(fields.collect()))
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let properties = self.written.properties().into_iter().flatten();
+        properties.map(|(name, _)| name.as_str())
+    }
+
+    /// Whether nobody is to read what a parameter is: so the schema marks it (`writeOnly`).
+    fn is_secret(&self, name: &str) -> bool {
+        let schema = self
+            .written
+            .properties()
+            .and_then(|properties| properties.get(name));
+        schema
+            .and_then(|schema| schema.get("writeOnly"))
+            .is_some_and(|flag| *flag == true)
+    }
+}
+
+fn size(text: &str) -> String {
+    format!("<{} bytes>", text.len())
+}
+
+/// Where in the parameters something is wrong: `files[0].name`.
+fn place(error: &ValidationError<'_>) -> String {
+    let mut place = String::new();
+    for segment in error.instance_path() {
+        match segment {
+            LocationSegment::Property(name) if place.is_empty() => place.push_str(&name),
+            // Writing to a text does not fail.
+            LocationSegment::Property(name) => {
+                let _written = write!(place, ".{name}");
+            }
+            LocationSegment::Index(index) => {
+                let _written = write!(place, "[{index}]");
+            }
+        }
+    }
+    place
+}
+
+/// The fields of an object as its schema has them.
+fn fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<String, Json> {
+    let properties = schema.get("properties").and_then(Json::as_object);
+    let schema_of = |name: &str| properties.and_then(|properties| properties.get(name));
+    let mut fields = Map::new();
+    for (name, value) in given {
+        let schema = schema_of(name);
+        let is_left_out = value.is_null() && schema.is_some_and(|schema| !is_one(schema, "null"));
+        if !is_left_out {
+            let value = schema.map_or_else(|| value.clone(), |schema| coerced(value, schema));
+            fields.insert(name.clone(), value);
+        }
+    }
+    for (name, schema) in properties.into_iter().flatten() {
+        if let (Some(default), false) = (schema.get("default"), fields.contains_key(name)) {
+            fields.insert(name.clone(), default.clone());
+        }
+    }
+    fields
+}
+
+/// A value as its schema has it: a number or a flag may be given as a text, and an object whose fields have any
+/// names as the list that strict schemas make of it.
+fn coerced(value: &Json, schema: &Json) -> Json {
+    match (value, schema.as_object()) {
+        (Json::Object(given), Some(schema)) => fields(given, schema).into(),
+        (Json::Array(items), Some(schema)) => {
+            if schema
+                .get("additionalProperties")
+                .is_some_and(Json::is_object)
+                && let Some(entries) = entries_of(items)
+            {
+                return fields(&entries, schema).into();
+            }
+            match schema.get("items") {
+                Some(schema) => items.iter().map(|item| coerced(item, schema)).collect(),
+                None => value.clone(),
+            }
+        }
+        (Json::String(text), Some(_)) if !is_one(schema, "string") => {
+            let is_wanted = |read: &Json| match read {
+                Json::Bool(_) => is_one(schema, "boolean"),
+                Json::Number(_) => is_one(schema, "number") || is_one(schema, "integer"),
+                Json::Null | Json::String(_) | Json::Array(_) | Json::Object(_) => false,
+            };
+            let read = serde_json::from_str(text.trim()).ok();
+            read.filter(is_wanted).unwrap_or_else(|| value.clone())
+        }
+        _ => value.clone(),
+    }
+}
+
+/// Whether a schema names this type.
+fn is_one(schema: &Json, kind: &str) -> bool {
+    match schema.get("type") {
+        Some(Json::String(one)) => one == kind,
+        Some(Json::Array(kinds)) => kinds.iter().any(|one| one == kind),
+        _ => false,
+    }
+}

@@ -1,0 +1,200 @@
+//! Arguments of a command with the parameters of a call in them. What a parameter is becomes part of one
+//! argument, whatever it holds: no shell ever reads it.
+//!
+//! | in a template | stands for |
+//! |---|---|
+//! | `{name}` | the parameter: a text as it is, anything else as JSON. Where it was not given, the whole argument is left out |
+//! | `{name...}` | as an argument by itself: each element of a list, as an argument of its own |
+//! | `{{`, `}}` | `{`, `}` |
+
+use serde_json::{Map, Value as Json};
+
+/// One argument, or several, as they are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Template {
+    /// One.
+    One(Vec<Piece>),
+    /// One for each element of a list.
+    Each(String),
+}
+
+/// A part of an argument.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// As it is.
+    Text(String),
+    /// What a parameter is.
+    Parameter(String),
+}
+
+impl Template {
+    /// Reads a template; answers what is wrong with it.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        if let Some(name) = text
+            .strip_prefix('{')
+            .and_then(|text| text.strip_suffix("...}"))
+            && is_name(name)
+        {
+            return Ok(Self::Each(name.to_owned()));
+        }
+        let mut pieces = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text.chars().peekable();
+        while let Some(character) = rest.next() {
+            match character {
+                '{' if rest.next_if_eq(&'{').is_some() => plain.push('{'),
+                '}' if rest.next_if_eq(&'}').is_some() => plain.push('}'),
+                '{' => {
+                    let mut name = String::new();
+                    loop {
+                        match rest.next() {
+                            Some('}') => break,
+                            Some(character) => name.push(character),
+                            None => {
+                                return Err(format!(
+                                    "{text:?} has a {{ that nothing closes: write {{{{ for one that stands for itself"
+                                ));
+                            }
+                        }
+                    }
+                    if !is_name(&name) {
+                        return Err(format!(
+                            "{text:?} has {{{name}}}, which names no parameter: letters, digits and _; {{name...}} stands alone"
+                        ));
+                    }
+                    if !plain.is_empty() {
+                        pieces.push(Piece::Text(std::mem::take(&mut plain)));
+                    }
+                    pieces.push(Piece::Parameter(name));
+                }
+                '}' => {
+                    return Err(format!(
+                        "{text:?} has a }} that closes nothing: write }}}} for one that stands for itself"
+                    ));
+                }
+                character => plain.push(character),
+            }
+        }
+        if !plain.is_empty() || pieces.is_empty() {
+            pieces.push(Piece::Text(plain));
+        }
+        Ok(Self::One(pieces))
+    }
+
+    /// The parameters that it names, in their order.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        match self {
+            Self::Each(name) => vec![name],
+            Self::One(pieces) => pieces
+                .iter()
+                .filter_map(|piece| match piece {
+                    Piece::Parameter(name) => Some(name.as_str()),
+                    Piece::Text(_) => None,
+                })
+                .collect(),
+        }
+    }
+
+    /// The text, where no parameter is in it.
+    pub(super) fn plain(&self) -> Option<&str> {
+        match self {
+            Self::One(pieces) => match pieces.as_slice() {
+                [Piece::Text(text)] => Some(text),
+                _ => None,
+            },
+            Self::Each(_) => None,
+        }
+    }
+
+    /// Whether what comes behind it is no option any more (POSIX, Utility Syntax Guideline 10).
+    pub(crate) fn is_end_of_options(&self) -> bool {
+        self.plain() == Some("--")
+    }
+
+    /// The parameter that an argument begins with, which may make an option of it.
+    pub(crate) fn first(&self) -> Option<&str> {
+        match self {
+            Self::Each(name) => Some(name),
+            Self::One(pieces) => match pieces.first() {
+                Some(Piece::Parameter(name)) => Some(name),
+                Some(Piece::Text(_)) | None => None,
+            },
+        }
+    }
+
+    /// The arguments with these parameters.
+    pub(crate) fn fill(&self, params: &Map<String, Json>) -> Vec<String> {
+        let given = |name: &str| params.get(name).filter(|value| !value.is_null());
+        match self {
+            Self::Each(name) => match given(name) {
+                Some(Json::Array(items)) => items.iter().map(written).collect(),
+                Some(other) => vec![written(other)],
+                None => Vec::new(),
+            },
+            Self::One(pieces) => {
+                let filled = pieces.iter().map(|piece| match piece {
+                    Piece::Text(text) => Some(text.clone()),
+                    Piece::Parameter(name) => given(name).map(written),
+                });
+                filled.collect::<Option<String>>().into_iter().collect()
+            }
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+fn written(value: &Json) -> String {
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
+            value.to_string()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn filled(templates: &[&str], params: Json) -> Vec<String> {
+        let templates = templates.iter().map(|text| Template::parse(text).unwrap());
+        templates
+            .flat_map(|template| template.fill(params.as_object().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn parameters_are_parts_of_arguments() {
+        let params =
+            json!({"q": "a b; rm -rf / $(x) \"", "n": 3, "f": ["x y", "-z", 1], "o": null});
+        for (templates, expected) in [
+            (
+                vec!["tool", "--query={q}"],
+                vec!["tool", "--query=a b; rm -rf / $(x) \""],
+            ),
+            (vec!["{n}{n}", "{{n}}"], vec!["33", "{n}"]),
+            (vec!["{f...}"], vec!["x y", "-z", "1"]),
+            (vec!["{f}"], vec!["[\"x y\",\"-z\",1]"]),
+            // What was not given is left out, with what belongs to it.
+            (vec!["--o={o}", "{missing}", "{missing...}", ""], vec![""]),
+        ] {
+            assert_eq!(filled(&templates, params.clone()), expected);
+        }
+    }
+
+    #[test]
+    fn what_is_no_template_is_told() {
+        for text in ["{", "a}", "{a b}", "{}", "x{f...}", "{a"] {
+            let told = Template::parse(text).unwrap_err();
+            assert!(told.contains(text), "{told}");
+        }
+    }
+}

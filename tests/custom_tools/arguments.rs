@@ -1,0 +1,154 @@
+//! Parameters become single arguments, whatever they hold, and never text that a shell reads.
+
+use std::fs;
+
+use jig::api::v1::{InvokeStatus, Outcome};
+use serde_json::json;
+
+use super::{daemon, note, output, refusal, stdout};
+use crate::{
+    invoke::{call, invoke, json_of},
+    support::with,
+};
+
+#[tokio::test]
+async fn b9_parameters_become_single_arguments() {
+    let daemon = daemon().await;
+    for (params, lines) in [
+        (
+            json!({"word": "a"}),
+            vec!["first=a", "--", "a", "n7", "{word}"],
+        ),
+        (
+            json!({"word": "a b", "rest": ["-x", "", "$(id) `id` ; \"'\\\n*"], "number": "12"}),
+            vec![
+                "first=a b",
+                "--",
+                "a b",
+                "-x",
+                "",
+                "$(id) `id` ; \"'\\\n*",
+                "n12",
+                "{word}",
+            ],
+        ),
+        // Braces in a parameter name nothing any more.
+        (
+            json!({"word": "{number}", "rest": null, "number": 0}),
+            vec!["first={number}", "--", "{number}", "n0", "{word}"],
+        ),
+        (
+            json!({"word": "\u{e9}\u{4e16}\u{1f600}"}),
+            vec![
+                "first=\u{e9}\u{4e16}\u{1f600}",
+                "--",
+                "\u{e9}\u{4e16}\u{1f600}",
+                "n7",
+                "{word}",
+            ],
+        ),
+    ] {
+        let expected: String = lines.iter().map(|line| format!("<{line}>\n")).collect();
+        assert_eq!(output(&daemon, "say_arguments", params).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn b9_what_is_wrong_with_parameters_is_told_and_nothing_is_run() {
+    let daemon = daemon().await;
+    for (tool, params, expected) in [
+        ("say_arguments", json!({}), vec![("word", "must be given")]),
+        (
+            "say_arguments",
+            json!({"word": null}),
+            vec![("word", "must be given")],
+        ),
+        (
+            "say_arguments",
+            json!({"wrod": "x", "word": 5, "number": -1, "rest": ["a", 2]}),
+            vec![
+                ("number", "less than the minimum of 0"),
+                ("rest[1]", "must be of type string"),
+                ("word", "must be of type string"),
+                ("wrod", "word was probably meant"),
+            ],
+        ),
+        (
+            "say_arguments",
+            json!({"word": "x".repeat(101)}),
+            vec![("word", "longer than 100 characters")],
+        ),
+        (
+            "grep_word",
+            json!({"word": "--file=/etc/passwd", "file": "-r"}),
+            vec![
+                ("word", "must not begin with -"),
+                ("file", "must not begin with -"),
+            ],
+        ),
+        (
+            "grep_word",
+            json!({"word": "a\u{0}b", "file": "x".repeat(131_072)}),
+            vec![("word", "NUL"), ("file", "longer than 131071 bytes")],
+        ),
+    ] {
+        let (reason, fields) = refusal(&daemon, tool, params.clone()).await;
+        assert_eq!(reason, "invalid_params", "{params}");
+        let mut fields = fields;
+        let mut expected = expected;
+        fields.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(fields.len(), expected.len(), "{fields:?}");
+        for ((field, text), (name, part)) in fields.iter().zip(expected) {
+            assert!(field == name && text.contains(part), "{field}: {text}");
+        }
+    }
+    let sessions = daemon.state().join("sessions/default/events.jsonl");
+    assert!(!fs::exists(sessions).unwrap(), "nothing was recorded");
+}
+
+#[tokio::test]
+async fn b9_it_runs_in_the_sandbox() {
+    let daemon = daemon().await;
+    fs::write(daemon.workspace().join("a.txt"), "one\ntwo\n").unwrap();
+    let params = json!({"word": "two", "file": "a.txt"});
+    assert_eq!(output(&daemon, "grep_word", params).await, "2:two\n");
+    // Its exit code is what it has to say.
+    let params = json!({"word": "three", "file": "a.txt"});
+    let response = invoke(&daemon, call("", "grep_word", params)).await;
+    assert_eq!(response.status(), InvokeStatus::Success);
+    assert_eq!(response.exit_code, Some(1));
+    assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
+    let params = json!({"note": "-n; rm -rf /", "key": "s3cret"});
+    let user = output(&daemon, "leave_note", params).await;
+    assert_ne!(user.trim(), "0", "never root");
+    assert_eq!(note(&daemon), "-n; rm -rf /");
+    let params = json!({"word": "root", "file": "/etc/shadow"});
+    let response = invoke(&daemon, call("", "grep_word", params)).await;
+    assert_eq!(
+        (response.exit_code, stdout(&response)),
+        (Some(2), String::new())
+    );
+}
+
+#[tokio::test]
+async fn b9_it_has_its_own_time() {
+    let daemon = daemon().await;
+    let response = invoke(&daemon, call("", "take_long", json!({}))).await;
+    assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    let data = json_of(response.data.as_ref().unwrap());
+    assert_eq!(data["outcome"], Outcome::TimedOut.as_str_name());
+    assert!(response.duration_sec < 100.0);
+    assert_eq!(response.error.unwrap().error_type, "abnormal_exit");
+}
+
+#[tokio::test]
+async fn b9_a_repeated_call_is_made_once() {
+    let daemon = daemon().await;
+    for _ in 0..3 {
+        let request = call("", "leave_note", json!({"note": "x"}));
+        let response = invoke(&daemon, with("jig-request-id", "note-1", request)).await;
+        assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    }
+    assert_eq!(note(&daemon), "x");
+}

@@ -1,0 +1,165 @@
+//! Who may call tools of the configuration, and who decides: by their own names and risks.
+
+use jig::api::v1::{
+    DecideApprovalRequest, Decision, InvokeStatus, JobState, Risk, SubmitJobRequest,
+    approval_service_client::ApprovalServiceClient, invoke_service_client::InvokeServiceClient,
+};
+use serde_json::json;
+
+use super::{TOOLS, daemon, note, output, with_more};
+use crate::{
+    approvals::wait_for_one,
+    events::records,
+    invoke::{call, invoke, try_invoke},
+    jobs::Jobs,
+    support::{KeyFile, Setup, with_key},
+};
+
+#[tokio::test]
+async fn b9_a_record_names_the_tool_and_no_secret() {
+    let daemon = daemon().await;
+    output(&daemon, "leave_note", json!({"note": "n", "key": "s3cret"})).await;
+    let records = records(&daemon, "default");
+    let started = &records[0];
+    assert_eq!(
+        (&started["event"], &started["tool"]),
+        (&json!("tool_call_started"), &json!("leave_note"))
+    );
+    assert_eq!(started["params"], json!({"note": "n", "key": "<6 bytes>"}));
+    let ended = records
+        .iter()
+        .find(|record| record["event"] == "tool_call_finished");
+    assert_eq!(ended.unwrap()["tool"], "leave_note");
+}
+
+#[tokio::test]
+async fn b9_commands_can_be_off_while_it_is_on() {
+    let daemon = with_more("[policy]\ndeny_tools = ['run', 'take_long']").await;
+    assert_eq!(
+        output(&daemon, "say_arguments", json!({"word": "a"}))
+            .await
+            .lines()
+            .count(),
+        5
+    );
+    for (tool, params) in [
+        ("run", json!({"command": "true"})),
+        ("take_long", json!({})),
+    ] {
+        let response = invoke(&daemon, call("", tool, params)).await;
+        assert_eq!(
+            response.error.unwrap().error_type,
+            "tool_disabled",
+            "{tool}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn b9_rules_go_by_its_parameters() {
+    let daemon = with_more(
+        "[[policy.rules]]\nname = 'no_notes'\ntool = 'leave_note'\npattern = '\"note\":\"bad'\naction = 'deny'",
+    )
+    .await;
+    output(&daemon, "leave_note", json!({"note": "good"})).await;
+    let response = invoke(&daemon, call("", "leave_note", json!({"note": "bad"}))).await;
+    assert_eq!(response.error.unwrap().error_type, "policy_denied");
+    assert_eq!(note(&daemon), "good");
+}
+
+#[tokio::test]
+async fn b9_its_risk_says_whether_somebody_is_asked() {
+    let daemon = with_more("[policy]\nsafe_write = 'ask'\ndangerous = 'deny'").await;
+    // What only reads is not asked about.
+    output(&daemon, "say_arguments", json!({"word": "a"})).await;
+    let response = invoke(&daemon, call("", "take_long", json!({}))).await;
+    assert_eq!(response.error.unwrap().error_type, "policy_denied");
+    let channel = daemon.channel();
+    let made = tokio::spawn(async move {
+        let params = json!({"note": "asked", "key": "s3cret"});
+        let mut client = InvokeServiceClient::new(channel);
+        client.invoke(call("", "leave_note", params)).await
+    });
+    let approval = wait_for_one(&daemon).await;
+    assert_eq!(
+        (approval.tool.as_str(), approval.risk()),
+        ("leave_note", Risk::SafeWrite)
+    );
+    let shown: Vec<_> = approval
+        .parameters
+        .iter()
+        .map(|parameter| (parameter.name.as_str(), parameter.value.as_str()))
+        .collect();
+    assert_eq!(shown, [("key", "<6 bytes>"), ("note", "asked")]);
+    let decision = DecideApprovalRequest {
+        approval_id: approval.approval_id,
+        decision: Decision::Allow.into(),
+        ..DecideApprovalRequest::default()
+    };
+    let mut approvals = ApprovalServiceClient::new(daemon.channel());
+    approvals.decide_approval(decision).await.unwrap();
+    let response = made.await.unwrap().unwrap().into_inner();
+    assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    assert_eq!(note(&daemon), "asked");
+}
+
+#[tokio::test]
+async fn b9_keys_are_for_it_by_its_name() {
+    let keys = KeyFile::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jigd.toml");
+    std::fs::write(&config, TOOLS).unwrap();
+    let config = config.to_str().unwrap();
+    let refused = keys.jig(&["new", "x", "--for-tool", "say_arguments"]);
+    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        !refused.status.success() && told.contains("--config"),
+        "{told}"
+    );
+    let flags = ["--for-tool", "say_arguments", "--config", config];
+    let key = keys.add("few", "invoke", &flags);
+    let reader = keys.add("reader", "read", &[]);
+    let daemon = Setup::new()
+        .workspace_table(TOOLS)
+        .arguments(&["--keys", keys.path().to_str().unwrap()])
+        .start()
+        .await;
+    let word = || call("", "say_arguments", json!({"word": "a"}));
+    let response = invoke(&daemon, with_key(&key, word())).await;
+    assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    for request in [
+        with_key(
+            &key,
+            call("", "grep_word", json!({"word": "a", "file": "b"})),
+        ),
+        with_key(&key, call("", "run", json!({"command": "true"}))),
+        with_key(&reader, word()),
+    ] {
+        let refused = try_invoke(&daemon, request).await.unwrap_err();
+        assert_eq!(refused.reason, "FORBIDDEN", "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn b9_it_can_be_a_job() {
+    let daemon = daemon().await;
+    let mut jobs = Jobs::of(&daemon);
+    let submission = |params: serde_json::Value| SubmitJobRequest {
+        tool: "leave_note".to_owned(),
+        params_json: params.to_string(),
+        ..SubmitJobRequest::default()
+    };
+    let id = jobs.submit(submission(json!({"note": "job"}))).await;
+    let job = jobs.wait(&id).await;
+    assert_eq!(
+        (job.state(), job.tool.as_str()),
+        (JobState::Succeeded, "leave_note")
+    );
+    assert_eq!(job.result.unwrap().exit_code, Some(0));
+    assert_eq!(note(&daemon), "job");
+    let refused = jobs.try_submit(submission(json!({"nose": 1}))).await;
+    let refused = refused.unwrap_err();
+    let mut fields = refused.fields();
+    fields.sort_unstable();
+    assert_eq!(fields, ["params.nose", "params.note"]);
+}

@@ -1,0 +1,146 @@
+//! As models are told of tools of the configuration: in every format, in every vocabulary.
+
+use jig::api::v1::{
+    BatchCall, InvokeBatchRequest, ListToolsRequest, ToolFormat,
+    catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+};
+use serde_json::{Value, json};
+
+use super::{daemon, stdout};
+use crate::{
+    invoke::{call, invoke},
+    support::Daemon,
+};
+
+async fn listed(daemon: &Daemon, dialect: &str, format: ToolFormat) -> Value {
+    let request = ListToolsRequest {
+        dialect: dialect.to_owned(),
+        format: Some(format.into()),
+    };
+    let mut client = CatalogServiceClient::new(daemon.channel());
+    let listed = client.list_tools(request).await.unwrap().into_inner();
+    assert!(listed.names.iter().any(|name| name == "say_arguments"));
+    serde_json::from_str(&listed.tools_json).unwrap()
+}
+
+fn named<'a>(tools: &'a Value, place: &str) -> &'a Value {
+    let mut tools = tools.as_array().unwrap().iter();
+    let found = tools.find(|tool| tool.pointer(place) == Some(&"say_arguments".into()));
+    found.unwrap()
+}
+
+#[tokio::test]
+async fn b9_it_is_in_every_format() {
+    let daemon = daemon().await;
+    let list = async |format| listed(&daemon, "", format).await;
+    let plain = list(ToolFormat::JsonSchema).await;
+    let plain = named(&plain, "/name");
+    assert_eq!(plain["description"], "Says its arguments, a line each.");
+    assert_eq!(
+        (&plain["read_only"], &plain["destructive"]),
+        (&json!(true), &json!(false))
+    );
+    let properties = json!({
+        "word": {"type": "string", "description": "A word.", "maxLength": 100},
+        "rest": {"type": "array", "items": {"type": "string"}, "description": "More."},
+        "number": {"type": "integer", "minimum": 0, "default": 7, "description": "A number."},
+    });
+    let schema = json!({
+        "type": "object",
+        "required": ["word"],
+        "properties": properties,
+        "additionalProperties": false,
+    });
+    assert_eq!(plain["input_schema"], schema);
+    assert!(plain["output_schema"]["properties"]["stdout"].is_object());
+    let chat = list(ToolFormat::OpenaiChat).await;
+    assert_eq!(
+        named(&chat, "/function/name")["function"]["parameters"],
+        schema
+    );
+    let responses = list(ToolFormat::OpenaiResponses).await;
+    let responses = named(&responses, "/name");
+    assert_eq!(responses["strict"], true);
+    assert_eq!(
+        responses["parameters"]["required"]
+            .as_array()
+            .unwrap()
+            .len(),
+        3
+    );
+    let anthropic = list(ToolFormat::Anthropic).await;
+    let word = &named(&anthropic, "/name")["input_schema"]["properties"]["word"];
+    assert_eq!(word["description"], "A word.\n\n{maxLength: 100}");
+    let gemini = list(ToolFormat::Gemini).await;
+    let gemini = named(&gemini[0]["functionDeclarations"], "/name");
+    assert_eq!(
+        gemini["parameters"]["properties"]["word"]["maxLength"],
+        "100"
+    );
+    let mcp = list(ToolFormat::Mcp).await;
+    let mcp = named(&mcp, "/name");
+    assert_eq!(mcp["inputSchema"], schema);
+    assert_eq!(mcp["annotations"]["readOnlyHint"], true);
+}
+
+#[tokio::test]
+async fn b9_it_is_in_every_vocabulary() {
+    let daemon = daemon().await;
+    for dialect in [
+        "agentbench",
+        "dracode",
+        "claude",
+        "cli_agent",
+        "rauskuclaw",
+        "openai",
+        "anthropic",
+    ] {
+        let tools = listed(&daemon, dialect, ToolFormat::Mcp).await;
+        named(&tools, "/name");
+        let response = invoke(
+            &daemon,
+            call(dialect, "say_arguments", json!({"word": "w"})),
+        )
+        .await;
+        assert!(stdout(&response).starts_with("<first=w>"), "{response:?}");
+        let response = invoke(&daemon, call(dialect, "say_arguments", json!({}))).await;
+        let error = response.error.unwrap();
+        assert_eq!(error.error_type, "invalid_params", "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn b9_it_can_be_in_a_batch() {
+    let daemon = daemon().await;
+    let calls = [
+        ("1", "say_arguments", json!({"word": "a"})),
+        ("2", "say_arguments", json!({})),
+    ];
+    let request = InvokeBatchRequest {
+        calls: calls
+            .map(|(id, name, params)| BatchCall {
+                call_id: id.to_owned(),
+                name: name.to_owned(),
+                arguments_json: params.to_string(),
+                ..BatchCall::default()
+            })
+            .into(),
+        ..InvokeBatchRequest::default()
+    };
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    let response = client.invoke_batch(request).await.unwrap().into_inner();
+    let told: Vec<_> = response
+        .results
+        .iter()
+        .map(|result| {
+            (
+                result.ok,
+                result.error.as_ref().map(|error| error.code.clone()),
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [(true, None), (false, Some("INVALID_PARAMS".to_owned()))]
+    );
+}

@@ -1,0 +1,97 @@
+//! Tables that are wrong: the daemon does not start, and says all that is.
+
+use std::fs;
+
+use crate::support::jigd;
+
+/// What a daemon says that does not start with these tools.
+fn told(tools: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jigd.toml");
+    let workspace = folder.path().join("workspace");
+    fs::create_dir(&workspace).unwrap();
+    let state = folder.path().join("state");
+    let text = format!(
+        "listen = ['unix:{}']\nstate_dir = '{}'\n[[workspaces]]\npath = '{}'\n{tools}",
+        folder.path().join("socket").display(),
+        state.display(),
+        workspace.display(),
+    );
+    fs::write(&config, text).unwrap();
+    let output = jigd(&["--check", "--config", config.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    match output.status.code() {
+        Some(78) => told,
+        code => format!("{code:?}: {told}"),
+    }
+}
+
+#[test]
+fn every_tool_that_cannot_be_is_told_with_what_to_do() {
+    let tool = |name: &str, rest: &str| {
+        format!("[[tools]]\nname = '{name}'\ndescription = 'Does.'\n{rest}\n")
+    };
+    let both = tool("a b", "argv = ['x', '{y}']") + &tool("no_program", "argv = []");
+    for (tools, parts) in [
+        (
+            both,
+            vec![
+                "tools: \"a b\": a name has 1 to 64",
+                "tools: \"a b\": argv names the parameter y",
+                "tools: \"no_program\": argv: its first element names a program",
+            ],
+        ),
+        (
+            tool("run", "argv = ['x']") + &tool("shell", "argv = ['x']"),
+            vec![
+                "tools: \"run\": the contract has a tool of this name",
+                "tools: \"shell\": a dialect has a tool of this name",
+            ],
+        ),
+        (
+            tool(
+                "x",
+                "argv = ['y', '{p}']\nschema.properties.p = { type = 'text' }",
+            ),
+            vec!["tools: \"x\": schema: /properties/p/type: "],
+        ),
+        (
+            tool(
+                "x",
+                "argv = ['sh', '-c', 'echo {p}']\nschema.properties.p = {}",
+            ),
+            vec!["a shell would read a parameter as a command", "\"$1\""],
+        ),
+        (
+            tool("x", "argv = ['y']") + "[policy]\ndeny_tools = ['z']",
+            vec!["policy.deny_tools: there is no tool \"z\"", "write_file, x"],
+        ),
+    ] {
+        let told = told(&tools);
+        for part in parts {
+            assert!(told.contains(part), "{part} in {told}");
+        }
+    }
+}
+
+#[test]
+fn what_is_right_is_in_the_report() {
+    let told = told("[[tools]]\nname = 'make'\ndescription = 'Makes.'\nargv = ['make']\n");
+    let line = format!("tool {:<20} make (dangerous)", "make");
+    assert!(
+        told.starts_with("Some(0)") && told.contains(&line),
+        "{told}"
+    );
+}
+
+#[test]
+fn the_example_of_the_readme_is_right() {
+    let readme = include_str!("../../README.md");
+    let (_, rest) = readme.split_once("```toml\n[[tools]]\n").unwrap();
+    let (example, _) = rest.split_once("```").unwrap();
+    let told = told(&format!("[[tools]]\n{example}"));
+    assert!(
+        told.starts_with("Some(0)") && told.contains("tool run_test"),
+        "{told}"
+    );
+}
