@@ -1,7 +1,9 @@
 //! The tools that there are for somebody.
 
 use super::{Pipeline, any_tool, context::Incoming};
-use crate::daemon::{catalog::definition::Definition, dialect::Dialect, error::Error};
+use crate::daemon::{
+    catalog::definition::Definition, config::policy::Action, dialect::Dialect, error::Error,
+};
 
 impl Pipeline {
     /// What models are told of the tools that a caller may use, in the vocabulary of a dialect or in that of
@@ -28,6 +30,11 @@ impl Pipeline {
             .filter(|tool| dialect.is_none() || self.catalog.custom(tool).is_some())
             .filter(|tool| is_there(tool, None))
             .filter_map(|tool| self.catalog.definition(tool));
-        Ok(of_dialect.into_iter().flatten().chain(by_name).collect())
+        let definitions = of_dialect.into_iter().flatten().chain(by_name);
+        let definitions = definitions.map(|definition| Definition {
+            requires_approval: snapshot.settings.level(definition.risk) == Action::Ask,
+            ..definition
+        });
+        Ok(definitions.collect())
     }
 }

@@ -101,6 +101,8 @@ impl CustomTool {
             input: self.written.schema.clone(),
             output,
             hints: self.hints,
+            risk: self.risk(),
+            requires_approval: false,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
-use crate::api::v1::ToolOptions;
+use crate::api::v1::{Risk, ToolOptions};
 
 /// A tool.
 #[derive(Debug, Clone)]
@@ -19,6 +19,10 @@ pub(crate) struct Definition {
     pub(crate) output: Option<Map<String, Json>>,
     /// How it behaves.
     pub(crate) hints: Hints,
+    /// What it may do, at worst.
+    pub(crate) risk: Risk,
+    /// Whether somebody is asked, by that risk, before a call of it is made: rules may say otherwise of some.
+    pub(crate) requires_approval: bool,
 }
 
 /// How a tool behaves, as clients of MCP ask about it.
@@ -32,6 +36,15 @@ pub(crate) struct Hints {
     pub(crate) idempotent: bool,
     /// Whether a call reaches beyond the workspace.
     pub(crate) open_world: bool,
+}
+
+/// The name of a risk, as people write it.
+pub(crate) fn risk_name(risk: Risk) -> &'static str {
+    match risk {
+        Risk::ReadOnly => "read_only",
+        Risk::SafeWrite => "safe_write",
+        Risk::Dangerous | Risk::Unspecified => "dangerous",
+    }
 }
 
 impl Hints {

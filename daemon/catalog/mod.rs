@@ -224,6 +224,8 @@ impl Catalog {
             input: of_request(rules, comments),
             output: Some(of_response(&answer, comments)),
             hints: Hints::of(options),
+            risk: options.risk(),
+            requires_approval: false,
         })
     }
 

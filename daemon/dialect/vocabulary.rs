@@ -121,6 +121,7 @@ impl Dialect {
     pub(crate) fn definition(&self, tool: &DialectTool, catalog: &Catalog) -> Definition {
         let used = tool.uses.iter().filter_map(|name| catalog.tool(name));
         let hints = used.map(|spec| Hints::of(&spec.options));
+        let risks = tool.uses.iter().map(|name| catalog.risk(name));
         Definition {
             name: tool.name.to_owned(),
             title: String::new(),
@@ -128,6 +129,8 @@ impl Dialect {
             input: parameter::schema_of(tool.parameters, self.is_closed),
             output: None,
             hints: hints.reduce(Hints::and).unwrap_or(Hints::WORST),
+            risk: risks.max().unwrap_or_default(),
+            requires_approval: false,
         }
     }
 

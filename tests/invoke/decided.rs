@@ -1,7 +1,8 @@
 //! Calls of dialects, and who decides about them.
 
 use jig::api::v1::{
-    Action, CreateRuleRequest, InvokeStatus, approval_service_client::ApprovalServiceClient,
+    Action, CreateRuleRequest, InvokeStatus, ListToolsRequest,
+    approval_service_client::ApprovalServiceClient, catalog_service_client::CatalogServiceClient,
 };
 use serde_json::json;
 
@@ -11,6 +12,44 @@ use crate::{
     events::records,
     support::{Setup, eventually},
 };
+
+#[tokio::test]
+async fn d1_each_tool_says_its_risk_and_whether_somebody_is_asked() {
+    let daemon = Setup::new()
+        .workspace_table("[policy]\ndangerous = 'ask'\n[fetch]\nhosts = ['a.test']")
+        .start()
+        .await;
+    let request = ListToolsRequest {
+        dialect: "cli_agent".to_owned(),
+        ..ListToolsRequest::default()
+    };
+    let mut client = CatalogServiceClient::new(daemon.channel());
+    let listed = client.list_tools(request).await.unwrap().into_inner();
+    let tools: Vec<serde_json::Value> = serde_json::from_str(&listed.tools_json).unwrap();
+    let told: Vec<_> = tools
+        .iter()
+        .map(|tool| {
+            let text = |name: &str| tool[name].as_str().unwrap();
+            assert!(!text("description").is_empty() && tool["input_schema"].is_object());
+            let asks = tool["requires_approval"].as_bool().unwrap();
+            (text("name"), text("risk"), asks)
+        })
+        .collect();
+    // As the document has them, in its order.
+    let expected = [
+        ("create_file", "safe_write", false),
+        ("read_file", "read_only", false),
+        ("replace_string_in_file", "dangerous", true),
+        ("list_dir", "read_only", false),
+        ("file_search", "read_only", false),
+        ("grep_search", "read_only", false),
+        ("run_in_terminal", "dangerous", true),
+        ("terminal_last_command", "read_only", false),
+        ("create_directory", "safe_write", false),
+        ("fetch_webpage", "dangerous", true),
+    ];
+    assert_eq!(told, expected);
+}
 
 #[tokio::test]
 async fn d13_who_is_asked_sees_the_call_as_the_agent_made_it() {

@@ -6,7 +6,7 @@ use super::{asked::Asked, rule::Rule};
 use crate::{
     api::v1::Risk,
     daemon::{
-        catalog::Catalog,
+        catalog::{Catalog, definition::risk_name},
         config::policy::{Action, Approvals, Levels, Policy},
         dialect,
     },
@@ -121,7 +121,8 @@ impl Settings {
             && !self.idle_tools.contains(&tool)
     }
 
-    fn level(&self, risk: Risk) -> Action {
+    /// What becomes of calls that no rule is about, by the risk of their tool.
+    pub(crate) fn level(&self, risk: Risk) -> Action {
         match risk {
             Risk::ReadOnly => self.levels.read_only,
             Risk::SafeWrite => self.levels.safe_write,
@@ -229,15 +230,6 @@ impl By {
             Self::Rule(rule) => format!("rule {}", rule.id),
             Self::Risk(risk) => format!("risk {}", risk_name(*risk)),
         }
-    }
-}
-
-/// The name of a risk, as people write it.
-pub(crate) fn risk_name(risk: Risk) -> &'static str {
-    match risk {
-        Risk::ReadOnly => "read_only",
-        Risk::SafeWrite => "safe_write",
-        Risk::Dangerous | Risk::Unspecified => "dangerous",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::daemon::catalog::definition::Definition;
+use crate::daemon::catalog::definition::{Definition, risk_name};
 
 /// One tool.
 pub(super) fn tool(tool: &Definition) -> Value {
@@ -14,6 +14,8 @@ pub(super) fn tool(tool: &Definition) -> Value {
         "destructive": tool.hints.destructive,
         "idempotent": tool.hints.idempotent,
         "open_world": tool.hints.open_world,
+        "risk": risk_name(tool.risk),
+        "requires_approval": tool.requires_approval,
     });
     if !tool.title.is_empty() {
         rendered["title"] = tool.title.as_str().into();
