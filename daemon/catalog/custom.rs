@@ -33,7 +33,6 @@ pub(crate) struct CustomTool {
     written: Tool,
     validator: Validator,
     hints: Hints,
-    default_timeout: Duration,
 }
 
 /// A call of such a tool, of which nothing is known to be wrong.
@@ -50,7 +49,6 @@ pub(crate) struct CustomCall {
 impl CustomTool {
     /// As it was configured; the rest is as the `options` of `run` have it.
     pub(super) fn new(written: Tool, options: &v1::ToolOptions) -> Result<Self, String> {
-        let default_timeout = Duration::from_secs(options.default_timeout_sec.into());
         // A pattern takes as long as its text is, whatever it says; and nothing is fetched.
         let validator = jsonschema::options()
             .with_draft(Draft::Draft202012)
@@ -66,7 +64,6 @@ impl CustomTool {
                 idempotent: is_read_only,
                 open_world: options.open_world,
             },
-            default_timeout: written.timeout.unwrap_or(default_timeout),
             name: written.name.clone().leak(),
             validator,
             written,
@@ -87,9 +84,9 @@ impl CustomTool {
         }
     }
 
-    /// How long it may take.
-    pub(crate) fn default_timeout(&self) -> Duration {
-        self.default_timeout
+    /// How long it may take, where it is not as long as any command.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.written.timeout
     }
 
     /// What models are told of it. It answers as `run` does.

@@ -65,10 +65,65 @@ pub(crate) fn is_tool(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{
+        collections::BTreeSet,
+        future,
+        task::{Context, Waker},
+        time::Duration,
+    };
+
+    use serde_json::json;
 
     use super::*;
     use crate::daemon::catalog::Catalog;
+
+    /// Tools that only hear what they are called for.
+    #[derive(Default)]
+    struct Heard(Vec<Call>);
+
+    impl Heard {
+        fn hear<T: Send + 'static>(&mut self, call: Call) -> Boxed<'_, Result<T, Error>> {
+            self.0.push(call);
+            Box::pin(future::ready(Err(Error::internal("it was only heard"))))
+        }
+    }
+
+    impl Tools for Heard {
+        fn call(&mut self, call: Call) -> Boxed<'_, Result<Data, Error>> {
+            self.hear(call)
+        }
+
+        fn submit(&mut self, call: Call) -> Boxed<'_, Result<String, Error>> {
+            self.hear(call)
+        }
+    }
+
+    #[test]
+    fn c13_tools_have_the_time_that_their_document_gives_them() {
+        let file = json!({"path": "a", "content": ""});
+        for (tool, params, seconds) in [
+            ("Read", json!({"path": "a"}), Some(30)),
+            ("Write", file, Some(30)),
+            ("Bash", json!({"command": "true"}), Some(120)),
+            (
+                "Bash",
+                json!({"command": "true", "timeout": 300_000}),
+                Some(300),
+            ),
+        ] {
+            let dialect = find("claude").unwrap();
+            let known = dialect.tool(tool, |_| true).unwrap();
+            let params = dialect.read(known, params.as_object().unwrap().clone());
+            let mut heard = Heard::default();
+            let mut calls = known.call(params.unwrap(), &mut heard);
+            // The first call is answered at once.
+            let answer = calls.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(answer.is_ready());
+            drop(calls);
+            let limit = heard.0.first().unwrap().limit;
+            assert_eq!(limit, seconds.map(Duration::from_secs), "{tool}");
+        }
+    }
 
     #[test]
     fn every_dialect_is_over_tools_that_there_are() {

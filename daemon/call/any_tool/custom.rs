@@ -52,7 +52,7 @@ impl AnyTool for CustomTool {
         };
         let incoming = Incoming {
             alias: Some(Arc::new(alias)),
-            limit: Some(self.default_timeout()),
+            limit: self.timeout(),
             ..incoming
         };
         let request = RunRequest {
