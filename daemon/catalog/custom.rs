@@ -103,13 +103,18 @@ impl CustomTool {
         }
     }
 
-    /// Reads the parameters of a call. Everything that is wrong with them is told.
-    pub(crate) fn call(&self, given: &Map<String, Json>) -> Result<CustomCall, Error> {
+    /// Reads the parameters of a call; `plain` says how a path reads without detours. Everything that is wrong with
+    /// them is told.
+    pub(crate) fn call(
+        &self,
+        given: &Map<String, Json>,
+        plain: impl Fn(&str) -> Option<String>,
+    ) -> Result<CustomCall, Error> {
         let params = self.read(given)?;
         let argv = self.argv(&params)?;
         Ok(CustomCall {
             argv,
-            told: self.told(given),
+            told: self.told(given, &params, plain),
             shown: self.recorded(given),
         })
     }

@@ -11,7 +11,7 @@ use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, ReflectMessage as _,
     SerializeOptions, Value,
 };
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::rules::{Rules, size_text};
 
@@ -45,6 +45,59 @@ pub(crate) struct Text {
     pub(crate) text: String,
     /// Whether a rule that allows may go by it: one that asks or denies goes by any.
     pub(crate) may_allow: bool,
+}
+
+impl Text {
+    /// What rules are compared with of a call whose parameters are JSON: what was `given`, and for those that ask
+    /// or deny, what that is `read` as, without detours of what are paths (`plain` says how one reads), with and
+    /// without what is there although it was not given. Otherwise another spelling would do.
+    pub(crate) fn of_json(
+        given: &Map<String, Json>,
+        read: &Map<String, Json>,
+        plain: impl Fn(&str) -> Option<String>,
+    ) -> Vec<Self> {
+        let read = |is_told: &dyn Fn(&str) -> bool| {
+            let fields = read.iter().filter(|(name, _)| is_told(name));
+            let fields = fields.map(|(name, value)| (name.clone(), plainly(value, &plain)));
+            Json::Object(fields.collect()).to_string()
+        };
+        let text = Json::Object(given.clone()).to_string();
+        let mut texts = vec![Self {
+            // What leads back may end somewhere else than it seems to.
+            may_allow: !text.contains(".."),
+            text,
+        }];
+        for text in [read(&|name| given.contains_key(name)), read(&|_| true)] {
+            if texts.iter().all(|known| known.text != text) {
+                texts.push(Self {
+                    text,
+                    may_allow: false,
+                });
+            }
+        }
+        texts
+    }
+}
+
+/// A value as it is told: paths without detours, and whole numbers as such.
+fn plainly(value: &Json, plain: &impl Fn(&str) -> Option<String>) -> Json {
+    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
+    match value {
+        Json::String(text) => plain(text).unwrap_or_else(|| text.clone()).into(),
+        Json::Number(number) => {
+            let whole = number.as_f64().filter(|_| number.is_f64());
+            let whole = whole.filter(|whole| whole.fract() == 0.0 && whole.abs() <= EXACT);
+            let whole = whole.and_then(|whole| format!("{whole:.0}").parse::<i64>().ok());
+            whole.map_or_else(|| value.clone(), Json::from)
+        }
+        Json::Array(items) => items.iter().map(|item| plainly(item, plain)).collect(),
+        Json::Object(fields) => {
+            let fields = fields.iter();
+            let fields = fields.map(|(name, value)| (name.clone(), plainly(value, plain)));
+            Json::Object(fields.collect())
+        }
+        Json::Null | Json::Bool(_) => value.clone(),
+    }
 }
 
 /// A text of a request as it reads once it is understood, where that is not as it was given.

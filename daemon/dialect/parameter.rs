@@ -318,6 +318,11 @@ impl Params {
         }
     }
 
+    /// All of them.
+    pub(crate) fn into_fields(self) -> Map<String, Json> {
+        self.0
+    }
+
     /// A text, if it was given or has a default.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).and_then(Json::as_str)

@@ -62,8 +62,14 @@ async fn b9_rules_go_by_its_parameters() {
     )
     .await;
     output(&daemon, "leave_note", json!({"note": "good"})).await;
-    let response = invoke(&daemon, call("", "leave_note", json!({"note": "bad"}))).await;
-    assert_eq!(response.error.unwrap().error_type, "policy_denied");
+    for note in ["bad", "./bad", "/workspace/x/../bad.txt"] {
+        let response = invoke(&daemon, call("", "leave_note", json!({ "note": note }))).await;
+        assert_eq!(
+            response.error.unwrap().error_type,
+            "policy_denied",
+            "{note}"
+        );
+    }
     assert_eq!(note(&daemon), "good");
 }
 

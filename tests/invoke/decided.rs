@@ -124,6 +124,11 @@ name = "deletion"
 tool = "run"
 pattern = 'rm -rf'
 action = "deny"
+[[policy.rules]]
+name = "time"
+tool = "run_in_terminal"
+pattern = '"timeout_seconds":77}$'
+action = "deny"
 "#;
     let daemon = Setup::new()
         .workspace_table(table)
@@ -132,6 +137,22 @@ action = "deny"
         .await;
     for (dialect, tool, params, denied) in [
         ("claude", "Read", json!({"path": ".env"}), true),
+        // However it is written.
+        ("claude", "Read", json!({"path": "./.env"}), true),
+        ("claude", "Read", json!({"path": "/workspace//.env"}), true),
+        ("claude", "Read", json!({"path": "a/../.env"}), true),
+        (
+            "cli_agent",
+            "run_in_terminal",
+            json!({"command": "true", "timeout_seconds": "77.0"}),
+            true,
+        ),
+        (
+            "cli_agent",
+            "run_in_terminal",
+            json!({"command": "true", "timeout_seconds": 78}),
+            false,
+        ),
         ("dracode", "read_file", json!({"file_path": ".env"}), false),
         ("claude", "Bash", json!({"command": "rm -rf ."}), true),
         (

@@ -43,7 +43,9 @@ impl AnyTool for CustomTool {
         incoming: Incoming,
         params: &Map<String, Value>,
     ) -> Result<Box<dyn CheckedCall>, Error> {
-        let CustomCall { argv, told, shown } = self.call(params)?;
+        let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
+        let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
+        let CustomCall { argv, told, shown } = self.call(params, plain)?;
         let alias = Alias {
             tool: self.name(),
             risk: self.risk(),

@@ -42,7 +42,7 @@ use crate::{
     api::v1::InvokeResponse,
     daemon::{
         catalog::Text,
-        dialect::{Answer, Dialect, DialectTool, Said},
+        dialect::{Answer, Dialect, DialectTool, Params, Said},
         error::{Error, Reason},
         task,
         tool::lost,
@@ -280,14 +280,16 @@ impl Pipeline {
         tool: &DialectTool,
         params: &Map<String, Value>,
     ) -> Result<Arc<Spoken>, Error> {
-        let workspace = self.scene(incoming)?.workspace.name();
-        let matters = || self.policy.snapshot().looks_at_said(tool.name, workspace);
+        let workspace = &self.scene(incoming)?.workspace;
+        let name = workspace.name();
+        let matters = || self.policy.snapshot().looks_at_said(tool.name, name);
+        let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
         let mut texts = Vec::new();
         if envelope::size_of_fields(params) <= KEPT || matters() {
-            let text = serde_json::to_string(params).map_err(Error::internal)?;
-            // What leads back may end somewhere else than it seems to.
-            let may_allow = !text.contains("..");
-            texts.push(Text { text, may_allow });
+            // What cannot be read is not made a call of.
+            let read = dialect.read(tool, params.clone());
+            let read = read.map_or_else(|_| params.clone(), Params::into_fields);
+            texts = Text::of_json(params, &read, plain);
         }
         Ok(Arc::new(Spoken {
             dialect: dialect.name,

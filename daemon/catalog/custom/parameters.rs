@@ -86,8 +86,13 @@ impl CustomTool {
         }
     }
 
-    /// What rules are compared with is JSON of what was given.
-    pub(super) fn told(&self, given: &Map<String, Json>) -> Told {
+    /// What was given, and what that was read as.
+    pub(super) fn told(
+        &self,
+        given: &Map<String, Json>,
+        read: &Map<String, Json>,
+        plain: impl Fn(&str) -> Option<String>,
+    ) -> Told {
         let given: Map<_, _> = given
             .iter()
             .filter(|(_, value)| !value.is_null())
@@ -103,16 +108,12 @@ impl CustomTool {
             (name.clone(), text)
         });
         let shown = shown.collect();
-        let text = Json::Object(given).to_string();
-        let pattern = format!("^{}$", regex::escape(&text));
-        let is_told = !has_secret && pattern.len() <= LONGEST_PATTERN;
+        let texts = Text::of_json(&given, read, plain);
+        let as_given = texts.first().filter(|text| text.may_allow && !has_secret);
+        let pattern = as_given.map(|text| format!("^{}$", regex::escape(&text.text)));
         Told {
-            pattern: is_told.then_some(pattern),
-            texts: vec![Text {
-                // What leads back may end somewhere else than it seems to.
-                may_allow: !text.contains(".."),
-                text,
-            }],
+            pattern: pattern.filter(|pattern| pattern.len() <= LONGEST_PATTERN),
+            texts,
             shown,
         }
     }

@@ -48,6 +48,10 @@ fn search() -> &'static CustomTool {
     tool(&argv, schema).unwrap()
 }
 
+fn plain(path: &str) -> Option<String> {
+    path.strip_prefix("./").map(str::to_owned)
+}
+
 fn given(params: Json) -> Map<String, Json> {
     params.as_object().unwrap().clone()
 }
@@ -61,7 +65,7 @@ fn parameters_become_arguments() {
             vec!["grep", "-m7", "--exact=true", "a", "--", "-x", "y z"],
         ),
     ] {
-        assert_eq!(search().call(&given(params)).unwrap().argv, argv);
+        assert_eq!(search().call(&given(params), plain).unwrap().argv, argv);
     }
 }
 
@@ -87,7 +91,7 @@ fn what_strict_schemas_make_of_parameters_is_read() {
         "rows": [{"n": null, "s": null}, {"n": "2", "s": "3"}],
     });
     assert_eq!(
-        tool.call(&given(params)).unwrap().argv,
+        tool.call(&given(params), plain).unwrap().argv,
         ["x", r#"{"A":"1"}"#, r#"{"s":null}"#, r#"{"n":2,"s":"3"}"#]
     );
 }
@@ -101,7 +105,7 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         "wrod": "x",
         "key": 7,
     });
-    let error = search().call(&given(params)).err().unwrap();
+    let error = search().call(&given(params), plain).err().unwrap();
     let mut told: Vec<_> = error
         .violations
         .iter()
@@ -124,26 +128,43 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
         ("", "shorter than 1 character"),
     ] {
         let error = search()
-            .call(&given(json!({ "word": word })))
+            .call(&given(json!({ "word": word })), plain)
             .err()
             .unwrap();
         assert!(error.to_string().contains(part), "{error}");
     }
     let files = json!({"word": "a", "files": ["x\u{0}"]});
-    let error = search().call(&given(files)).err().unwrap();
+    let error = search().call(&given(files), plain).err().unwrap();
     assert_eq!(error.violations[0].field, "files");
 }
 
 #[test]
 fn who_decides_is_told_all_but_secrets() {
-    let call = search().call(&given(json!({"word": "a.b", "key": "s3cret"})));
+    let call = search().call(&given(json!({"word": "a.b", "key": "s3cret"})), plain);
     assert!(call.is_err(), "a dot is not in the pattern");
-    let call = search().call(&given(json!({"word": "a b"}))).unwrap();
+    let call = search()
+        .call(&given(json!({"word": "a b"})), plain)
+        .unwrap();
     assert_eq!(call.told.texts[0].text, r#"{"word":"a b"}"#);
     assert!(call.told.texts[0].may_allow);
+    let texts: Vec<_> = call
+        .told
+        .texts
+        .iter()
+        .map(|text| text.text.as_str())
+        .collect();
+    assert_eq!(texts, [r#"{"word":"a b"}"#, r#"{"lines":3,"word":"a b"}"#]);
+    let params = json!({"word": "a", "lines": "2", "files": ["./x"]});
+    let call = search().call(&given(params), plain).unwrap();
+    let read = call.told.texts.last().unwrap();
+    assert_eq!(read.text, r#"{"files":["x"],"lines":2,"word":"a"}"#);
+    assert!(!read.may_allow, "nothing is allowed by what was not given");
+    let call = search()
+        .call(&given(json!({"word": "a b"})), plain)
+        .unwrap();
     assert_eq!(call.told.pattern.unwrap(), r#"^\{"word":"a b"\}$"#);
     assert_eq!(call.shown, json!({"word": "a b"}));
-    let call = search().call(&given(json!({"word": "a", "key": "s3cret"})));
+    let call = search().call(&given(json!({"word": "a", "key": "s3cret"})), plain);
     let call = call.unwrap();
     assert_eq!(call.told.pattern, None);
     assert_eq!(call.shown, json!({"word": "a", "key": "<6 bytes>"}));
