@@ -15,7 +15,7 @@ use base64::{
 };
 use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
-    ReflectMessage as _, SerializeOptions, Value,
+    SerializeOptions, Value,
 };
 use serde_json::{Map, Value as Json};
 
@@ -42,7 +42,8 @@ pub(super) fn read(
     }
 }
 
-/// Writes a message, with the zero values of fields that always have one.
+/// Writes a message, with the zero values of fields that always have one. What was not given and could have been is
+/// left out, rather than null.
 pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error> {
     let options = SerializeOptions::new()
         .use_proto_field_name(true)
@@ -51,15 +52,9 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     let json = message
         .serialize_with_options(serde_json::value::Serializer, &options)
         .map_err(Error::internal)?;
-    let Json::Object(mut fields) = json else {
+    let Json::Object(fields) = json else {
         return Err(Error::internal("a message is no JSON object"));
     };
-    // What was not given and could have been is left out, rather than null.
-    let descriptor = message.descriptor();
-    fields.retain(|name, _| {
-        let field = descriptor.get_field_by_name(name);
-        field.is_none_or(|field| !field.supports_presence() || message.has_field(&field))
-    });
     Ok(fields)
 }
 
@@ -447,5 +442,16 @@ mod tests {
         assert_eq!(json["stdout_truncated"], false);
         assert_eq!(json.get("exit_code"), None);
         assert_eq!(json.get("usage"), None);
+        let response = v1::ReadNotebookResponse {
+            cells: vec![v1::NotebookCell::default()],
+            ..v1::ReadNotebookResponse::default()
+        };
+        let bytes = response.encode_to_vec();
+        let message = DynamicMessage::decode(descriptor("ReadNotebookResponse"), &*bytes).unwrap();
+        let cell = &Json::Object(write(&message).unwrap())["cells"][0];
+        assert_eq!(
+            (&cell["index"], cell.get("execution_count")),
+            (&json!(0), None)
+        );
     }
 }

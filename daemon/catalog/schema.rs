@@ -14,7 +14,7 @@ pub(super) fn of_request(rules: &Rules, comments: &Comments) -> Map<String, Json
 
 /// The schema of what a tool answers.
 pub(super) fn of_response(rules: &Rules, comments: &Comments) -> Map<String, Json> {
-    object(rules, comments, Side::Response { is_outermost: true })
+    object(rules, comments, Side::Response)
 }
 
 /// Which way a message goes.
@@ -22,11 +22,8 @@ pub(super) fn of_response(rules: &Rules, comments: &Comments) -> Map<String, Jso
 enum Side {
     /// To the tool.
     Request,
-    /// From it.
-    Response {
-        /// Whether it is the whole answer: fields that are not set are left out of it, and null in those within.
-        is_outermost: bool,
-    },
+    /// From it. Fields that need not be set and are not are left out.
+    Response,
 }
 
 fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
@@ -39,12 +36,7 @@ fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
         let mut schema = value(&field, of_field, inner, comments, side);
         let is_required = match side {
             Side::Request => of_field.is_some_and(|rules| rules.required),
-            Side::Response { is_outermost } => {
-                if field.supports_presence() && !is_outermost {
-                    schema = or_null(schema);
-                }
-                !field.supports_presence() || !is_outermost
-            }
+            Side::Response => !field.supports_presence(),
         };
         if is_required {
             required.push(Json::from(field.name()));
@@ -70,19 +62,13 @@ fn value(
     comments: &Comments,
     side: Side,
 ) -> Map<String, Json> {
-    let within = match side {
-        Side::Request => Side::Request,
-        Side::Response { .. } => Side::Response {
-            is_outermost: false,
-        },
-    };
     let kind = field.kind();
     let mut schema = match (&kind, inner) {
         (Kind::Message(entry), _) if field.is_map() => {
             let values = single(&entry.map_entry_value_field().kind(), rules, side);
             fields(json!({"type": "object", "additionalProperties": values}))
         }
-        (_, Some(inner)) => object(inner, comments, within),
+        (_, Some(inner)) => object(inner, comments, side),
         _ => single(&kind, rules, side),
     };
     let is_list = field.cardinality() == Cardinality::Repeated && !field.is_map();
