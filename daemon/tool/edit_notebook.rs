@@ -70,6 +70,7 @@ fn params(
 /// The change that is asked for; none when there are violations.
 fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Option<Edit> {
     let (mode, kind) = (request.mode(), kind(request.cell_type()));
+    let is_named = request.cell_id.is_some() || request.cell_index.is_some();
     let wanted = wanted(request.cell_id, request.cell_index, violations);
     let mut need = |field: &str, description: &str| {
         violations.push(Violation {
@@ -82,15 +83,18 @@ fn edit(request: v1::EditNotebookRequest, violations: &mut Vec<Violation>) -> Op
     let without_cell = "either it or cell_index must be given, unless a cell is inserted";
     match (mode, wanted, kind, request.source) {
         (v1::CellEdit::Delete, Some(wanted), _, _) => Some(Edit::Delete(wanted)),
-        (v1::CellEdit::Delete, None, _, _) => need("cell_id", without_cell),
         (v1::CellEdit::Insert, wanted, Some(kind), Some(source)) => {
             Some(Edit::Insert(wanted, Cell { kind, source }))
         }
         (v1::CellEdit::Insert, _, None, _) => {
             need("cell_type", "must be given for a cell that is inserted")
         }
-        (_, _, _, None) => need("source", without_source),
+        (v1::CellEdit::Unspecified | v1::CellEdit::Replace | v1::CellEdit::Insert, _, _, None) => {
+            need("source", without_source)
+        }
         (_, Some(wanted), kind, Some(source)) => Some(Edit::Replace(wanted, kind, source)),
+        // Twice, as was told.
+        (_, None, _, _) if is_named => None,
         (_, None, _, _) => need("cell_id", without_cell),
     }
 }
