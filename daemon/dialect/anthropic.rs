@@ -19,6 +19,8 @@ const DEPTH: u32 = 2;
 const MOST_FILES: u32 = 1000;
 /// Lines around a change that are shown with it.
 const AROUND: i64 = 4;
+/// Lines that can be asked for.
+const LAST_LINE: i64 = u32::MAX as i64;
 /// Characters of a text that an error repeats.
 const LONGEST: usize = 500;
 
@@ -76,7 +78,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 .hidden(),
                 Parameter::new(
                     "insert_line",
-                    Kind::Integer(0, u32::MAX as i64),
+                    Kind::Integer(0, LAST_LINE),
                     "Line behind which to insert, 0 for the beginning",
                 ),
                 Parameter::new("insert_text", Kind::Text, "Text to insert").hidden(),
@@ -165,12 +167,13 @@ fn required(params: &mut Params, name: &str) -> Result<String, Error> {
 }
 
 async fn view(path: &str, range: Vec<i64>, tools: &mut dyn Tools) -> Result<Answer, Error> {
-    let (first, last) = match range.as_slice() {
+    let (first, last) = match *range.as_slice() {
         [] => (1, None),
-        [first, -1] => (*first, None),
-        [first, last] => (*first, Some(*last)),
+        [first @ 1..=LAST_LINE, -1] => (first, None),
+        [first @ 1..=LAST_LINE, last] if first <= last => (first, Some(last.min(LAST_LINE))),
         _ => {
-            let text = "must be the first and the last line";
+            let text =
+                "must be the first line, counted from 1, and the last one, or -1 for the end";
             return Err(Error::invalid_field("view_range", text));
         }
     };
