@@ -53,7 +53,8 @@ pub(super) fn of(
     }
 }
 
-/// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it.
+/// What a dialect answers. Where that is why a call failed, `of_contract` is the same as the contract has it; where a
+/// command was, that is known of it.
 fn told(
     mut response: InvokeResponse,
     answer: Answer,
@@ -98,6 +99,7 @@ fn told(
             suggestion,
             ..
         }) => {
+            let of_contract = of_contract.or_else(|| ran.abnormal_exit.clone());
             let of_contract = of_contract.unwrap_or_default();
             Some(ToolError {
                 error_type: code,
