@@ -2,8 +2,6 @@
 
 /// What is made of what servers answer.
 mod content;
-/// `fetch_webpage` of the CLI agent.
-mod dialect;
 /// What it must not reach.
 mod guard;
 /// What takes too long, or is too much.
@@ -26,10 +24,10 @@ use jig::api::v1::{FetchFormat, FetchUrlRequest, FetchUrlResponse};
 use crate::support::{Daemon, Refusal, World, in_network_of};
 
 /// A host that may be fetched from, and one that is there too.
-const ALLOWED: (&str, &str) = ("site.jig.test", "203.0.113.10");
-const OTHER: (&str, &str) = ("other.jig.test", "203.0.113.11");
+pub(crate) const ALLOWED: (&str, &str) = ("site.jig.test", "203.0.113.10");
+pub(crate) const OTHER: (&str, &str) = ("other.jig.test", "203.0.113.11");
 /// Addresses that nothing must be fetched from.
-const PRIVATE: &str = "10.1.2.3";
+pub(crate) const PRIVATE: &str = "10.1.2.3";
 const METADATA: &str = "169.254.169.254";
 
 /// What a server does with a request for a path.
@@ -37,7 +35,7 @@ type Answers = dyn Fn(&str, &mut TcpStream) -> std::io::Result<()> + Send + Sync
 
 /// A server, and what it was asked.
 #[derive(Debug, Clone, Default)]
-struct Site {
+pub(crate) struct Site {
     heads: Arc<Mutex<Vec<String>>>,
     /// Connections that were made, whatever was said.
     connections: Arc<AtomicUsize>,
@@ -47,7 +45,7 @@ struct Site {
 
 impl Site {
     /// Serves in the daemon's network. It ends with the test's process.
-    fn at(
+    pub(crate) fn at(
         daemon: &Daemon,
         address: &'static str,
         port: u16,
@@ -98,7 +96,12 @@ impl Site {
 }
 
 /// Answers with a status, more fields, and a body.
-fn answer(stream: &mut TcpStream, status: &str, fields: &str, body: &[u8]) -> std::io::Result<()> {
+pub(crate) fn answer(
+    stream: &mut TcpStream,
+    status: &str,
+    fields: &str,
+    body: &[u8],
+) -> std::io::Result<()> {
     let length = body.len();
     let head = format!(
         "HTTP/1.1 {status}\r\n{fields}Content-Length: {length}\r\nConnection: close\r\n\r\n"

@@ -11,7 +11,7 @@ use crate::support::Daemon;
 
 rows!("cli_agent":
     d02_create_file d03_read_file d04_replace_string_in_file d05_list_dir d06_file_search
-    d07_grep_search d08_run_in_terminal d09_terminal_last_command d10_create_directory d12_errors
+    d07_grep_search d08_run_in_terminal d09_terminal_last_command d10_create_directory d11_fetch_webpage d12_errors
     d16_function_format
 );
 

@@ -1,9 +1,11 @@
 //! Values as the scenarios write them: long ones by how they are made, answers by what must be true of them.
 
 use serde_json::{Map, Value as Json};
+use sha2::{Digest as _, Sha256};
 
 /// What a value of a scenario stands for. `{"$repeat": [TEXT, TIMES]}` is a text many times,
-/// `{"$lines": [FIRST, LAST, "line {}"]}` are numbered lines, and `{"$join": [...]}` is several of these.
+/// `{"$lines": [FIRST, LAST, "line {}"]}` are numbered lines, `{"$join": [...]}` is several of these, and
+/// `{"$sha256": TEXT}` is the sum of one.
 pub(super) fn expand(json: Json) -> Json {
     match json {
         Json::Array(items) => items.into_iter().map(expand).collect(),
@@ -27,6 +29,12 @@ pub(super) fn expand(json: Json) -> Json {
                 let parts = parts.iter().cloned().map(expand);
                 let texts = parts.map(|part| part.as_str().unwrap().to_owned());
                 texts.collect::<String>().into()
+            }
+            Some(("$sha256", of)) => {
+                let text = expand(of.clone());
+                let sum = Sha256::digest(text.as_str().unwrap());
+                let digits = sum.iter().map(|byte| format!("{byte:02x}"));
+                digits.collect::<String>().into()
             }
             _ => {
                 let fields = fields.into_iter();
@@ -155,5 +163,7 @@ mod tests {
         }
         let made = json!({"$join": [{"$lines": [9, 10, "l{}"]}, {"$repeat": ["x", 3]}]});
         assert_eq!(expand(made), json!("l9\nl10\nxxx"));
+        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(expand(json!({"$sha256": "abc"})), json!(sum));
     }
 }

@@ -1,13 +1,20 @@
-//! The source documents, row by row (`design/SEEDS.md`): what each asks for, through a running daemon. The
-//! scenarios are data, one file per document; a test is one row of it, and is named after it.
+//! The source documents, row by row (`design/SEEDS.md`): what each asks for, through a running daemon. And, tool by
+//! tool, the contract, and the vocabularies that vendors train their models on. The scenarios are data, one file or
+//! folder per document; a test is one row of it, and is named after it.
 
 mod agentbench;
+mod anthropic;
 mod claude;
 mod cli_agent;
+mod contract;
+mod counted;
 mod dracode;
 mod matching;
+mod openai;
+mod rauskuclaw;
 mod scenario;
 mod stage;
+mod web;
 
 /// A test for each row of a document: all of its scenarios.
 macro_rules! rows {

@@ -15,7 +15,7 @@ use prost_types::{Struct, value::Kind};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
-use super::matching::expand;
+use super::{matching::expand, web};
 use crate::support::{Daemon, Setup, USER, describe, with};
 
 /// How the daemon of a scenario is started.
@@ -31,6 +31,8 @@ pub(super) enum Start {
     SmallDisk,
     /// As an ordinary user on a host that gives no sandbox.
     NoSandbox,
+    /// With a web of its own (see [`web`]), in which something may be fetched: all tools are there.
+    Web,
 }
 
 /// The daemon, and as whom it runs.
@@ -48,8 +50,12 @@ impl Stage {
             Start::User => Setup::new().user(USER),
             Start::SmallDisk => Setup::new().on_small_disk(),
             Start::NoSandbox => Setup::new().without_namespaces(),
+            Start::Web => web::setup(),
         };
         let daemon = setup.start().await;
+        if start == Start::Web {
+            web::serve(&daemon);
+        }
         Self { daemon, start }
     }
 

@@ -1,0 +1,64 @@
+//! A web for scenarios: `site.jig.test` serves the files of the workspace, and what is named here.
+
+use std::{io, net::TcpStream, path::Path, sync::Arc};
+
+use crate::{
+    fetch::{ALLOWED, OTHER, PRIVATE, Site, answer},
+    support::{Daemon, Setup, World},
+};
+
+/// A daemon that may fetch from the site, from a port of it where nobody listens, from a host that nobody knows,
+/// and from one whose address is not public. It may not fetch from `other.jig.test`.
+pub(super) fn setup() -> Setup {
+    let world = World::with(&[ALLOWED, OTHER, ("inner.jig.test", PRIVATE)]);
+    let hosts = [
+        ALLOWED.0,
+        "site.jig.test:81",
+        "unknown.jig.test",
+        "inner.jig.test",
+    ];
+    let table = format!(
+        "[fetch]\nhosts = {hosts:?}\nallow_addresses = [{:?}]",
+        ALLOWED.1
+    );
+    let setup = world.setup().workspace_table(&table);
+    setup.keeping(Arc::new(world))
+}
+
+/// Serves the site. `/status/CODE` is an answer with that code, `/to/URL` a redirect, and `/silent` no answer.
+pub(super) fn serve(daemon: &Daemon) {
+    let workspace = daemon.workspace();
+    let _ends_with_the_process = Site::at(daemon, ALLOWED.1, 80, move |path, stream| {
+        respond(&workspace, path, stream)
+    });
+}
+
+fn respond(workspace: &Path, path: &str, stream: &mut TcpStream) -> io::Result<()> {
+    const PLAIN: &str = "Content-Type: text/plain\r\n";
+    if let Some(code) = path.strip_prefix("/status/") {
+        return answer(stream, &format!("{code} Told"), PLAIN, b"told");
+    }
+    if let Some(location) = path.strip_prefix("/to/") {
+        return answer(
+            stream,
+            "302 Found",
+            &format!("Location: {location}\r\n"),
+            b"",
+        );
+    }
+    if path == "/silent" {
+        return io::copy(stream, &mut io::sink()).map(drop);
+    }
+    let kind = match path.rsplit_once('.') {
+        Some((_, "htm")) => "Content-Type: text/html\r\n",
+        Some((_, "html")) => "Content-Type: text/html; charset=utf-8\r\n",
+        Some((_, "json")) => "Content-Type: application/json\r\n",
+        Some((_, "png")) => "Content-Type: image/png\r\n",
+        Some((_, "txt")) => PLAIN,
+        _ => "",
+    };
+    match std::fs::read(workspace.join(path.trim_start_matches('/'))) {
+        Ok(content) => answer(stream, "200 OK", kind, &content),
+        Err(_) => answer(stream, "404 Not Found", PLAIN, b"missing"),
+    }
+}
