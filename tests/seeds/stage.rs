@@ -31,6 +31,8 @@ pub(super) enum Start {
     SmallDisk,
     /// As an ordinary user on a host that gives no sandbox.
     NoSandbox,
+    /// With a workspace of which the operator protects `safe`.
+    Protected,
     /// With a web of its own (see [`web`]), in which something may be fetched: all tools are there.
     Web,
 }
@@ -50,6 +52,7 @@ impl Stage {
             Start::User => Setup::new().user(USER),
             Start::SmallDisk => Setup::new().on_small_disk(),
             Start::NoSandbox => Setup::new().without_namespaces(),
+            Start::Protected => Setup::new().workspace_table("protected = [\"safe\"]"),
             Start::Web => web::setup(),
         };
         let daemon = setup.start().await;
