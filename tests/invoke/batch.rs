@@ -1,4 +1,4 @@
-//! Several calls at once (E2 to E5, E8, E10).
+//! Several calls at once: the jobs that they are (E3, E4), keys (E6), and what the scenarios of `tests/seeds` do not say.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ async fn batch(
 }
 
 /// A result as its document writes it.
-fn written(result: &BatchResult) -> Value {
+pub(crate) fn written(result: &BatchResult) -> Value {
     let mut written = json!({"call_id": result.call_id, "name": result.name, "ok": result.ok});
     if result.pending {
         written["pending"] = true.into();
@@ -79,71 +79,6 @@ fn messages(response: &InvokeBatchResponse) -> Value {
             })
         })
         .collect()
-}
-
-#[tokio::test]
-async fn e02_a_batch_is_answered_as_the_document_has_it() {
-    let daemon = Setup::new()
-        .workspace_file("README.md", "# My Project\n...")
-        .workspace_file("test.txt", "")
-        .start()
-        .await;
-    let request = InvokeBatchRequest {
-        mode: Some(BatchMode::Sync.into()),
-        wait_ms: Some(15000),
-        queue: Some("default".to_owned()),
-        ..of(
-            "rauskuclaw",
-            &[
-                (
-                    "call-abc-123",
-                    "data_file_read",
-                    json!({"path": "README.md"}),
-                ),
-                (
-                    "call-def-456",
-                    "tools_file_search",
-                    json!({"query": "test"}),
-                ),
-            ],
-        )
-    };
-    let response = batch(&daemon, request).await;
-    let results: Value = response.results.iter().map(written).collect();
-    assert_eq!(
-        results,
-        json!([
-            {
-                "call_id": "call-abc-123",
-                "name": "data_file_read",
-                "ok": true,
-                "output": {"path": "README.md", "content_text": "# My Project\n..."}
-            },
-            {
-                "call_id": "call-def-456",
-                "name": "tools_file_search",
-                "ok": true,
-                "output": {"results": [{"path": "test.txt", "type": "file"}]}
-            }
-        ])
-    );
-    let contents = response.tool_messages.iter().map(|message| {
-        assert_eq!(message.role, "tool");
-        serde_json::from_str::<Value>(&message.content).unwrap()
-    });
-    let contents: Vec<_> = contents.collect();
-    assert_eq!(
-        contents,
-        [
-            json!({"ok": true, "result": {"path": "README.md", "content_text": "# My Project\n..."}}),
-            json!({"ok": true, "result": {"results": [{"path": "test.txt", "type": "file"}]}}),
-        ]
-    );
-    assert!(
-        response.tool_messages[0]
-            .content
-            .starts_with(r#"{"ok":true,"result":{"#)
-    );
 }
 
 #[tokio::test]
@@ -232,54 +167,6 @@ async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
 }
 
 #[tokio::test]
-async fn e05_a_call_that_cannot_be_made_is_told_in_its_result() {
-    let daemon = Setup::new()
-        .workspace_table("[policy]\ndeny_tools = [\"run\"]")
-        .start()
-        .await;
-    let request = of(
-        "rauskuclaw",
-        &[
-            ("call-unknown", "nonexistent_tool", json!({})),
-            ("call-y", "tool_exec", json!({"command": "true"})),
-            (
-                "call-z",
-                "data_file_read",
-                json!({"pat": "x", "max_bytes": 1}),
-            ),
-        ],
-    );
-    let response = batch(&daemon, request).await;
-    assert_eq!(
-        written(&response.results[0]),
-        json!({
-            "call_id": "call-unknown",
-            "name": "nonexistent_tool",
-            "ok": false,
-            "error": {"code": "UNKNOWN_TOOL", "message": "Tool 'nonexistent_tool' not found in registry"}
-        })
-    );
-    assert_eq!(
-        response.tool_messages[0].content,
-        r#"{"ok":false,"error":{"code":"UNKNOWN_TOOL","message":"Tool 'nonexistent_tool' not found in registry"}}"#
-    );
-    assert_eq!(
-        written(&response.results[1]),
-        json!({
-            "call_id": "call-y",
-            "name": "tool_exec",
-            "ok": false,
-            "error": {"code": "JOB_TYPE_DISABLED", "message": "Job type 'tool.exec' is disabled"}
-        })
-    );
-    let error = response.results[2].error.as_ref().unwrap();
-    assert_eq!(error.code, "VALIDATION_ERROR");
-    for told in ["pat", "path was probably meant", "max_bytes"] {
-        assert!(error.message.contains(told), "{error:?}");
-    }
-}
-
-#[tokio::test]
 async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
     let daemon = Daemon::start().await;
     let long = "é".repeat(121);
@@ -303,13 +190,6 @@ async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
             "wait_ms"
         ]
     );
-    for calls in [0, 21] {
-        let calls: Vec<_> = (0..calls)
-            .map(|_| ("a", "stat", json!({"path": "."})))
-            .collect();
-        let refusal = try_batch(&daemon, of("", &calls)).await.unwrap_err();
-        assert_eq!(refusal.fields(), ["calls"]);
-    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Calls by the names of their tools: what comes of one is in its answer, also where it failed.
 
-mod batch;
+pub(crate) mod batch;
 mod decided;
 mod once;
 mod vendors;

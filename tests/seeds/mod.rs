@@ -4,6 +4,7 @@
 
 mod agentbench;
 mod anthropic;
+mod batch;
 mod claude;
 mod cli_agent;
 mod contract;

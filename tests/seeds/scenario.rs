@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value as Json, json};
 
 use super::{
+    batch::Batch,
     matching::{difference, expand, short},
     stage::{Stage, Start, invoke, json_of, list_tools, structure_of},
 };
@@ -24,6 +25,9 @@ struct Row {
     /// What models are told of tools.
     #[serde(default)]
     listed: Vec<Listed>,
+    /// Several calls at once.
+    #[serde(default)]
+    batch: BTreeMap<String, Batch>,
     #[serde(flatten)]
     scenarios: BTreeMap<String, Scenario>,
 }
@@ -155,6 +159,9 @@ pub(super) async fn play(document: &str, row: &str) {
             .or_default()
             .push((name, scenario));
     }
+    for batch in row_of.batch.values() {
+        scenes.entry(batch.start).or_default();
+    }
     if !row_of.listed.is_empty() {
         scenes.entry(Start::Plain).or_default();
     }
@@ -165,6 +172,12 @@ pub(super) async fn play(document: &str, row: &str) {
             let tool = scenario.tool.as_ref().or(row_of.tool.as_ref()).unwrap();
             let session = format!("{row}-{name}");
             if let Some(why) = scenario.play(&stage, document, tool, &session).await {
+                writeln!(wrong, "\n{row}.{name}: {why}").unwrap();
+            }
+        }
+        let batches = row_of.batch.iter();
+        for (name, batch) in batches.filter(|(_, batch)| batch.start == start) {
+            if let Some(why) = batch.differs(&stage, document).await {
                 writeln!(wrong, "\n{row}.{name}: {why}").unwrap();
             }
         }
@@ -209,7 +222,7 @@ impl Listed {
     }
 }
 
-fn parse(text: &str) -> Json {
+pub(super) fn parse(text: &str) -> Json {
     let json = serde_json::from_str(text).unwrap_or_else(|error| panic!("{text}: {error}"));
     expand(json)
 }

@@ -33,6 +33,8 @@ pub(super) enum Start {
     NoSandbox,
     /// With a workspace of which the operator protects `safe`.
     Protected,
+    /// Where nothing may be run.
+    NoRun,
     /// With a web of its own (see [`web`]), in which something may be fetched: all tools are there.
     Web,
 }
@@ -53,6 +55,7 @@ impl Stage {
             Start::SmallDisk => Setup::new().on_small_disk(),
             Start::NoSandbox => Setup::new().without_namespaces(),
             Start::Protected => Setup::new().workspace_table("protected = [\"safe\"]"),
+            Start::NoRun => Setup::new().workspace_table("[policy]\ndeny_tools = [\"run\"]"),
             Start::Web => web::setup(),
         };
         let daemon = setup.start().await;

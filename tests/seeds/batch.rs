@@ -1,0 +1,100 @@
+//! Several calls at once, as a document writes requests and answers.
+
+use std::collections::BTreeMap;
+
+use jig::api::v1::{
+    BatchCall, BatchMode, InvokeBatchRequest, InvokeBatchResponse,
+    invoke_service_client::InvokeServiceClient,
+};
+use serde::Deserialize;
+use serde_json::{Value as Json, json};
+
+use super::{
+    matching::difference,
+    scenario::{dialect_of, parse},
+    stage::{Stage, Start, structure_of},
+};
+use crate::{invoke::batch::written as written_result, support::Refusal};
+
+/// A batch, and what must come of it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Batch {
+    #[serde(default)]
+    pub(super) start: Start,
+    #[serde(default)]
+    files: BTreeMap<String, Json>,
+    /// The request as JSON text.
+    request: String,
+    /// `results` and `tool_messages` as JSON text. What the messages hold is written as the JSON that it is.
+    response: Option<String>,
+    /// Fields of the request that are told, where it is refused.
+    #[serde(default)]
+    refused: Vec<String>,
+}
+
+impl Batch {
+    /// Makes it; answers what was not as it must be.
+    pub(super) async fn differs(&self, stage: &Stage, document: &str) -> Option<String> {
+        stage.set(&self.files);
+        let request = request(document, &parse(&self.request));
+        let mut client = InvokeServiceClient::new(stage.daemon().channel());
+        match (client.invoke_batch(request).await, &self.response) {
+            (Ok(response), Some(wanted)) => {
+                difference(&parse(wanted), &written(response.into_inner()), "it")
+            }
+            (Ok(response), None) => Some(format!("it was not refused: {response:?}")),
+            (Err(status), _) => {
+                let refusal = Refusal::of(&status);
+                let mut fields = refusal.fields();
+                fields.sort_unstable();
+                let is_so = refusal.reason == "INVALID_PARAMS" && fields == self.refused;
+                (!is_so).then(|| format!("{refusal:?}"))
+            }
+        }
+    }
+}
+
+fn request(document: &str, json: &Json) -> InvokeBatchRequest {
+    let calls = json["calls"].as_array().unwrap().iter();
+    let calls = calls.map(|call| BatchCall {
+        call_id: text(&call["call_id"]),
+        name: text(&call["name"]),
+        arguments: call.get("arguments").cloned().map(structure_of),
+        ..BatchCall::default()
+    });
+    let mode = json.get("mode").map(|mode| {
+        let name = format!("BATCH_MODE_{}", text(mode).to_uppercase());
+        BatchMode::from_str_name(&name).unwrap().into()
+    });
+    InvokeBatchRequest {
+        calls: calls.collect(),
+        mode,
+        wait_ms: json["wait_ms"]
+            .as_u64()
+            .map(|wait| wait.try_into().unwrap()),
+        queue: json.get("queue").map(text),
+        dialect: dialect_of(document).to_owned(),
+        ..InvokeBatchRequest::default()
+    }
+}
+
+fn text(json: &Json) -> String {
+    json.as_str().unwrap().to_owned()
+}
+
+/// An answer as a document writes it: what is not there is left out.
+fn written(response: InvokeBatchResponse) -> Json {
+    let messages = response.tool_messages.iter().map(|message| {
+        let content: Json = serde_json::from_str(&message.content).unwrap();
+        json!({
+            "role": message.role,
+            "tool_call_id": message.tool_call_id,
+            "name": message.name,
+            "content": content,
+        })
+    });
+    let messages: Json = messages.collect();
+    let results: Json = response.results.iter().map(written_result).collect();
+    json!({ "results": results, "tool_messages": messages })
+}
