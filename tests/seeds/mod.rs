@@ -14,6 +14,7 @@ mod matching;
 mod openai;
 mod rauskuclaw;
 mod scenario;
+mod schemas;
 mod stage;
 mod web;
 

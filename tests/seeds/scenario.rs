@@ -13,6 +13,7 @@ use serde_json::{Value as Json, json};
 use super::{
     batch::Batch,
     matching::{difference, expand, short},
+    schemas::Schemas,
     stage::{Stage, Start, invoke, json_of, list_tools, structure_of},
 };
 use crate::support::full_size;
@@ -66,6 +67,9 @@ struct Scenario {
     /// Whether they are sent as that text, or as a structure.
     #[serde(default)]
     as_struct: bool,
+    /// Whether the tool takes what its schema does not say: numbers as texts, null for what need not be given.
+    #[serde(default)]
+    beyond_schema: bool,
     /// The result as JSON text; `none` where there must be none.
     data: Option<String>,
     text: Option<String>,
@@ -168,10 +172,12 @@ pub(super) async fn play(document: &str, row: &str) {
     // One daemon after the other: whoever has one must not wait for another.
     for (start, scenarios) in scenes {
         let stage = Stage::new(start).await;
+        let schemas = Schemas::of(&stage, document).await;
         for (name, scenario) in scenarios {
             let tool = scenario.tool.as_ref().or(row_of.tool.as_ref()).unwrap();
             let session = format!("{row}-{name}");
-            if let Some(why) = scenario.play(&stage, document, tool, &session).await {
+            let unlike = scenario.play(&stage, &schemas, document, tool, &session);
+            if let Some(why) = unlike.await {
                 writeln!(wrong, "\n{row}.{name}: {why}").unwrap();
             }
         }
@@ -232,6 +238,7 @@ impl Scenario {
     async fn play(
         &self,
         stage: &Stage,
+        schemas: &Schemas,
         document: &str,
         tool: &str,
         session: &str,
@@ -256,7 +263,8 @@ impl Scenario {
         let response = invoke(stage.daemon(), session, request).await;
         let shown: String = format!("{response:?}").chars().take(1500).collect();
         let difference = self
-            .differs(response, document, tool, session)
+            .unlike_schemas(&response, schemas, tool)
+            .or_else(|| self.differs(response, document, tool, session))
             .or_else(|| self.unlike_records(stage, session));
         let mut why = difference.or_else(|| stage.look(&self.after));
         for (name, wanted) in [("stdout", &self.stdout), ("stderr", &self.stderr)] {
@@ -270,6 +278,30 @@ impl Scenario {
             }
         }
         why.map(|why| format!("{why}\n  {shown}"))
+    }
+
+    /// What is taken and answered is what the tool's definition says.
+    fn unlike_schemas(
+        &self,
+        response: &InvokeResponse,
+        schemas: &Schemas,
+        tool: &str,
+    ) -> Option<String> {
+        let details = response
+            .error
+            .as_ref()
+            .and_then(|error| error.details.as_ref());
+        let is_refused = details.is_some_and(|details| details.fields.contains_key("fields"));
+        if !is_refused {
+            let params = parse(&self.params);
+            let unlike = schemas.unlike_params(tool, &params, self.beyond_schema);
+            if unlike.is_some() {
+                return unlike;
+            }
+        }
+        let is_success = response.status() == InvokeStatus::Success;
+        let data = response.data.clone().filter(|_| is_success);
+        schemas.unlike_answer(tool, &json_of(data?))
     }
 
     fn differs(

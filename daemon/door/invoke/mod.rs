@@ -123,7 +123,9 @@ fn batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, 
     let wait = u64::from(request.wait_ms.unwrap_or_default());
     let is_waited_for = request.mode() != BatchMode::Async;
     let queue = request.queue.unwrap_or_default();
-    let is_told = violations.iter().any(|violation| violation.field == "queue");
+    let is_told = violations
+        .iter()
+        .any(|violation| violation.field == "queue");
     if !is_told && !is_queue_name(&queue) {
         violations.push(Violation::new("queue", QUEUE_NAME));
     }
