@@ -273,7 +273,7 @@ impl Scenario {
                 let path = format!("logs/tool_step_{step:04}_{name}.txt");
                 let (bytes, _) = stage.daemon().artifact_of(session, &path).await.unwrap();
                 let found = String::from_utf8_lossy(&bytes);
-                let is_so = expand(wanted.clone()) == Json::from(&*found);
+                let is_so = expand(wanted.clone()) == *found;
                 why = (!is_so).then(|| format!("{path}: {found:.500?}"));
             }
         }
