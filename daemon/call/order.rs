@@ -10,13 +10,10 @@ use serde_json::{Map, Value};
 
 use super::{Pipeline, any_tool, context::Incoming};
 use crate::daemon::{
-    config::jobs::is_queue_name,
     dialect::{Boxed, Call, Data, Dialect, DialectTool, Params, Tools},
-    error::{Error, Violation},
+    error::Error,
 };
 
-/// What the name of a queue may be.
-pub(crate) const QUEUE_NAME: &str = "must have 1 to 80 lower-case letters, digits, and . _ : -";
 /// The queue of jobs that name none.
 const DEFAULT_QUEUE: &str = "default";
 
@@ -63,9 +60,6 @@ impl Pipeline {
             queue,
             priority,
         } = submission;
-        if !is_queue_name(&queue) {
-            return Err(Error::invalid_field("queue", QUEUE_NAME));
-        }
         let principal = &incoming.principal;
         let dialect = self.vocabulary(dialect, &name);
         let is_open = match dialect {
@@ -73,8 +67,7 @@ impl Pipeline {
                 let tool = any_tool::find(&name, self, principal)?;
                 let is_open = tool.is_open(self, principal, None);
                 if is_open.is_ok() {
-                    let checked = tool.check(self, incoming.clone(), &params);
-                    checked.map_err(of_params)?;
+                    tool.check(self, incoming.clone(), &params)?;
                 }
                 is_open
             }
@@ -82,9 +75,8 @@ impl Pipeline {
                 let tool = dialect.tool(&name, |tool| self.is_open(principal, tool).is_ok())?;
                 let is_open = self.is_open(principal, tool);
                 if is_open.is_ok() {
-                    let read = dialect.read(tool, params.clone());
-                    let checked = read.and_then(|params| self.check_first(incoming, tool, params));
-                    checked.map_err(of_params)?;
+                    let params = dialect.read(tool, params.clone())?;
+                    self.check_first(incoming, tool, params)?;
                 }
                 is_open
             }
@@ -132,7 +124,7 @@ impl Pipeline {
         let submission = Submission {
             dialect: None,
             tool: call.tool.to_owned(),
-            params: call.params,
+            params: call.params.clone(),
             queue: DEFAULT_QUEUE.to_owned(),
             priority: 0,
         };
@@ -140,7 +132,8 @@ impl Pipeline {
             request_id: None,
             ..incoming.clone()
         };
-        let order = self.order(&incoming, submission)?;
+        let order = self.order(&incoming, submission);
+        let order = order.map_err(|error| call.told(error))?;
         let job = self.submit_job(&incoming, order, false).await?;
         Ok(job.id)
     }
@@ -159,7 +152,7 @@ impl FirstCall<'_> {
             let tool = any_tool::find(call.tool, self.pipeline, &self.incoming.principal);
             let checked = tool
                 .and_then(|tool| tool.check(self.pipeline, self.incoming.clone(), &call.params));
-            self.found = Some(checked.map(drop));
+            self.found = Some(checked.map(drop).map_err(|error| call.told(error)));
         }
         Error::internal("this call was only looked at")
     }
@@ -185,17 +178,4 @@ pub(crate) fn cost_of_json(bytes: usize) -> usize {
 /// What it costs to look at the parameters of a job, which are so many bytes, as so many of plain text.
 pub(crate) fn cost_of_job(tool: &str, bytes: usize) -> usize {
     any_tool::cost(tool, bytes)
-}
-
-/// What is wrong with parameters that are themselves a field of the request.
-fn of_params(error: Error) -> Error {
-    if error.violations.is_empty() {
-        return error;
-    }
-    let violations = error.violations.into_iter();
-    let named = violations.map(|Violation { field, description }| Violation {
-        field: format!("params.{field}"),
-        description,
-    });
-    Error::invalid(named.collect())
 }

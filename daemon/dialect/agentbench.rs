@@ -160,7 +160,8 @@ fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "context_lines": params.integer("context_lines"),
                 "is_regex": params.flag("is_regex"),
             }),
-        );
+        )
+        .naming(&[("globs[0]", "glob")]);
         let found = tools.call(call).await?;
         if found.flag("timed_out") {
             let text = "the search timed out: search fewer files, or for something simpler";

@@ -128,7 +128,8 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             "view" => view(&path, params.integers("view_range"), tools).await,
             "create" => {
                 let content = required(&mut params, "file_text")?;
-                let call = Call::new("write_file", json!({ "path": path, "content": content }));
+                let call = Call::new("write_file", json!({ "path": path, "content": content }))
+                    .naming(&[("content", "file_text")]);
                 tools.call(call).await?;
                 Ok(Answer::text(format!(
                     "File created successfully at: {path}"
@@ -141,7 +142,11 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 }
                 let new = params.take("new_str");
                 let edits = json!([{ "old_string": old, "new_string": new }]);
-                let call = Call::new("edit_file", json!({ "path": path, "edits": edits }));
+                let call =
+                    Call::new("edit_file", json!({ "path": path, "edits": edits })).naming(&[
+                        ("edits[0].old_string", "old_str"),
+                        ("edits[0].new_string", "new_str"),
+                    ]);
                 let edited = tools.call(call).await?;
                 let line = edited.objects("edits").next().unwrap_or_default();
                 let line = line
@@ -199,7 +204,8 @@ async fn read(
             "end_line": last,
             "max_bytes": MOST_BYTES,
         }),
-    );
+    )
+    .naming(&[("start_line", "view_range"), ("end_line", "view_range")]);
     tools.call(call).await
 }
 
@@ -220,7 +226,8 @@ async fn directory(path: &str, tools: &mut dyn Tools) -> Result<Answer, Error> {
             "hidden": false,
             "max_results": MOST_FILES,
         }),
-    );
+    )
+    .naming(&[("root", "path")]);
     let listed = tools.call(call).await?;
     let mut text = format!(
         "Here're the files and directories up to {DEPTH} levels deep in {path}, excluding hidden items:"
@@ -264,7 +271,8 @@ async fn insert(path: &str, line: i64, text: &str, tools: &mut dyn Tools) -> Res
     let call = Call::new(
         "write_file",
         json!({ "path": path, "content": new, "expected_sha256": sha256 }),
-    );
+    )
+    .naming(&[("content", "insert_text")]);
     tools.call(call).await?;
     changed(path, line + 1, tools).await
 }

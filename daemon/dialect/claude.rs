@@ -10,7 +10,7 @@ use super::{
     parameter::{Default, Kind, Parameter, Params},
     place::is_outside,
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
 };
 use crate::daemon::error::Error;
 
@@ -241,20 +241,25 @@ fn edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let (old, new) = (params.take("old_string"), params.take("new_string"));
         let edits = json!([{ "old_string": old, "new_string": new }]);
-        edited(params.str("path"), edits, tools).await
+        edited(params.str("path"), edits, &[("edits[0].", "")], tools).await
     })
 }
 
 fn multi_edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let edits = params.take("edits");
-        edited(params.str("path"), edits, tools).await
+        edited(params.str("path"), edits, &[], tools).await
     })
 }
 
-async fn edited(path: &str, edits: Json, tools: &mut dyn Tools) -> Result<Answer, Error> {
+async fn edited(
+    path: &str,
+    edits: Json,
+    names: Names,
+    tools: &mut dyn Tools,
+) -> Result<Answer, Error> {
     let call = Call::new("edit_file", json!({ "path": path, "edits": edits }));
-    let edited = tools.call(call).await?;
+    let edited = tools.call(call.naming(names)).await?;
     let replacements: u64 = edited
         .objects("edits")
         .map(|edit| edit.count("replacements"))
@@ -273,7 +278,8 @@ fn glob(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "glob": params.text("pattern"),
                 "max_results": MOST_FILES,
             }),
-        );
+        )
+        .naming(&[("root", "cwd"), ("glob", "pattern")]);
         let mut listed = tools.call(call).await?;
         let count = listed.list("files").len();
         let mut data = json!({ "files": listed.take("files"), "count": count });
@@ -299,7 +305,12 @@ fn grep(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "context_lines": 0,
                 "max_results": MOST_MATCHES,
             }),
-        );
+        )
+        .naming(&[
+            ("query", "pattern"),
+            ("globs[0]", "include"),
+            ("exclude_globs[0]", "exclude"),
+        ]);
         let found = tools.call(call).await?;
         let matches: Vec<Json> = found
             .objects("matches")

@@ -10,7 +10,7 @@ use super::{
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
 };
 use crate::daemon::error::{Error, Reason};
 
@@ -130,6 +130,8 @@ const FILE: Parameter = Parameter::new(
     Kind::Text,
     "Path to the file relative to workspace root",
 );
+/// What the contract calls it.
+const OF_FILE: Names = &[("path", "file_path")];
 
 fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
@@ -140,7 +142,8 @@ fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let call = Call::new(
             "list_files",
             json!({ "root": directory, "max_depth": depth, "max_results": PAGE }),
-        );
+        )
+        .naming(&[("root", "directory")]);
         let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
             lines.extend(listed.texts("files").map(|file| below(directory, file)));
             ControlFlow::Continue(())
@@ -170,7 +173,8 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "start_line": 1,
                 "max_bytes": MOST_BYTES,
             }),
-        );
+        )
+        .naming(OF_FILE);
         let read = tools.call(call).await?;
         let bytes = read.bytes("content")?;
         let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
@@ -195,7 +199,8 @@ fn write_file(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "content": content,
                 "create_directories": params.flag("create_directories"),
             }),
-        );
+        )
+        .naming(OF_FILE);
         tools.call(call).await?;
         Ok(Answer::text("OK"))
     })
@@ -221,7 +226,8 @@ fn search_code(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "hidden": true,
                 "no_ignore": true,
             }),
-        );
+        )
+        .naming(&[("path", "directory"), ("globs[0]", "pattern")]);
         let found = tools.call(call).await?;
         let mut lines: Vec<String> = found.objects("matches").map(|found| line(&found)).collect();
         let more = found
@@ -249,7 +255,8 @@ fn run_command(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let mut argv = vec![params.str("command").to_owned()];
         argv.extend(split(params.str("arguments")));
         let limit = params.seconds("timeout_seconds");
-        let call = Call::new("run", json!({ "argv": argv }));
+        let call = Call::new("run", json!({ "argv": argv }))
+            .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
         let ran = tools.call(call.within(limit)).await?;
         if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
             return Ok(told("timeout", "Error: Process timed out"));

@@ -9,7 +9,7 @@ use super::{
     answer::{Answer, code_of},
     parameter::{Default, Kind, Parameter, Params},
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
 };
 use crate::daemon::{
     error::{Error, Reason},
@@ -25,6 +25,13 @@ const MOST_BYTES: usize = 10 << 20;
 const LARGEST_DIFF: usize = 4 * MOST_BYTES;
 /// Most commands of one call.
 const MOST_COMMANDS: usize = 20;
+
+/// What a call has from an operation, and from a whole patch.
+const OF_OPERATION: Names = &[
+    ("path", "operation.path"),
+    ("unified_diff", "operation.diff"),
+];
+const OF_PATCH: Names = &[("path", "patch"), ("unified_diff", "patch")];
 
 /// The vocabulary.
 pub(super) const DIALECT: Dialect = Dialect {
@@ -95,7 +102,11 @@ fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             let call = Call::new(
                 "run",
                 json!({ "command": command, "max_output_bytes": most }),
-            );
+            )
+            .naming(&[
+                ("command", "commands"),
+                ("max_output_bytes", "max_output_length"),
+            ]);
             let ran = tools.call(call.within(limit)).await?;
             let outcome = match ran.text("outcome") {
                 "OUTCOME_TIMED_OUT" => json!({ "type": "timeout" }),
@@ -117,16 +128,16 @@ fn shell(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 
 fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
-        let operations = operations(&mut params)?;
+        let (operations, names) = operations(&mut params)?;
         let mut diff = String::new();
         for operation in &operations {
-            diff.push_str(&as_unified(operation, tools).await?);
+            diff.push_str(&as_unified(operation, names, tools).await?);
         }
         let call = Call::new(
             "apply_patch",
             json!({ "unified_diff": diff, "max_fuzz": 0 }),
         );
-        let applied = tools.call(call).await?;
+        let applied = tools.call(call.naming(names)).await?;
         let changed: Vec<String> = applied
             .objects("changed_files")
             .map(|file| {
@@ -140,17 +151,21 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     })
 }
 
-fn operations(params: &mut Params) -> Result<Vec<Operation>, Error> {
+/// What is to be done, and what the fields of calls that do it are called.
+fn operations(params: &mut Params) -> Result<(Vec<Operation>, Names), Error> {
     let (operation, patch) = (params.take("operation"), params.take("patch"));
     match (operation.as_object(), patch.as_str()) {
-        (None, Some(patch)) => v4a::parse(patch).map_err(|error| malformed(&error)),
+        (None, Some(patch)) => {
+            let operations = v4a::parse(patch).map_err(|error| malformed(&error))?;
+            Ok((operations, OF_PATCH))
+        }
         (Some(operation), None) => {
             let text = |name: &str| {
                 let text = operation.get(name).and_then(Json::as_str);
                 text.unwrap_or_default().to_owned()
             };
             let (path, diff) = (text("path"), text("diff"));
-            Ok(vec![match text("type").as_str() {
+            let operation = match text("type").as_str() {
                 "create_file" => Operation::Add {
                     content: v4a::created(&diff).map_err(|error| malformed(&error))?,
                     path,
@@ -161,7 +176,8 @@ fn operations(params: &mut Params) -> Result<Vec<Operation>, Error> {
                     destination: None,
                     diff,
                 },
-            }])
+            };
+            Ok((vec![operation], OF_OPERATION))
         }
         _ => Err(Error::invalid_field(
             "operation",
@@ -171,7 +187,12 @@ fn operations(params: &mut Params) -> Result<Vec<Operation>, Error> {
 }
 
 /// The same as a diff that the contract knows.
-async fn as_unified(operation: &Operation, tools: &mut dyn Tools) -> Result<String, Error> {
+async fn as_unified(
+    operation: &Operation,
+    names: Names,
+    tools: &mut dyn Tools,
+) -> Result<String, Error> {
+    let named = |path: &str| named(path, names);
     let mut diff = String::new();
     // Writing to a text does not fail.
     match operation {
@@ -192,7 +213,7 @@ async fn as_unified(operation: &Operation, tools: &mut dyn Tools) -> Result<Stri
             diff: change,
         } => {
             named(path)?;
-            let old = read(path, tools).await?;
+            let old = read(path, names, tools).await?;
             let new = v4a::apply(&old, change).map_err(|error| misfit(path, &error))?;
             let to = destination.as_deref().unwrap_or(path);
             named(to)?;
@@ -211,7 +232,7 @@ async fn as_unified(operation: &Operation, tools: &mut dyn Tools) -> Result<Stri
         }
         Operation::Delete { path } => {
             named(path)?;
-            let old = read(path, tools).await?;
+            let old = read(path, names, tools).await?;
             let _written = write!(
                 diff,
                 "diff --git a/{path} b/{path}\ndeleted file mode 100644\n"
@@ -231,13 +252,13 @@ async fn as_unified(operation: &Operation, tools: &mut dyn Tools) -> Result<Stri
     Ok(diff)
 }
 
-async fn read(path: &str, tools: &mut dyn Tools) -> Result<String, Error> {
+async fn read(path: &str, names: Names, tools: &mut dyn Tools) -> Result<String, Error> {
     let call = Call::new(
         "read_file",
         // From the first line on: a long file is read whole, too.
         json!({ "path": path, "start_line": 1, "max_bytes": MOST_BYTES }),
     );
-    let mut read = tools.call(call).await?;
+    let mut read = tools.call(call.naming(names)).await?;
     if read.flag("truncated") {
         let text = format!("{path:?} is too large to be patched: change it by a command");
         return Err(Error::new(Reason::FileTooLarge, text).with("path", path));
@@ -251,15 +272,17 @@ async fn read(path: &str, tools: &mut dyn Tools) -> Result<String, Error> {
 }
 
 /// Refuses a path that a diff cannot name.
-fn named(path: &str) -> Result<(), Error> {
+fn named(path: &str, names: Names) -> Result<(), Error> {
     let is_plain = !path.is_empty()
         && !path.starts_with('/')
         && path.trim() == path
         && !path.contains(|character: char| character.is_control() || character == '"');
+    let mut places = names.iter().filter(|(own, _)| *own == "path");
+    let place = places.next().map_or("path", |(_, name)| name);
     match is_plain {
         true => Ok(()),
         false => Err(Error::invalid_field(
-            "path",
+            place,
             format!(
                 "{path:?} must be relative, and without control characters, quotes and blanks around it"
             ),

@@ -109,7 +109,8 @@ fn file_search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "hidden": params.flag("include_hidden"),
                 "max_results": PAGE,
             }),
-        );
+        )
+        .naming(&[("root", "path")]);
         // One more, to know whether there is one.
         let is_all = pages::each(tools, call, MOST_PAGES, |listed| {
             let paths = listed.texts("files").map(|file| below(root, file));

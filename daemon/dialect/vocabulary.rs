@@ -14,7 +14,7 @@ use crate::daemon::{
         Catalog,
         definition::{Definition, Hints},
     },
-    error::{Error, Reason},
+    error::{Error, Reason, Violation},
 };
 
 /// A vocabulary.
@@ -77,7 +77,12 @@ pub(crate) struct Call {
     pub(crate) params: Map<String, Json>,
     /// How long it may take, where the contract's default is not meant.
     pub(crate) limit: Option<Duration>,
+    /// What its fields are called in the vocabulary, where that is something else.
+    names: Names,
 }
+
+/// What fields of a call begin with, and what that is in a vocabulary.
+pub(super) type Names = &'static [(&'static str, &'static str)];
 
 /// The canonical tools, for one call of a dialect.
 pub(crate) trait Tools: Send {
@@ -192,7 +197,30 @@ impl Call {
             tool,
             params,
             limit: None,
+            names: &[],
         }
+    }
+
+    /// The same, of whose fields these are called something else in the vocabulary.
+    pub(super) fn naming(self, names: Names) -> Self {
+        Self { names, ..self }
+    }
+
+    /// What is wrong with the call, by the names that its caller knows.
+    pub(crate) fn told(&self, error: Error) -> Error {
+        if self.names.is_empty() || error.violations.is_empty() {
+            return error;
+        }
+        let known = |field: &str| {
+            let mut names = self.names.iter();
+            names.find_map(|(own, name)| Some(format!("{name}{}", field.strip_prefix(own)?)))
+        };
+        let violations = error.violations.into_iter();
+        let violations = violations.map(|violation| Violation {
+            field: known(&violation.field).unwrap_or(violation.field),
+            ..violation
+        });
+        Error::invalid(violations.collect())
     }
 
     /// The same, within this time.

@@ -21,6 +21,7 @@ use tonic::{Request, Response, Status};
 
 use super::{
     call::{Pipeline, context::Incoming},
+    config::jobs::is_queue_name,
     dialect::{self, Dialect},
     error::{Error, Violation},
 };
@@ -73,6 +74,15 @@ fn dialect_of(name: &str, violations: &mut Vec<Violation>) -> Option<&'static Di
             violations.extend(error.violations);
             None
         }
+    }
+}
+
+/// Looks whether a queue can be called so, where nothing is known to be wrong with its name.
+fn check_queue(name: &str, violations: &mut Vec<Violation>) {
+    let is_known = violations.iter().any(|known| known.field == "queue");
+    if !is_known && !is_queue_name(name) {
+        let text = "must have 1 to 80 lower-case letters, digits, and . _ : -";
+        violations.push(Violation::new("queue", text));
     }
 }
 

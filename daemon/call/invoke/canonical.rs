@@ -95,16 +95,13 @@ impl<'a> Canonical<'a> {
 }
 
 impl Tools for Canonical<'_> {
-    fn call(&mut self, call: Call) -> Boxed<'_, Result<Data, Error>> {
+    fn call(&mut self, mut call: Call) -> Boxed<'_, Result<Data, Error>> {
         Box::pin(async move {
-            let Call {
-                tool: name,
-                params,
-                limit,
-            } = call;
-            let tool = any_tool::find(name, self.pipeline, &self.incoming.principal)?;
-            self.incoming.limit = limit;
-            self.call_tool(tool, name, params).await.map(Data::new)
+            let tool = any_tool::find(call.tool, self.pipeline, &self.incoming.principal)?;
+            self.incoming.limit = call.limit;
+            let params = std::mem::take(&mut call.params);
+            let called = self.call_tool(tool, call.tool, params).await;
+            called.map(Data::new).map_err(|error| call.told(error))
         })
     }
 

@@ -29,7 +29,8 @@ pub(super) fn page(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "format": "FETCH_FORMAT_MARKDOWN",
                 "max_bytes": LARGEST,
             }),
-        );
+        )
+        .naming(&[("timeout_sec", "timeout_seconds")]);
         let mut fetched = match tools.call(call).await {
             Ok(fetched) => fetched,
             Err(error) => {

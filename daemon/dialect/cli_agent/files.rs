@@ -153,7 +153,8 @@ pub(super) fn replace(mut params: Params, tools: &mut dyn Tools) -> Answering<'_
             "new_string": new,
             "occurrence": "OCCURRENCE_FIRST",
         });
-        let call = Call::new("edit_file", json!({ "path": path, "edits": [edit] }));
+        let call = Call::new("edit_file", json!({ "path": path, "edits": [edit] }))
+            .naming(&[("edits[0].", "")]);
         let mut edited = tools
             .call(call)
             .await?

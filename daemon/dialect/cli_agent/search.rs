@@ -44,7 +44,8 @@ pub(super) fn files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "max_depth": DEPTH,
                 "max_results": PAGE,
             }),
-        );
+        )
+        .naming(&[("root", "base_path"), ("glob", "pattern")]);
         // All of them are counted, as far as that goes.
         let counted = pages::each(tools, call, MOST_PAGES, |listed| {
             found += listed.list("files").len();
@@ -84,7 +85,8 @@ pub(super) fn contents(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "max_results": params.integer("max_results"),
                 "context_lines": 0,
             }),
-        );
+        )
+        .naming(&[("query", "pattern"), ("globs[0]", "file_pattern")]);
         let found = tools.call(call.within(LIMIT)).await?;
         let total = found.count("total_matches");
         let mut output = format!("Found {total} matches for '{pattern}':");

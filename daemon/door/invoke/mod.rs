@@ -7,7 +7,7 @@ use std::{mem::take, sync::Arc, time::Duration};
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
-use super::{answered, catalog::format_of, dialect_of};
+use super::{answered, catalog::format_of, check_queue, dialect_of};
 use crate::{
     api::v1::{
         BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest, InvokeResponse,
@@ -21,10 +21,9 @@ use crate::{
                 Invocation, METHOD,
                 batch::{Batch, BatchCall},
             },
-            order::{QUEUE_NAME, cost_of_json},
+            order::cost_of_json,
             params::{self, Fields, PARAMS, Raw},
         },
-        config::jobs::is_queue_name,
         error::{Error, Violation},
     },
 };
@@ -123,12 +122,7 @@ fn batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, 
     let wait = u64::from(request.wait_ms.unwrap_or_default());
     let is_waited_for = request.mode() != BatchMode::Async;
     let queue = request.queue.unwrap_or_default();
-    let is_told = violations
-        .iter()
-        .any(|violation| violation.field == "queue");
-    if !is_told && !is_queue_name(&queue) {
-        violations.push(Violation::new("queue", QUEUE_NAME));
-    }
+    check_queue(&queue, &mut violations);
     for (number, (call, arguments)) in request.calls.iter().zip(&arguments).enumerate() {
         let place = |violation: Violation| Violation {
             field: format!("calls[{number}].{}", violation.field),

@@ -21,7 +21,7 @@ use self::{
     wire::{job, lean, selected, token},
 };
 use super::{
-    answered, cut_page, dialect_of,
+    answered, check_queue, cut_page, dialect_of,
     outlet::{Answers, outlet},
 };
 use crate::{
@@ -38,7 +38,7 @@ use crate::{
             order::{Submission, cost_of_job},
             params::{self, PARAMS, Raw},
         },
-        error::{Error, Reason},
+        error::{Error, Reason, Violation},
         store::jobs::Selection,
         task,
     },
@@ -74,7 +74,8 @@ impl JobService for Jobs {
                     let method = "jig.v1.JobService/SubmitJob";
                     let call = pipeline.repeatable(incoming, method, &request)?;
                     let submission = submission(&pipeline, request)?;
-                    Ok((call, pipeline.order(incoming, submission)?))
+                    let order = pipeline.order(incoming, submission);
+                    Ok((call, order.map_err(of_params)?))
                 }
             };
             let looked = self.pipeline.look_into(&incoming, (held, cost), read);
@@ -260,12 +261,14 @@ fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Subm
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = dialect_of(&request.dialect, &mut violations);
     violations.extend(params.twice());
+    let queue = request.queue.unwrap_or_default();
+    check_queue(&queue, &mut violations);
     match params.read() {
         Ok(params) if violations.is_empty() => Ok(Submission {
             dialect,
             tool: request.tool,
             params,
-            queue: request.queue.unwrap_or_default(),
+            queue,
             priority: request.priority.unwrap_or_default(),
         }),
         params => {
@@ -273,4 +276,17 @@ fn submission(pipeline: &Pipeline, mut request: SubmitJobRequest) -> Result<Subm
             Err(Error::invalid(violations))
         }
     }
+}
+
+/// What is wrong with parameters, which are a field of the request here.
+fn of_params(error: Error) -> Error {
+    if error.violations.is_empty() {
+        return error;
+    }
+    let violations = error.violations.into_iter();
+    let named = violations.map(|Violation { field, description }| Violation {
+        field: format!("params.{field}"),
+        description,
+    });
+    Error::invalid(named.collect())
 }
