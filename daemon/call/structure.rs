@@ -54,7 +54,7 @@ fn plain(value: Value, place: &str, strange: &mut Vec<String>) -> Json {
             if !number.is_finite() {
                 strange.push(place.to_owned());
             }
-            number.into()
+            whole(number).map_or_else(|| number.into(), Json::from)
         }
         Some(Kind::StringValue(text)) => text.into(),
         Some(Kind::ListValue(list)) => {
@@ -67,6 +67,15 @@ fn plain(value: Value, place: &str, strange: &mut Vec<String>) -> Json {
     }
 }
 
+/// A number without a fraction, as JSON text has it: the message has one kind of numbers only.
+fn whole(number: f64) -> Option<i64> {
+    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
+    let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
+    is_whole
+        .then(|| format!("{number:.0}").parse().ok())
+        .flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -75,7 +84,8 @@ mod tests {
 
     #[test]
     fn json_survives_being_a_message() {
-        let json = json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7.0});
+        let json =
+            json!({"a": [1.5, null, "x", {"b": false}], "c": {}, "d": 7, "e": -3, "f": 1e300});
         let json = json.as_object().expect("an object");
         assert_eq!(unwrapped(structure(json.clone()), "it"), Ok(json.clone()));
     }
