@@ -65,6 +65,8 @@ mod limits;
 mod malformed;
 /// Commands that are watched and fed while they run.
 mod processes;
+/// Random requests, by every door.
+mod property;
 /// What developers run every day.
 mod real_work;
 /// Calls with a request id: done once, answered as often as they are repeated.

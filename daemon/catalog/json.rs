@@ -309,6 +309,9 @@ fn short_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
 }
 
 #[cfg(test)]
+mod random;
+
+#[cfg(test)]
 mod tests {
     use prost::Message as _;
     use prost_reflect::DescriptorPool;

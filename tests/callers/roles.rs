@@ -2,16 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use bytes::{Buf, BufMut};
 use prost_reflect::DescriptorPool;
-use tonic::{
-    Code, Request, Status,
-    client::Grpc,
-    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
-};
+use tonic::{Code, Request, Status, client::Grpc};
 
 use super::with_keys;
-use crate::support::{Daemon, KeyFile, Refusal, Setup};
+use crate::support::{Daemon, KeyFile, Raw, Refusal, Setup};
 
 /// A role, and the methods of a service that need it at least.
 type Row = (&'static str, &'static [&'static str]);
@@ -99,45 +94,6 @@ const NEEDED: &[(&str, &[Row])] = &[
 ];
 /// The roles, each of which may what those before it may.
 const ROLES: [&str; 3] = ["read", "invoke", "admin"];
-
-/// Messages as they are, without a look into them.
-#[derive(Debug, Default)]
-struct Raw;
-
-impl Codec for Raw {
-    type Encode = Vec<u8>;
-    type Decode = Vec<u8>;
-    type Encoder = Self;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self {
-        Self
-    }
-
-    fn decoder(&mut self) -> Self {
-        Self
-    }
-}
-
-impl Encoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn encode(&mut self, item: Vec<u8>, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&item);
-        Ok(())
-    }
-}
-
-impl Decoder for Raw {
-    type Item = Vec<u8>;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Vec<u8>>, Status> {
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        Ok(Some(bytes.to_vec()))
-    }
-}
 
 /// Makes a call of any method with an empty message; answers how it was refused.
 async fn call(daemon: &Daemon, method: &str, key: Option<&str>) -> Result<(), Status> {

@@ -12,6 +12,7 @@ mod process;
 mod processes;
 mod program;
 mod proxy;
+mod raw;
 mod scale;
 mod setup;
 mod signals;
@@ -32,6 +33,7 @@ pub(crate) use processes::{
 };
 pub(crate) use program::{HostProgram, check_answers, check_nothing_is_left, compile};
 pub(crate) use proxy::Proxy;
+pub(crate) use raw::Raw;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use signals::minds_signals;

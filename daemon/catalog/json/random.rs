@@ -1,0 +1,131 @@
+//! Random messages of the requests of all tools: as JSON and back they are the same. What they hold need not keep
+//! the rules of their fields, which are looked at later.
+
+use std::{collections::HashMap, env, thread};
+
+use fastrand::Rng;
+use prost::Message as _;
+use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MapKey, MessageDescriptor, Value};
+use serde_json::{Map, Value as Json};
+
+use super::{read, write};
+use crate::api;
+
+/// Says how to repeat the case during which the test fails.
+struct Case(u64);
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("JIG_PROPERTY_SEED={} repeats this case", self.0);
+        }
+    }
+}
+
+fn message(of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
+    let mut message = DynamicMessage::new(of.clone());
+    for field in of.fields() {
+        if rng.bool() {
+            continue;
+        }
+        let count = rng.usize(..4);
+        let value = if field.is_map() {
+            let entries = (0..count).map(|_| (MapKey::String(text(rng)), Value::String(text(rng))));
+            Value::Map(entries.collect::<HashMap<_, _>>())
+        } else if field.is_list() {
+            Value::List((0..count).map(|_| one(&field.kind(), rng)).collect())
+        } else {
+            one(&field.kind(), rng)
+        };
+        message.set_field(&field, value);
+    }
+    message
+}
+
+fn one(kind: &Kind, rng: &mut Rng) -> Value {
+    let number = match rng.u8(..4) {
+        0 => 0,
+        1 => u64::MAX,
+        2 => rng.u64(..),
+        _ => 1 << rng.u32(..64),
+    };
+    match kind {
+        Kind::Bool => Value::Bool(rng.bool()),
+        Kind::Uint32 => Value::U32(u32::try_from(number).unwrap_or(u32::MAX)),
+        Kind::Uint64 => Value::U64(number),
+        Kind::String => Value::String(text(rng)),
+        Kind::Bytes => Value::Bytes(text(rng).into_bytes().into()),
+        Kind::Message(of) => Value::Message(message(of, rng)),
+        Kind::Enum(values) => {
+            // The first is as good as not given.
+            let values: Vec<_> = values.values().skip(1).collect();
+            Value::EnumNumber(values[rng.usize(..values.len())].number())
+        }
+        other => panic!("{other:?} is new: say how to make one"),
+    }
+}
+
+fn text(rng: &mut Rng) -> String {
+    let letter = |rng: &mut Rng| match rng.u8(..4) {
+        0 => rng.char('\0'..='\u{7f}'),
+        1 => rng.char('\u{80}'..='\u{ff}'),
+        2 => ['"', '\\', '/', '\u{2028}', '\u{feff}', '\u{fffd}'][rng.usize(..6)],
+        _ => rng.char(..),
+    };
+    (0..rng.usize(..12)).map(|_| letter(rng)).collect()
+}
+
+/// The same where every number is a text, as callers write them whose own are doubles.
+fn with_texts(json: Json) -> Json {
+    match json {
+        Json::Number(number) => number.to_string().into(),
+        Json::Array(items) => items.into_iter().map(with_texts).collect(),
+        Json::Object(fields) => {
+            let fields = fields.into_iter();
+            Json::Object(
+                fields
+                    .map(|(name, json)| (name, with_texts(json)))
+                    .collect(),
+            )
+        }
+        json => json,
+    }
+}
+
+#[test]
+fn what_is_written_is_read_as_it_was() {
+    let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
+    let service = pool.get_service_by_name("jig.v1.ToolService").unwrap();
+    let seeds = match (
+        env::var("JIG_PROPERTY_SEED"),
+        env::var("JIG_FULL").as_deref(),
+    ) {
+        (Ok(seed), _) => vec![seed.parse().unwrap()],
+        (Err(_), Ok("1")) => (0..100_000).map(|_| fastrand::u64(..)).collect(),
+        (Err(_), _) => (0..1000).map(|_| fastrand::u64(..)).collect::<Vec<_>>(),
+    };
+    let objects = |json: Json| match json {
+        Json::Object(fields) => fields,
+        other => panic!("{other}"),
+    };
+    for seed in seeds {
+        for method in service.methods() {
+            let (_case, mut rng) = (Case(seed), Rng::with_seed(seed));
+            let message = message(&method.input(), &mut rng);
+            let written = write(&message).unwrap();
+            let with_texts = objects(with_texts(written.clone().into()));
+            let text = Json::Object(written.clone()).to_string();
+            let as_text: Map<_, _> = objects(serde_json::from_str(&text).unwrap());
+            for json in [written, with_texts, as_text] {
+                let back = read(&method.input(), &json);
+                let back = back.unwrap_or_else(|why| panic!("{why:?}: {json:?}"));
+                // Whether a zero was set is not seen on the wire.
+                let [back, message] = [&back, &message].map(|message| {
+                    let encoded = message.encode_to_vec();
+                    DynamicMessage::decode(method.input(), &*encoded).unwrap()
+                });
+                assert!(back == message, "{json:?}");
+            }
+        }
+    }
+}

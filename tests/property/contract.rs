@@ -1,0 +1,167 @@
+//! The tools as their descriptors have them, and random requests that keep the rules of their fields.
+
+use std::collections::HashMap;
+
+use fastrand::Rng;
+use jig::api::{
+    self,
+    v1::{FieldRules, ToolOptions, field_rules::DefaultValue},
+};
+use prost::Message;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, ExtensionDescriptor, FieldDescriptor, Kind, MapKey,
+    MessageDescriptor, MethodDescriptor, Value,
+};
+
+use super::words;
+
+/// Longest text that is made as long as it may be.
+const LONG: u32 = 128 << 10;
+
+/// The contract.
+#[derive(Debug)]
+pub(super) struct Contract {
+    pool: DescriptorPool,
+    rules: ExtensionDescriptor,
+    /// Its tools.
+    pub(super) tools: Vec<Tool>,
+}
+
+/// A tool.
+#[derive(Debug)]
+pub(super) struct Tool {
+    /// Its name.
+    pub(super) name: String,
+    /// Its RPC.
+    pub(super) method: MethodDescriptor,
+}
+
+impl Contract {
+    /// Reads it.
+    pub(super) fn load() -> Self {
+        let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
+        let extension = pool.get_extension_by_name("jig.v1.tool").unwrap();
+        let service = pool.get_service_by_name("jig.v1.ToolService").unwrap();
+        let tools = service.methods().map(|method| {
+            let options = method.options();
+            let options: ToolOptions = decoded(&options, &extension).unwrap();
+            Tool {
+                name: options.name,
+                method,
+            }
+        });
+        let tools: Vec<_> = tools.collect();
+        assert_eq!(tools.len(), 16);
+        Self {
+            rules: pool.get_extension_by_name("jig.v1.field").unwrap(),
+            pool,
+            tools,
+        }
+    }
+
+    /// A message of this name.
+    pub(super) fn message(&self, name: &str) -> MessageDescriptor {
+        self.pool.get_message_by_name(name).unwrap()
+    }
+
+    /// What is declared of a field.
+    pub(super) fn rules(&self, field: &FieldDescriptor) -> FieldRules {
+        decoded(&field.options(), &self.rules).unwrap_or_default()
+    }
+
+    /// A message whose fields keep their rules, each by itself.
+    pub(super) fn random(&self, of: &MessageDescriptor, rng: &mut Rng) -> DynamicMessage {
+        let mut message = DynamicMessage::new(of.clone());
+        for field in of.fields() {
+            let rules = self.rules(&field);
+            if !rules.required && rng.bool() {
+                continue;
+            }
+            let value = if field.is_map() {
+                let entries = (0..rng.usize(1..4)).map(|_| {
+                    let (name, value) = (words::variable(rng), words::text(rng));
+                    (MapKey::String(name), Value::String(value))
+                });
+                Value::Map(entries.collect::<HashMap<_, _>>())
+            } else if field.is_list() {
+                let count = rng.usize(1..4);
+                Value::List((0..count).map(|_| self.one(&field, &rules, rng)).collect())
+            } else {
+                self.one(&field, &rules, rng)
+            };
+            message.set_field(&field, value);
+        }
+        message
+    }
+
+    fn one(&self, field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> Value {
+        match field.kind() {
+            Kind::Bool => Value::Bool(rng.bool()),
+            Kind::Uint32 => Value::U32(u32::try_from(number(rules, u32::MAX.into(), rng)).unwrap()),
+            Kind::Uint64 => Value::U64(number(rules, u64::MAX, rng)),
+            Kind::Enum(values) => {
+                // The first stands for nothing.
+                let values: Vec<_> = values.values().skip(1).collect();
+                Value::EnumNumber(values[rng.usize(..values.len())].number())
+            }
+            Kind::Bytes => {
+                let bytes: Vec<u8> = (0..rng.usize(..300)).map(|_| rng.u8(..)).collect();
+                Value::Bytes(bytes.into())
+            }
+            Kind::Message(inner) => Value::Message(self.random(&inner, rng)),
+            Kind::String => Value::String(match field.name() {
+                _ if rules.path => words::path(rng),
+                "glob" | "globs" | "exclude_globs" => words::glob(rng),
+                _ => text(field, rules, rng),
+            }),
+            kind => panic!("{kind:?} is new: say how to make one"),
+        }
+    }
+}
+
+fn text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
+    let mut text = match rules.required {
+        true => words::some_text(rng),
+        false => words::text(rng),
+    };
+    if !rules.no_nul && rng.u8(..4) == 0 {
+        text.push('\0');
+    }
+    if let Some(most) = rules.max_bytes.filter(|most| *most <= LONG)
+        && !field.is_list()
+        && rng.u8(..16) == 0
+    {
+        text = "l".repeat(most as usize);
+    }
+    text
+}
+
+/// A number that the rules allow: one at an edge, the default, a small one, or any.
+fn number(rules: &FieldRules, largest: u64, rng: &mut Rng) -> u64 {
+    let least = u64::try_from(rules.minimum.unwrap_or(0)).unwrap();
+    let most = rules
+        .maximum
+        .map_or(largest, |most| most.try_into().unwrap());
+    let default = match rules.default_value {
+        Some(DefaultValue::DefaultNumber(number)) => number.try_into().unwrap(),
+        _ => least,
+    };
+    match rng.u8(..7) {
+        0 => least,
+        1 => most,
+        2 => least + 1,
+        3 => most - 1,
+        4 => default,
+        5 => rng.u64(least..=most),
+        _ => rng.u64(least..=most.min(least + 100)),
+    }
+}
+
+fn decoded<T: Message + Default>(
+    options: &DynamicMessage,
+    extension: &ExtensionDescriptor,
+) -> Option<T> {
+    let is_there = options.has_extension(extension);
+    let value = is_there.then(|| options.get_extension(extension))?;
+    Some(value.as_message()?.transcode_to().unwrap())
+}

@@ -1,0 +1,444 @@
+//! The tools of dialects: what their schemas allow reaches tools of the contract as it was given, and nothing is
+//! told of parameters that their callers do not know.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+use jig::api::v1::{ListToolsRequest, ToolFormat, catalog_service_client::CatalogServiceClient};
+use serde_json::{Map, Value as Json, json};
+
+use super::{
+    Case,
+    contract::Contract,
+    doors::{Door, by_name},
+    seeds,
+    stage::{NOBODY, Stage},
+    words,
+};
+
+const DIALECTS: [&str; 7] = [
+    "agentbench",
+    "dracode",
+    "claude",
+    "cli_agent",
+    "rauskuclaw",
+    "openai",
+    "anthropic",
+];
+
+/// Parameters of dialects, each with the field of the first call that has it as it is; `[]` where that is an
+/// element of a list.
+const PLAIN: &[(&str, &str, &[(&str, &str)])] = &[
+    (
+        "agentbench",
+        "list_files",
+        &[("root", "root"), ("glob", "glob")],
+    ),
+    (
+        "agentbench",
+        "read_file",
+        &[
+            ("path", "path"),
+            ("start_line", "start_line"),
+            ("end_line", "end_line"),
+        ],
+    ),
+    (
+        "agentbench",
+        "search",
+        &[
+            ("query", "query"),
+            ("glob", "globs[]"),
+            ("max_results", "max_results"),
+            ("context_lines", "context_lines"),
+            ("is_regex", "is_regex"),
+        ],
+    ),
+    ("agentbench", "apply_patch", &[]),
+    (
+        "agentbench",
+        "run",
+        &[("command", "command"), ("timeout_sec", "timeout_sec")],
+    ),
+    ("dracode", "list_files", &[("directory", "root")]),
+    ("dracode", "read_file", &[("file_path", "path")]),
+    (
+        "dracode",
+        "write_file",
+        &[
+            ("file_path", "path"),
+            ("create_directories", "create_directories"),
+        ],
+    ),
+    (
+        "dracode",
+        "search_code",
+        &[
+            ("query", "query"),
+            ("directory", "path"),
+            ("regex", "is_regex"),
+            ("case_sensitive", "case_sensitive"),
+        ],
+    ),
+    ("dracode", "run_command", &[("command", "argv[]")]),
+    ("claude", "Read", &[("path", "path")]),
+    ("claude", "Write", &[("path", "path")]),
+    ("claude", "Edit", &[("path", "path")]),
+    ("claude", "MultiEdit", &[("path", "path")]),
+    ("claude", "Glob", &[("pattern", "glob"), ("cwd", "root")]),
+    (
+        "claude",
+        "Grep",
+        &[
+            ("pattern", "query"),
+            ("path", "path"),
+            ("include", "globs[]"),
+            ("exclude", "exclude_globs[]"),
+        ],
+    ),
+    ("claude", "LS", &[("path", "path")]),
+    ("claude", "Bash", &[("command", "command"), ("cwd", "cwd")]),
+    ("claude", "Task", &[("command", "command"), ("cwd", "cwd")]),
+    (
+        "claude",
+        "NotebookRead",
+        &[
+            ("path", "path"),
+            ("cell_id", "cell_id"),
+            ("cell_index", "cell_index"),
+        ],
+    ),
+    (
+        "claude",
+        "NotebookEdit",
+        &[
+            ("path", "path"),
+            ("cell_id", "cell_id"),
+            ("cell_index", "cell_index"),
+        ],
+    ),
+    ("cli_agent", "create_file", &[("path", "path")]),
+    (
+        "cli_agent",
+        "read_file",
+        &[
+            ("path", "path"),
+            ("start_line", "start_line"),
+            ("end_line", "end_line"),
+        ],
+    ),
+    ("cli_agent", "replace_string_in_file", &[("path", "path")]),
+    ("cli_agent", "list_dir", &[("path", "path")]),
+    (
+        "cli_agent",
+        "file_search",
+        &[("pattern", "glob"), ("base_path", "root")],
+    ),
+    (
+        "cli_agent",
+        "grep_search",
+        &[
+            ("pattern", "query"),
+            ("is_regex", "is_regex"),
+            ("file_pattern", "globs[]"),
+            ("max_results", "max_results"),
+        ],
+    ),
+    ("cli_agent", "run_in_terminal", &[("command", "command")]),
+    ("cli_agent", "terminal_last_command", &[]),
+    ("cli_agent", "create_directory", &[("path", "path")]),
+    (
+        "cli_agent",
+        "fetch_webpage",
+        &[("url", "url"), ("timeout_seconds", "timeout_sec")],
+    ),
+    (
+        "rauskuclaw",
+        "data_file_read",
+        &[("path", "path"), ("max_bytes", "max_bytes")],
+    ),
+    (
+        "rauskuclaw",
+        "tools_file_search",
+        &[("path", "root"), ("include_hidden", "hidden")],
+    ),
+    (
+        "rauskuclaw",
+        "tool_exec",
+        &[("command", "command"), ("cwd", "cwd")],
+    ),
+    (
+        "openai",
+        "shell",
+        &[("max_output_length", "max_output_bytes")],
+    ),
+    ("openai", "apply_patch", &[]),
+    ("anthropic", "bash", &[("command", "command")]),
+    (
+        "anthropic",
+        "str_replace_based_edit_tool",
+        &[("path", "path")],
+    ),
+];
+
+/// A tool of a dialect, as models are told of it.
+#[derive(Debug)]
+struct Tool {
+    dialect: &'static str,
+    name: String,
+    schema: Json,
+}
+
+#[tokio::test]
+async fn what_the_schema_of_a_dialect_allows_reaches_the_contract() {
+    let (stage, contract) = (Stage::new().await, Contract::load());
+    let tools = listed(&stage).await;
+    for seed in seeds(150, 4) {
+        for tool in &tools {
+            let what = format!("{}/{}", tool.dialect, tool.name);
+            let (_case, mut rng) = Case::new(&what, seed);
+            let params = random(&tool.schema, &mut rng);
+            check(&stage, &contract, tool, seed, &params).await;
+        }
+    }
+    assert!(!stage.daemon.log().contains("by a defect"));
+}
+
+#[tokio::test]
+async fn what_the_schema_of_a_dialect_forbids_is_refused_alike_by_every_door() {
+    let (stage, contract) = (Stage::new().await, Contract::load());
+    stage.set();
+    let tools = listed(&stage).await;
+    for seed in seeds(50, 3) {
+        for tool in &tools {
+            let what = format!("{}/{}", tool.dialect, tool.name);
+            let (_case, mut rng) = Case::new(&what, seed);
+            let params = random(&tool.schema, &mut rng);
+            let Some((wrong, params)) = broken(tool, params, &mut rng) else {
+                continue;
+            };
+            let session = session(tool, seed, "wrong");
+            let name = (tool.dialect, tool.name.as_str());
+            let mut before = None;
+            for door in Door::ALL {
+                let came = by_name(&stage, &contract, door, name, &session, &params).await;
+                let shown = Json::Object(params.clone());
+                let why = came
+                    .err()
+                    .unwrap_or_else(|| panic!("{what}: {wrong} in {shown}"));
+                let is_named = why.fields.keys().any(|field| field.starts_with(&wrong));
+                assert!(is_named, "{what} by {door:?}: {wrong} in {shown}: {why:?}");
+                // A job is refused by the contract, before the dialect has a say.
+                let fields = why.fields;
+                let expected = before.get_or_insert_with(|| fields.clone());
+                assert_eq!(&fields, expected, "{what} by {door:?}: {wrong} in {shown}");
+            }
+            assert!(stage.started(&session).is_empty(), "{what}: {wrong}");
+        }
+    }
+}
+
+async fn listed(stage: &Stage) -> Vec<Tool> {
+    let mut client = CatalogServiceClient::new(stage.daemon.channel());
+    let mut tools = Vec::new();
+    for dialect in DIALECTS {
+        let request = ListToolsRequest {
+            dialect: dialect.to_owned(),
+            format: Some(ToolFormat::JsonSchema.into()),
+        };
+        let listed = client.list_tools(request).await.unwrap().into_inner();
+        let listed: Vec<Json> = serde_json::from_str(&listed.tools_json).unwrap();
+        tools.extend(listed.into_iter().map(|tool| Tool {
+            dialect,
+            name: tool["name"].as_str().unwrap().to_owned(),
+            schema: tool["input_schema"].clone(),
+        }));
+    }
+    let known = PLAIN.iter().map(|(dialect, name, _)| (*dialect, *name));
+    let listed = tools.iter().map(|tool| (tool.dialect, tool.name.as_str()));
+    assert!(
+        listed.eq(known),
+        "PLAIN has a row for each tool: {tools:#?}"
+    );
+    tools
+}
+
+async fn check(
+    stage: &Stage,
+    contract: &Contract,
+    tool: &Tool,
+    seed: u64,
+    params: &Map<String, Json>,
+) {
+    let (dialect, name) = (tool.dialect, tool.name.as_str());
+    let shown = format!(
+        "{dialect}/{name} of {:.3000}",
+        Json::Object(params.clone()).to_string()
+    );
+    let mut first = None;
+    for door in [Door::Message, Door::Text] {
+        stage.set();
+        let session = session(tool, seed, &format!("{door:?}"));
+        let came = by_name(stage, contract, door, (dialect, name), &session, params).await;
+        let why = came.as_ref().err();
+        assert!(
+            why.is_none_or(|why| why.reason != "INTERNAL"),
+            "{shown}: {why:?}"
+        );
+        let properties = tool.schema["properties"].as_object().unwrap();
+        for field in why.iter().flat_map(|why| why.fields.keys()) {
+            let end = field.find(['.', '[']).unwrap_or(field.len());
+            let is_known = properties.contains_key(&field[..end]);
+            assert!(is_known, "{shown} is told of {field}: {why:?}");
+        }
+        let started = stage.started(&session);
+        if let Some((_, fields)) = started.first() {
+            check_values(tool, params, fields, &shown);
+        }
+        // One without effect, which is told before there is a call, or after a wrong one.
+        let seen = (started, why.cloned(), stage.tree());
+        let expected = first.get_or_insert_with(|| seen.clone());
+        assert!(
+            seen == *expected || name == "Task",
+            "{shown}: {seen:#?} is not {expected:#?}"
+        );
+    }
+}
+
+/// A session of its own.
+fn session(tool: &Tool, seed: u64, which: &str) -> String {
+    let name: String = tool.name.chars().take(24).collect();
+    format!("{}-{name}-{seed:x}-{which}", tool.dialect)
+}
+
+/// Each value is as it was given.
+fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &str) {
+    let mut rows = PLAIN.iter();
+    let row = rows.find(|(dialect, name, _)| (*dialect, *name) == (tool.dialect, &*tool.name));
+    for (parameter, field) in row.unwrap().2 {
+        let Some(given) = params.get(*parameter) else {
+            continue;
+        };
+        let arrived = match field.strip_suffix("[]") {
+            Some(field) => &fields[field][0],
+            None => &fields[field],
+        };
+        assert_eq!(
+            given, arrived,
+            "{shown}: {parameter} is not {field}: {fields}"
+        );
+    }
+}
+
+/// Parameters that a schema allows. What is not required may be missing.
+fn random(schema: &Json, rng: &mut Rng) -> Map<String, Json> {
+    let properties = schema["properties"].as_object().unwrap();
+    let required: BTreeSet<_> = names(&schema["required"]).collect();
+    let mut params = Map::new();
+    for (name, schema) in properties {
+        if required.contains(name.as_str()) || rng.bool() {
+            params.insert(name.clone(), value(name, schema, rng));
+        }
+    }
+    params
+}
+
+fn value(name: &str, schema: &Json, rng: &mut Rng) -> Json {
+    let choices = schema["enum"].as_array();
+    if let Some(choices) = choices {
+        return choices[rng.usize(..choices.len())].clone();
+    }
+    match schema["type"].as_str().unwrap() {
+        "string" => text(name, rng).into(),
+        "boolean" => rng.bool().into(),
+        "integer" if name.starts_with("timeout") => json!(60),
+        "integer" => {
+            let least = schema["minimum"].as_i64().unwrap_or(-5);
+            let most = schema["maximum"].as_i64().unwrap_or(50);
+            let number = match rng.u8(..4) {
+                0 => least,
+                1 => most,
+                2 => rng.i64(least..=most),
+                _ => rng.i64(least..=most.min(least + 20)),
+            };
+            number.into()
+        }
+        // Not less than the machine may need, be they seconds or milliseconds.
+        "number" => words::pick(rng, &[86_400, 60_000]).into(),
+        "array" => {
+            let count = rng.usize(..4);
+            (0..count)
+                .map(|_| value(name, &schema["items"], rng))
+                .collect()
+        }
+        "object" if schema.get("properties").is_some() => Json::Object(random(schema, rng)),
+        "object" => {
+            let count = rng.usize(..4);
+            let entries = (0..count).map(|_| {
+                let value = words::text(rng);
+                (words::variable(rng), value.into())
+            });
+            Json::Object(entries.collect())
+        }
+        other => panic!("{other} is new: say how to make one"),
+    }
+}
+
+fn text(name: &str, rng: &mut Rng) -> String {
+    match name {
+        _ if rng.u8(..24) == 0 => String::new(),
+        "path" | "file_path" | "directory" | "root" | "cwd" | "base_path" => words::path(rng),
+        "command" | "commands" => words::command(rng),
+        "glob" | "pattern" | "include" | "exclude" | "file_pattern" => words::glob(rng),
+        "url" if rng.bool() => NOBODY.to_owned(),
+        "old_string" | "old_str" if rng.bool() => "two".to_owned(),
+        _ => words::text(rng),
+    }
+}
+
+/// Parameters with one that its schema does not allow, and which.
+fn broken(
+    tool: &Tool,
+    mut params: Map<String, Json>,
+    rng: &mut Rng,
+) -> Option<(String, Map<String, Json>)> {
+    let properties = tool.schema["properties"].as_object().unwrap();
+    let required: Vec<_> = names(&tool.schema["required"]).collect();
+    let is_closed = tool.schema["additionalProperties"] == json!(false);
+    let mut ways: Vec<(String, Json)> = Vec::new();
+    if is_closed {
+        ways.push(("zulu".to_owned(), json!("x")));
+    }
+    for name in required {
+        ways.push((name.to_owned(), Json::Null));
+    }
+    for (name, schema) in properties {
+        let wrong = match schema["type"].as_str().unwrap() {
+            "string" if schema.get("enum").is_some() => json!("nonsense"),
+            "string" => json!(["x"]),
+            "boolean" => json!("maybe"),
+            "integer" => match (schema.get("minimum"), schema.get("maximum")) {
+                (Some(least), _) if rng.bool() => json!(least.as_i64().unwrap() - 1),
+                (_, Some(most)) if rng.bool() => json!(most.as_i64().unwrap() + 1),
+                (_, _) => json!(1.5),
+            },
+            "number" => json!("much"),
+            "array" | "object" => json!("x"),
+            other => panic!("{other}"),
+        };
+        ways.push((name.clone(), wrong));
+    }
+    if ways.is_empty() {
+        return None;
+    }
+    let (name, value) = ways.swap_remove(rng.usize(..ways.len()));
+    params.insert(name.clone(), value);
+    Some((name, params))
+}
+
+fn names(json: &Json) -> impl Iterator<Item = &str> {
+    json.as_array()
+        .into_iter()
+        .flatten()
+        .map(|name| name.as_str().unwrap())
+}

@@ -1,0 +1,137 @@
+//! A daemon whose workspace is the same before each call.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+};
+
+use jig::api::v1::RunLimits;
+use serde_json::Value as Json;
+
+use crate::support::{Daemon, Setup};
+
+/// What is fetched from, and does not answer.
+pub(super) const NOBODY: &str = "http://127.0.0.1:1/";
+/// What the workspace holds.
+pub(super) const FILES: [(&str, &[u8]); 9] = [
+    ("a.txt", b"one\ntwo\nthree\ns\xc3\xa9ance\n"),
+    ("src/main.rs", b"fn main() {\n    println!(\"two\");\n}\n"),
+    ("src/deep/ü b.txt", b"one one\r\ntwo\r\n"),
+    ("-dash", b"--two\n"),
+    ("quote'\".md", b"# two\n"),
+    ("new\nline", b"two"),
+    ("data.bin", b"\xff\xfe\0two"),
+    ("empty", b""),
+    ("book.ipynb", BOOK),
+];
+const BOOK: &[u8] = br#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {"language_info": {"name": "python"}}, "cells": [
+ {"id": "first", "cell_type": "code", "source": "one = 1", "metadata": {}, "execution_count": 3, "outputs": []},
+ {"id": "two", "cell_type": "markdown", "source": ["two\n", "lines"], "metadata": {}}]}"#;
+/// A directory in it that is empty, and a link that leads out of it.
+pub(super) const HOLLOW: &str = "hollow";
+pub(super) const LINK: &str = "out";
+
+/// The daemon.
+#[derive(Debug)]
+pub(super) struct Stage {
+    /// Itself.
+    pub(super) daemon: Daemon,
+    /// What its runs may use.
+    pub(super) limits: RunLimits,
+}
+
+impl Stage {
+    /// Starts one, without a network.
+    pub(super) async fn new() -> Self {
+        let setup = Setup::new().workspace_table(
+            "[fetch]\nhosts = [\"127.0.0.1\"]\nports = [1]\nallow_addresses = [\"127.0.0.1\"]",
+        );
+        let daemon = setup.network_with(&[]).start().await;
+        let limits = daemon.info().await.run_limits.unwrap();
+        Self { daemon, limits }
+    }
+
+    /// Has the workspace hold what it is to, and nothing else.
+    pub(super) fn set(&self) {
+        let workspace = self.daemon.workspace();
+        if tree(&workspace) == wanted() {
+            return;
+        }
+        for entry in fs::read_dir(&workspace).unwrap() {
+            let entry = entry.unwrap();
+            match entry.file_type().unwrap().is_dir() {
+                true => fs::remove_dir_all(entry.path()).unwrap(),
+                false => fs::remove_file(entry.path()).unwrap(),
+            }
+        }
+        for (name, content) in FILES {
+            let path = workspace.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        fs::create_dir(workspace.join(HOLLOW)).unwrap();
+        symlink("/", workspace.join(LINK)).unwrap();
+    }
+
+    /// What the workspace holds: paths with modes and contents.
+    pub(super) fn tree(&self) -> Tree {
+        tree(&self.daemon.workspace())
+    }
+
+    /// The parameters of the calls of a session that were started, and of which tools they were.
+    pub(super) fn started(&self, session: &str) -> Vec<(String, Json)> {
+        let path = format!("sessions/{session}/events.jsonl");
+        let text = fs::read_to_string(self.daemon.state().join(path)).unwrap_or_default();
+        let records = text.lines().map(|line| {
+            let record: Json = serde_json::from_str(line).unwrap();
+            record
+        });
+        let started = records.filter(|record| record["event"] == "tool_call_started");
+        started
+            .map(|mut record| {
+                let tool = record["tool"].as_str().unwrap().to_owned();
+                (tool, record["params"].take())
+            })
+            .collect()
+    }
+}
+
+/// Paths with modes and contents.
+pub(super) type Tree = BTreeMap<String, (u32, Vec<u8>)>;
+
+fn wanted() -> Tree {
+    let file = |(name, content): (&str, &[u8])| (name.to_owned(), (0o100_644, content.to_vec()));
+    let mut wanted: Tree = FILES.into_iter().map(file).collect();
+    for folder in ["src", "src/deep", HOLLOW] {
+        wanted.insert(folder.to_owned(), (0o40_755, Vec::new()));
+    }
+    wanted.insert(LINK.to_owned(), (0o120_777, b"/".to_vec()));
+    wanted
+}
+
+fn tree(workspace: &Path) -> Tree {
+    let mut found = Tree::new();
+    let mut folders = vec![workspace.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.strip_prefix(workspace).unwrap().to_string_lossy();
+            let about = path.symlink_metadata().unwrap();
+            let content = if about.is_symlink() {
+                let target = fs::read_link(&path).unwrap();
+                target.into_os_string().into_encoded_bytes()
+            } else if about.is_file() {
+                fs::read(&path).unwrap()
+            } else {
+                Vec::new()
+            };
+            found.insert(name.into_owned(), (about.permissions().mode(), content));
+            if about.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found
+}
