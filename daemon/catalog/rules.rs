@@ -127,7 +127,31 @@ impl Rules {
 
     /// The same, of one that is encoded.
     pub(super) fn decode(&self, encoded: &[u8]) -> Result<DynamicMessage, Error> {
-        DynamicMessage::decode(self.message.clone(), encoded).map_err(Error::internal)
+        let message = DynamicMessage::decode(self.message.clone(), encoded);
+        let mut message = message.map_err(Error::internal)?;
+        self.forget_undeclared(&mut message);
+        Ok(message)
+    }
+
+    /// Takes out the first values of enums, which stand for nothing: a field that has one is not given, so that
+    /// its default counts, for rules too.
+    fn forget_undeclared(&self, message: &mut DynamicMessage) {
+        for field in &self.fields {
+            let descriptor = &field.descriptor;
+            if !message.has_field(descriptor) {
+                continue;
+            }
+            match (message.get_field_mut(descriptor), &field.inner) {
+                (Value::EnumNumber(0), _) => message.clear_field(descriptor),
+                (Value::List(items), Some(inner)) => {
+                    for item in items.iter_mut().filter_map(Value::as_message_mut) {
+                        inner.forget_undeclared(item);
+                    }
+                }
+                (Value::Message(item), Some(inner)) => inner.forget_undeclared(item),
+                _ => {}
+            }
+        }
     }
 
     /// Checks `request` and fills in defaults. `keep` it also as it was given.

@@ -11,8 +11,9 @@ use std::{
 
 use jig::api::v1::{
     Action, Approval, CreateRuleRequest, Decision, DeleteRuleRequest, GetApprovalRequest,
-    ListApprovalsRequest, ListRulesRequest, Rule, RunRequest, UploadRequest, UploadStart,
-    transfer_service_client::TransferServiceClient, upload_request::Part,
+    ListApprovalsRequest, ListRulesRequest, OnDisconnect, Rule, RunRequest, StartRequest,
+    UploadRequest, UploadStart, transfer_service_client::TransferServiceClient,
+    upload_request::Part,
 };
 use sha2::{Digest as _, Sha256};
 use tokio::task::JoinHandle;
@@ -103,8 +104,12 @@ async fn a_rule_made_of_a_run_lets_no_start_in() {
     daemon.run(shell("cat")).await;
     let mut processes =
         jig::api::v1::process_service_client::ProcessServiceClient::new(daemon.channel());
-    let starting =
-        tokio::spawn(async move { processes.start(started(shell("cat"))).await.map(drop) });
+    // The first value of an enum stands for none: it is told what counts then.
+    let request = StartRequest {
+        on_disconnect: Some(OnDisconnect::Unspecified.into()),
+        ..started(shell("cat"))
+    };
+    let starting = tokio::spawn(async move { processes.start(request).await.map(drop) });
     let approval = wait_for_one(&daemon).await;
     assert_eq!(
         value(&approval, "on_disconnect"),

@@ -16,7 +16,12 @@ async fn those_that_run_and_those_that_ended_are_listed_oldest_first() {
     let first = daemon.watch(request).await;
     let mut second = daemon.watch(started(shell("echo x; exit 3"))).await;
     second.finish().await;
-    let mut third = daemon.watch(started(shell("kill -9 $$"))).await;
+    // What is not declared is as good as not given.
+    let third = StartRequest {
+        on_disconnect: Some(OnDisconnect::Unspecified.into()),
+        ..started(shell("kill -9 $$"))
+    };
+    let mut third = daemon.watch(third).await;
     third.finish().await;
     // A run is not among them: nobody can come back to it.
     daemon.output(shell("true")).await;
@@ -49,6 +54,7 @@ async fn those_that_run_and_those_that_ended_are_listed_oldest_first() {
         (Some(3), 1, false)
     );
     assert_eq!(b.on_disconnect(), OnDisconnect::Kill);
+    assert_eq!(c.on_disconnect(), OnDisconnect::Kill);
     assert!(b.end_time.is_some());
     assert_eq!(
         (c.outcome(), c.signal.as_str()),
