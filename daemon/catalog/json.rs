@@ -259,7 +259,7 @@ fn integer(value: &Json) -> Option<i128> {
 
 /// The number, if it is whole and a double holds it exactly.
 fn whole(number: f64) -> Option<i128> {
-    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53
+    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
     let is_whole = number.fract() == 0.0 && number.abs() <= EXACT;
     is_whole
         .then(|| format!("{number:.0}").parse().ok())

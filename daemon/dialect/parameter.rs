@@ -438,7 +438,7 @@ impl Reader {
 }
 
 fn whole(value: &Json) -> Option<i64> {
-    const EXACT: f64 = 9_007_199_254_740_992.0; // 2^53
+    const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1: what is beyond may be another, rounded
     match value {
         Json::Number(number) => number.as_i64().or_else(|| {
             let number = number
