@@ -12,7 +12,7 @@ use super::{
     contract::Contract,
     doors::{Door, by_name},
     seeds,
-    stage::{NOBODY, Stage},
+    stage::{NOBODY, Stage, Tree},
     words,
 };
 
@@ -295,7 +295,9 @@ async fn check(
         if let Some((_, fields)) = started.first() {
             check_values(tool, params, fields, &shown);
         }
-        // One without effect, which is told before there is a call, or after a wrong one.
+        if came.is_ok() {
+            check_files(params, &stage.tree(), &shown);
+        }
         let seen = (started, why.cloned(), stage.tree());
         let expected = first.get_or_insert_with(|| seen.clone());
         assert!(
@@ -327,6 +329,46 @@ fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &
             given, arrived,
             "{shown}: {parameter} is not {field}: {fields}"
         );
+    }
+    // Of what may be secret, the sizes.
+    for (name, value) in params
+        .get("env")
+        .and_then(Json::as_object)
+        .into_iter()
+        .flatten()
+    {
+        let size = format!("<{} bytes>", value.as_str().unwrap().len());
+        assert_eq!(fields["env"][name], size, "{shown}: {name}: {fields}");
+    }
+}
+
+/// What files were to hold, they do: records have only the size of that.
+fn check_files(params: &Map<String, Json>, tree: &Tree, shown: &str) {
+    let is_text = params
+        .get("encoding")
+        .is_none_or(|encoding| encoding != "base64");
+    for (name, is_whole, command) in [
+        ("content", true, None),
+        ("new_string", false, None),
+        ("file_text", true, Some("create")),
+        ("new_str", false, Some("str_replace")),
+        ("insert_text", false, Some("insert")),
+    ] {
+        let is_meant = command.is_none_or(|command| {
+            let given = params.get("command");
+            given.is_some_and(|given| given == command)
+        });
+        let text = params.get(name).filter(|_| is_meant && is_text);
+        let Some(text) = text.map(|text| text.as_str().unwrap()) else {
+            continue;
+        };
+        let holds = |held: &[u8]| match is_whole {
+            true => held == text.as_bytes(),
+            false => str::from_utf8(held).is_ok_and(|held| held.contains(text)),
+        };
+        let mut files = tree.values();
+        let is_there = files.any(|(_, held)| holds(held));
+        assert!(is_there, "{shown}: {name} is in no file");
     }
 }
 

@@ -3,8 +3,9 @@
 
 use std::fmt;
 
+use fastrand::Rng;
 use prost::Message as _;
-use prost_reflect::{DynamicMessage, ReflectMessage as _};
+use prost_reflect::{DynamicMessage, Kind, ReflectMessage as _, Value};
 use serde_json::{Map, Value as Json};
 
 use super::{
@@ -51,7 +52,8 @@ async fn check(stage: &Stage, contract: &Contract, tool: &Tool, seed: u64) {
     let of_typed = session("typed");
     stage.set();
     prepare(stage, contract, tool, &of_typed, seed).await;
-    let answer = typed(stage, tool, &of_typed, &message).await;
+    let sent = not_declared(&message, &mut rng);
+    let answer = typed(stage, tool, &of_typed, &sent).await;
     let expected = seen(stage, tool, &of_typed, answer.map(Some));
     if let Err(why) = &expected.answer {
         // What is found wrong once it has begun is so in the workspace, such as a notebook that is none.
@@ -83,6 +85,17 @@ async fn check(stage: &Stage, contract: &Contract, tool: &Tool, seed: u64) {
             Json::Object(params),
         );
     }
+}
+
+/// The same, perhaps with first values of enums, which are as good as not given.
+fn not_declared(message: &DynamicMessage, rng: &mut Rng) -> DynamicMessage {
+    let mut same = message.clone();
+    for field in message.descriptor().fields() {
+        if matches!(field.kind(), Kind::Enum(_)) && !message.has_field(&field) && rng.bool() {
+            same.set_field(&field, Value::EnumNumber(0));
+        }
+    }
+    same
 }
 
 /// Gives a session a past where a tool is about that.
