@@ -25,6 +25,8 @@ pub(super) struct Fault<T> {
 }
 
 const INVALID: &str = "INVALID_PARAMS";
+/// Fields of which one is given: with both, two rules are broken.
+const EITHER: [(&str, &str); 2] = [("command", "argv"), ("cell_id", "cell_index")];
 
 /// All ways to break what the descriptors say of the fields of a message.
 pub(super) fn of_rules(
@@ -35,6 +37,14 @@ pub(super) fn of_rules(
     for field in message.descriptor().fields() {
         let mut add = |what: &str, place: String, value: Option<Value>| {
             let mut request = message.clone();
+            for (one, other) in EITHER {
+                let away = match field.name() {
+                    name if name == one => other,
+                    name if name == other => one,
+                    _ => continue,
+                };
+                request.clear_field_by_name(away);
+            }
             match value {
                 Some(value) => request.set_field(&field, value),
                 None => request.clear_field(&field),
@@ -247,7 +257,13 @@ pub(super) fn of_tool(
             );
         }
         "search" => {
-            let query = [("query", text("(")), ("is_regex", Value::Bool(true))];
+            let none = || Value::List(Vec::new());
+            let query = [
+                ("query", text("(")),
+                ("is_regex", Value::Bool(true)),
+                ("globs", none()),
+                ("exclude_globs", none()),
+            ];
             add("no expression", "INVALID_REGEX", None, &query);
             let globs = Value::List(vec![text("{")]);
             add("no glob", "INVALID_GLOB", None, &[("globs", globs)]);
