@@ -26,9 +26,16 @@ const DIALECTS: [&str; 7] = [
     "anthropic",
 ];
 
-/// Parameters of dialects, each with the field of the first call that has it as it is; `[]` where that is an
-/// element of a list.
-const PLAIN: &[(&str, &str, &[(&str, &str)])] = &[
+/// A dialect, a tool of it, and parameters of that, each with the field of the first call that has it as it is;
+/// `[]` where that is an element of a list.
+type Row = (
+    &'static str,
+    &'static str,
+    &'static [(&'static str, &'static str)],
+);
+
+/// The rows of all tools.
+const PLAIN: &[Row] = &[
     (
         "agentbench",
         "list_files",
