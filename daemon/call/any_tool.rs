@@ -187,9 +187,10 @@ pub(super) fn cost_of_json(bytes: usize) -> usize {
 }
 
 /// What it costs to look at so many bytes of parameters for the tool of this name, if there is one.
-pub(super) fn cost(name: &str, bytes: usize) -> usize {
-    let cost = TOOLS.get(name).map_or(COST_OF_JSON, |tool| tool.cost());
-    bytes.saturating_mul(cost)
+pub(super) fn cost(name: &str, catalog: &Catalog, bytes: usize) -> usize {
+    let custom = catalog.custom(name).map(AnyTool::cost);
+    let cost = custom.or_else(|| TOOLS.get(name).map(|tool| tool.cost()));
+    bytes.saturating_mul(cost.unwrap_or(COST_OF_JSON))
 }
 
 impl<T: Tool> AnyTool for Typed<T>

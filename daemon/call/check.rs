@@ -13,7 +13,7 @@ use super::{
     subject::{KEPT, Said, Subject, told},
 };
 use crate::daemon::{
-    catalog::{self, ToolSpec},
+    catalog::{self, Told, ToolSpec},
     error::{Error, Violation},
     task,
     tool::{Scene, Tool},
@@ -103,18 +103,29 @@ impl Pipeline {
         incoming: &Incoming,
         request: T::Request,
     ) -> Result<Checked<T>, Error> {
+        self.check_as::<T>(incoming, request, None)
+    }
+
+    /// As [`Self::check`], for what it is called as: `instead` of its own parameters, those who decide are told of
+    /// others, and others are recorded.
+    pub(super) fn check_as<T: Tool>(
+        &self,
+        incoming: &Incoming,
+        request: T::Request,
+        instead: Option<(Told, serde_json::Value)>,
+    ) -> Result<Checked<T>, Error> {
         let bytes = request.encoded_len();
         let scene = self.scene(incoming)?.clone();
         let tool = incoming.tool(T::NAME);
         incoming.principal.may_call(tool)?;
         let spec = self.spec::<T>()?;
-        let alias = incoming.alias.as_deref();
-        let risk = alias.map_or(spec.options.risk(), |alias| alias.risk);
+        let of_alias = incoming.alias.map(|alias| alias.risk);
+        let risk = of_alias.unwrap_or(spec.options.risk());
         let workspace = scene.workspace.name().to_owned();
         let snapshot = self.policy.snapshot();
         let said = incoming.said();
         let name = said.as_ref().map(|said| said.tool);
-        let keeps = alias.is_none() && snapshot.looks_at(tool, name, risk, &workspace);
+        let keeps = instead.is_none() && snapshot.looks_at(tool, name, risk, &workspace);
         let mut checked = match T::MESSAGE {
             None => spec.check(request, keeps)?,
             Some(message) => self.catalog.look_at(message, request, keeps)?,
@@ -126,8 +137,12 @@ impl Pipeline {
         };
         let (params, shown) = validate::<T>(checked, &scene)?;
         let subject = Subject::new(tool, risk, workspace, snapshot).said_as(said);
-        let subject = match (alias, given) {
-            (Some(alias), _) => subject.with(alias.told.clone(), Vec::new(), 0),
+        let (instead, shown) = match instead {
+            Some((told, shown)) => (Some(told), shown),
+            None => (None, shown),
+        };
+        let subject = match (instead, given) {
+            (Some(told), _) => subject.with(told, Vec::new(), 0),
             (None, Some(given)) => {
                 let files = T::files(&params, &scene);
                 let told = told(&given, &scene, T::reading(&params, &scene));
@@ -141,7 +156,7 @@ impl Pipeline {
         Ok(Checked {
             scene,
             params,
-            shown: alias.map_or(shown, |alias| alias.shown.clone()),
+            shown,
             subject,
             default_timeout: incoming.limit.unwrap_or_else(|| spec.default_timeout()),
             bytes,

@@ -10,7 +10,7 @@ use opentelemetry::{Context, trace::TraceContextExt as _};
 use super::{access::principal::Principal, policy::judged::Spoken};
 use crate::{
     api::v1::Risk,
-    daemon::{catalog::Told, error::Violation, store::session::SessionId, tool::JobContext},
+    daemon::{error::Violation, store::session::SessionId, tool::JobContext},
 };
 
 /// Longest `jig-request-id`, in characters.
@@ -36,7 +36,7 @@ pub(crate) struct Incoming {
     /// The call by name that makes it, where one does.
     pub(crate) by_name: Option<Arc<ByName>>,
     /// What it is called as, where a tool of the configuration does it by calling another.
-    pub(crate) alias: Option<Arc<Alias>>,
+    pub(crate) alias: Option<Alias>,
     /// How long it may take, where that of its tool is not meant.
     pub(crate) limit: Option<Duration>,
     /// The span of the RPC.
@@ -44,16 +44,12 @@ pub(crate) struct Incoming {
 }
 
 /// A tool of the configuration, in whose name another is called: it is judged and recorded as that one.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Alias {
     /// Its name.
     pub(crate) tool: &'static str,
     /// Its risk.
     pub(crate) risk: Risk,
-    /// Its parameters, for those who decide about it.
-    pub(crate) told: Told,
-    /// Its parameters, as a record has them.
-    pub(crate) shown: serde_json::Value,
 }
 
 /// A call that was made by the name of a tool.
@@ -123,7 +119,7 @@ impl Incoming {
 
     /// The tool that it is a call of, where `tool` does it.
     pub(super) fn tool(&self, tool: &'static str) -> &'static str {
-        self.alias.as_ref().map_or(tool, |alias| alias.tool)
+        self.alias.map_or(tool, |alias| alias.tool)
     }
 
     /// Id of the RPC's span.

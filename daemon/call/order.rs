@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::{Pipeline, any_tool, context::Incoming};
 use crate::daemon::{
+    catalog::Catalog,
     dialect::{Boxed, Call, Data, Dialect, DialectTool, Params, Tools},
     error::Error,
 };
@@ -176,6 +177,6 @@ pub(crate) fn cost_of_json(bytes: usize) -> usize {
 }
 
 /// What it costs to look at the parameters of a job, which are so many bytes, as so many of plain text.
-pub(crate) fn cost_of_job(tool: &str, bytes: usize) -> usize {
-    any_tool::cost(tool, bytes)
+pub(crate) fn cost_of_job(tool: &str, catalog: &Catalog, bytes: usize) -> usize {
+    any_tool::cost(tool, catalog, bytes)
 }

@@ -1,8 +1,9 @@
 //! Tools of the configuration, which commands are: what they take is what their own schemas say.
 
+mod arguments;
 mod parameters;
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use jsonschema::{Draft, PatternOptions, Validator};
 use serde_json::{Map, Value as Json};
@@ -15,13 +16,14 @@ use crate::{
     api::v1,
     daemon::{
         config::tools::{Risk, Tool},
-        error::{Error, MOST_VIOLATIONS, Violation},
+        error::{Error, Reason},
     },
 };
 
-/// What an argument may have: as many bytes as the kernel lets one string of `execve(2)` have (`MAX_ARG_STRLEN`),
-/// with the NUL at its end.
-const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
+/// Most bytes of parameters, as JSON: about what the kernel lets a command have (`execve(2)`).
+const LARGEST_PARAMS: usize = 2 << 20;
+/// Most comparisons of a byte of parameters with a part of the schema: about a second.
+const MOST_WORK: usize = 256 << 20;
 /// The tool that runs the commands.
 pub(super) const RUN: &str = "run";
 
@@ -33,6 +35,8 @@ pub(crate) struct CustomTool {
     written: Tool,
     validator: Validator,
     hints: Hints,
+    /// Parameters that nobody is to read: their schemas say so of them, or of something in them (`writeOnly`).
+    secret: BTreeSet<String>,
 }
 
 /// A call of such a tool, of which nothing is known to be wrong.
@@ -49,13 +53,22 @@ pub(crate) struct CustomCall {
 impl CustomTool {
     /// As it was configured; the rest is as the `options` of `run` have it.
     pub(super) fn new(written: Tool, options: &v1::ToolOptions) -> Result<Self, String> {
-        // A pattern takes as long as its text is, whatever it says; and nothing is fetched.
-        let validator = jsonschema::options()
-            .with_draft(Draft::Draft202012)
-            .should_validate_formats(true)
-            .with_pattern_options(PatternOptions::regex())
-            .build(&Json::Object(written.schema.clone()))
-            .map_err(|error| format!("schema: {}: {error}", error.instance_path()))?;
+        let fields = &written.schema.fields;
+        let validator = validator_of(&Json::Object(fields.clone()))?;
+        let mut secret = BTreeSet::new();
+        for (name, schema) in written.properties().into_iter().flatten() {
+            if let Some(default) = schema.get("default") {
+                let of_default = validator_of(schema)?;
+                if !of_default.is_valid(default) {
+                    return Err(format!(
+                        "schema.properties.{name}: its default is not what it says of values"
+                    ));
+                }
+            }
+            if has_secret(schema) {
+                secret.insert(name.clone());
+            }
+        }
         let is_read_only = written.risk == Risk::ReadOnly;
         Ok(Self {
             hints: Hints {
@@ -65,6 +78,7 @@ impl CustomTool {
                 open_world: options.open_world,
             },
             name: written.name.clone().leak(),
+            secret,
             validator,
             written,
         })
@@ -89,13 +103,18 @@ impl CustomTool {
         self.written.timeout
     }
 
+    /// With how much each byte of its parameters may have to be compared.
+    pub(crate) fn parts(&self) -> usize {
+        self.written.schema.parts
+    }
+
     /// What models are told of it. It answers as `run` does.
     pub(super) fn definition(&self, output: Option<Map<String, Json>>) -> Definition {
         Definition {
             name: self.written.name.clone(),
             title: String::new(),
             description: self.written.description.clone(),
-            input: self.written.schema.clone(),
+            input: self.written.schema.fields.clone(),
             output,
             hints: self.hints,
             risk: self.risk(),
@@ -110,47 +129,46 @@ impl CustomTool {
         given: &Map<String, Json>,
         plain: impl Fn(&str) -> Option<String>,
     ) -> Result<CustomCall, Error> {
-        let params = self.read(given)?;
-        let argv = self.argv(&params)?;
+        let bytes = Json::Object(given.clone()).to_string().len();
+        let most = LARGEST_PARAMS.min(MOST_WORK / self.parts().max(1));
+        if bytes > most {
+            let text = format!(
+                "the parameters of {} have {bytes} bytes as JSON, and may have {most}: give less",
+                self.name
+            );
+            return Err(Error::new(Reason::InvalidParams, text));
+        }
+        let params = self.read(given, bytes)?;
         Ok(CustomCall {
-            argv,
+            argv: self.argv(&params)?,
             told: self.told(given, &params, plain),
             shown: self.recorded(given),
         })
     }
+}
 
-    fn argv(&self, params: &Map<String, Json>) -> Result<Vec<String>, Error> {
-        let mut argv = Vec::new();
-        let mut violations = Vec::new();
-        let mut are_operands = self.written.allow_options;
-        for template in &self.written.argv {
-            for argument in template.fill(params) {
-                let wrong = match template.first() {
-                    Some(_) if argument.starts_with('-') && !are_operands => {
-                        Some("must not begin with -: the program would take it for an option")
-                    }
-                    _ if argument.contains('\0') => Some("must not have NUL characters"),
-                    _ if argument.len() > LONGEST_ARGUMENT => {
-                        Some("makes an argument of the command longer than 131071 bytes")
-                    }
-                    _ => None,
-                };
-                if let Some(text) = wrong {
-                    let names = template.names();
-                    let name = names.first().copied().unwrap_or("argv");
-                    violations.push(Violation::new(name, text));
-                }
-                argv.push(argument);
-            }
-            are_operands |= template.is_end_of_options();
-            if violations.len() > MOST_VIOLATIONS {
-                break;
-            }
-        }
-        match violations.is_empty() {
-            true => Ok(argv),
-            false => Err(Error::invalid(violations)),
-        }
+/// What compares values with a schema. A pattern takes as long as its text is, whatever it says; and nothing is
+/// fetched.
+fn validator_of(schema: &Json) -> Result<Validator, String> {
+    jsonschema::options()
+        .with_draft(Draft::Draft202012)
+        .should_validate_formats(true)
+        .with_pattern_options(PatternOptions::regex())
+        .build(schema)
+        .map_err(|error| {
+            let place = error.instance_path().to_string().replace('/', ".");
+            format!("schema{place}: {error}")
+        })
+}
+
+/// Whether a schema says of a value, or of something in it, that nobody is to read it.
+fn has_secret(schema: &Json) -> bool {
+    match schema {
+        Json::Object(fields) => fields
+            .iter()
+            .any(|(name, value)| name == "writeOnly" && *value == true || has_secret(value)),
+        Json::Array(items) => items.iter().any(has_secret),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => false,
     }
 }
 

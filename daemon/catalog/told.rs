@@ -80,7 +80,7 @@ impl Text {
 }
 
 /// A value as it is told: paths without detours, and whole numbers as such.
-fn plainly(value: &Json, plain: &impl Fn(&str) -> Option<String>) -> Json {
+pub(super) fn plainly(value: &Json, plain: &impl Fn(&str) -> Option<String>) -> Json {
     const EXACT: f64 = 9_007_199_254_740_991.0; // 2^53 - 1
     match value {
         Json::String(text) => plain(text).unwrap_or_else(|| text.clone()).into(),

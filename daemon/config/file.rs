@@ -11,7 +11,6 @@ use serde::{
     Deserialize,
     de::{DeserializeOwned, IgnoredAny},
 };
-use serde_json::{Map, Value as Json};
 
 /// What a daemon that runs takes over.
 const RENEWED: [&str; 3] = ["policy", "approvals", "keys"];
@@ -131,7 +130,7 @@ pub(super) struct Tool {
     pub(super) description: String,
     pub(super) argv: Vec<String>,
     #[serde(default)]
-    pub(super) schema: Map<String, Json>,
+    pub(super) schema: toml::Table,
     #[serde(default)]
     pub(super) allow_options: bool,
     pub(super) risk: Option<String>,

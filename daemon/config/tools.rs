@@ -1,13 +1,14 @@
 //! The `[[tools]]` tables: tools that commands are. Whether their schemas can be used, and whether other tools
 //! have their names, is not known here.
 
+mod schema;
 mod template;
 
 use std::{collections::HashSet, path::Path, time::Duration};
 
 use serde_json::{Map, Value as Json};
 
-pub(crate) use self::template::Template;
+pub(crate) use self::{schema::Schema, template::Template};
 use super::{file, time::time};
 
 /// Most tools of one daemon: models lose their way among fewer.
@@ -16,12 +17,34 @@ const MOST_TOOLS: usize = 256;
 const LONGEST_NAME: usize = 64;
 /// Longest description, in bytes: all of them are told to a model with each request.
 const LONGEST_DESCRIPTION: usize = 8192;
-/// Largest schema, in bytes as JSON, for the same reason.
-const LARGEST_SCHEMA: usize = 64 << 10;
 /// Most arguments that are written down.
 const MOST_ARGUMENTS: usize = 1024;
-/// Programs that read what follows `-c` as commands.
-const SHELLS: [&str; 8] = ["ash", "bash", "busybox", "csh", "dash", "ksh", "sh", "zsh"];
+/// Longest argument, in bytes: the kernel takes no longer one (`MAX_ARG_STRLEN`, with the NUL at its end).
+pub(crate) const LONGEST_ARGUMENT: usize = (128 << 10) - 1;
+/// Programs that read what follows an option with this letter as code.
+const INTERPRETERS: [(&str, char); 21] = [
+    ("ash", 'c'),
+    ("bash", 'c'),
+    ("busybox", 'c'),
+    ("csh", 'c'),
+    ("dash", 'c'),
+    ("env", 'S'),
+    ("fish", 'c'),
+    ("ksh", 'c'),
+    ("lua", 'e'),
+    ("node", 'e'),
+    ("perl", 'e'),
+    ("php", 'r'),
+    ("python", 'c'),
+    ("python3", 'c'),
+    ("ruby", 'e'),
+    ("script", 'c'),
+    ("sh", 'c'),
+    ("su", 'c'),
+    ("tcsh", 'c'),
+    ("watch", 'x'),
+    ("zsh", 'c'),
+];
 
 /// A tool that is a command.
 #[derive(Debug, Clone)]
@@ -31,7 +54,7 @@ pub(crate) struct Tool {
     /// What models are told of it.
     pub(crate) description: String,
     /// JSON Schema of its parameters, an object.
-    pub(crate) schema: Map<String, Json>,
+    pub(crate) schema: Schema,
     /// The program and its arguments.
     pub(crate) argv: Vec<Template>,
     /// Whether parameters may be options of the program.
@@ -66,7 +89,8 @@ impl Risk {
 impl Tool {
     /// The schemas of its parameters, by their names.
     pub(crate) fn properties(&self) -> Option<&Map<String, Json>> {
-        self.schema.get("properties").and_then(Json::as_object)
+        let properties = self.schema.fields.get("properties");
+        properties.and_then(Json::as_object)
     }
 }
 
@@ -164,7 +188,7 @@ fn read(tool: file::Tool, report: &mut impl FnMut(String)) -> Tool {
     let tool = Tool {
         name: tool.name,
         description: tool.description.trim().to_owned(),
-        schema: schema(tool.schema, report),
+        schema: schema::read(&tool.schema, report),
         argv,
         allow_options: tool.allow_options,
         risk,
@@ -184,64 +208,51 @@ pub(crate) fn is_tool_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
-/// The schema as models are told it: an object, without other parameters unless it says something of them.
-fn schema(written: Map<String, Json>, report: &mut impl FnMut(String)) -> Map<String, Json> {
-    let mut schema = written;
-    let kind = schema.entry("type").or_insert_with(|| "object".into());
-    if kind != "object" {
-        report("schema.type: parameters are an \"object\"".to_owned());
-    }
-    let properties = schema
-        .entry("properties")
-        .or_insert_with(|| Map::new().into());
-    if !properties
-        .as_object()
-        .is_some_and(|properties| properties.values().all(Json::is_object))
-    {
-        report("schema.properties: give a table for each parameter".to_owned());
-    }
-    schema
-        .entry("additionalProperties")
-        .or_insert_with(|| false.into());
-    let bytes = Json::Object(schema.clone()).to_string().len();
-    if bytes > LARGEST_SCHEMA {
-        report(format!(
-            "schema: it has {bytes} bytes as JSON; {LARGEST_SCHEMA} are the most"
-        ));
-    }
-    schema
-}
-
 /// Looks whether it is a command, and one in which no shell reads a parameter.
 fn check_command(argv: &[Template], report: &mut impl FnMut(String)) {
-    let is_program = argv
-        .first()
-        .and_then(Template::plain)
-        .is_some_and(|program| !program.is_empty());
-    if !is_program {
+    let program = argv.first().and_then(Template::plain);
+    if program.is_none_or(|program| program.is_empty() || program.starts_with('-')) {
         report("argv: its first element names a program, and no parameter".to_owned());
     }
     if argv.len() > MOST_ARGUMENTS {
         report(format!("argv: {MOST_ARGUMENTS} elements are the most"));
     }
-    for three in argv.windows(3) {
-        let [shell, option, script] = three else {
-            continue;
-        };
-        let is_shell = shell.plain().is_some_and(|program| {
-            let name = program.rsplit('/').next().unwrap_or_default();
-            SHELLS.contains(&name)
-        });
-        let is_command = option.plain().is_some_and(|option| {
-            option.starts_with('-') && !option.starts_with("--") && option.contains('c')
-        });
-        if is_shell && is_command && script.plain().is_none() {
-            report(
-                "argv: a shell would read a parameter as a command: give it as an argument of its own behind the script, which calls it \"$1\""
-                    .to_owned(),
-            );
+    for text in argv.iter().filter_map(Template::plain) {
+        if text.len() > LONGEST_ARGUMENT || text.contains('\0') {
+            report(format!(
+                "argv: an element has no NUL characters, and at most {LONGEST_ARGUMENT} bytes"
+            ));
         }
     }
+    if let Some(name) = reads_code(argv) {
+        report(format!(
+            "argv: {name} would read a parameter as code: give it as an argument of its own behind the code, which a shell calls \"$1\""
+        ));
+    }
+}
+
+/// The program that would read a parameter as code, if there is one.
+fn reads_code(argv: &[Template]) -> Option<&'static str> {
+    for (index, program) in argv.iter().enumerate() {
+        let program = program.plain().unwrap_or_default();
+        let name = program.rsplit('/').next().unwrap_or_default();
+        let known = INTERPRETERS.iter().find(|(known, _)| *known == name);
+        let Some((name, letter)) = known else {
+            continue;
+        };
+        let behind = argv.get(index..).unwrap_or_default();
+        let read = behind.windows(2).any(|pair| {
+            let [option, code] = pair else { return false };
+            let is_option = option.plain().is_some_and(|option| {
+                option.starts_with('-') && !option.starts_with("--") && option.contains(*letter)
+            });
+            is_option && code.plain().is_none()
+        });
+        if read {
+            return Some(name);
+        }
+    }
+    None
 }
 
 /// Looks whether the parameters are those that the arguments name.
@@ -295,7 +306,10 @@ mod tests {
         );
         assert_eq!(tool.timeout, Some(Duration::from_secs(300)));
         assert_eq!(
-            (&tool.schema["type"], &tool.schema["additionalProperties"]),
+            (
+                &tool.schema.fields["type"],
+                &tool.schema.fields["additionalProperties"],
+            ),
             (&"object".into(), &false.into())
         );
         assert_eq!(tool.argv.len(), 5);
@@ -304,6 +318,32 @@ mod tests {
         assert_eq!(problems, [""; 0]);
         assert_eq!((tools[0].risk, tools[0].timeout), (Risk::Dangerous, None));
         assert!(tools[0].properties().is_some_and(Map::is_empty));
+    }
+
+    #[test]
+    fn a_schema_is_made_one_piece() {
+        let (tools, problems) = check(
+            "[[tools]]\nname = 'x'\ndescription = 'X'\nargv = ['x', '{p}', '{q}']\n[tools.schema]\nproperties.p = { '$ref' = '#/$defs/n', description = 'P.' }\nproperties.q = { '$ref' = '#/$defs/n', maximum = 3 }\n'$defs'.n = { type = 'integer', description = 'N.' }",
+        );
+        assert_eq!(problems, [""; 0]);
+        let expected = serde_json::json!({
+            "p": {"type": "integer", "description": "P."},
+            "q": {"maximum": 3, "allOf": [{"type": "integer", "description": "N."}]},
+        });
+        assert_eq!(tools[0].schema.fields["properties"], expected);
+        // What is written down twice at each level is larger than it looks.
+        let levels: String = (0..20)
+            .map(|level| {
+                let next = level + 1;
+                format!(
+                    "'$defs'.n{level} = {{ allOf = [{{ '$ref' = '#/$defs/n{next}' }}, {{ '$ref' = '#/$defs/n{next}' }}] }}\n"
+                )
+            })
+            .collect();
+        let (_, problems) = check(&format!(
+            "[[tools]]\nname = 'x'\ndescription = 'X'\nargv = ['x', '{{p}}']\n[tools.schema]\nproperties.p = {{ '$ref' = '#/$defs/n0' }}\n{levels}'$defs'.n20 = {{}}"
+        ));
+        assert!(problems[0].contains("parts"), "{problems:?}");
     }
 
     #[test]
@@ -318,7 +358,7 @@ mod tests {
             "timeout \"0s\"",
             "argv: \"x{\"",
             "schema.type",
-            "schema.properties",
+            "schema.properties.a: give a table",
             "the parameter b",
         ] {
             assert!(
@@ -336,7 +376,58 @@ mod tests {
             ("argv = ['a']\nschema.properties.p = {}", "no use for"),
             (
                 "argv = ['env', '/bin/bash', '-ec', 'make {p}']\nschema.properties.p = {}",
-                "a shell would read",
+                "bash would read",
+            ),
+            (
+                "argv = ['bash', '-o', 'pipefail', '-c', 'echo {p}']\nschema.properties.p = {}",
+                "bash would read",
+            ),
+            (
+                "argv = ['python3', '-Ic', '{p}']\nschema.properties.p = {}",
+                "python3 would read",
+            ),
+            (
+                "argv = ['env', '-S', 'make {p}']\nschema.properties.p = {}",
+                "env would read",
+            ),
+            ("argv = ['-a']", "names a program"),
+            ("argv = [\"a\", \"\\u0000\"]", "NUL"),
+            (
+                "argv = ['a']\nschema.required = ['q']",
+                "\"q\" is not in schema.properties",
+            ),
+            (
+                "argv = ['a', '{p}']\nschema.properties.p = { type = 'string', maxLenght = 3 }",
+                "schema.properties.p.maxLenght: is not known",
+            ),
+            (
+                "argv = ['a', '{p}']\nschema.properties.p = { type = 'number', maximum = inf }",
+                "schema.properties: inf is no number",
+            ),
+            (
+                "argv = ['a', '{p}']\nschema.properties.p.default = 2020-01-01",
+                "JSON has no times",
+            ),
+            (
+                "argv = ['a', '{p-q}']\nschema.properties.p-q = {}",
+                "names of parameters have",
+            ),
+            (
+                "argv = ['a']\nschema.anyOf = []",
+                "schema.anyOf: say it of a parameter",
+            ),
+            (
+                "argv = ['a']\nschema.additionalProperties = true",
+                "schema.additionalProperties",
+            ),
+            ("argv = ['a']\nschema.'$schema' = 'x'", "schema.$schema"),
+            (
+                "argv = ['a', '{p}']\nschema.properties.p = { '$ref' = '#/$defs/no' }",
+                "leads to nothing",
+            ),
+            (
+                "argv = ['a', '{p}']\nschema.properties.p = { '$ref' = '#/$defs/n' }\nschema.'$defs'.n = { items = { anyOf = [{ '$ref' = '#/$defs/n' }] } }",
+                "leads to what contains it",
             ),
             ("argv = ['a']\ncolour = 'red'", "unknown field"),
         ] {

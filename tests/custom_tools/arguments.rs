@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use jig::api::v1::{InvokeStatus, Outcome};
+use jig::api::v1::{InvokeRequest, InvokeStatus, Outcome};
 use serde_json::json;
 
 use super::{daemon, note, output, refusal, stdout};
@@ -51,6 +51,45 @@ async fn b9_parameters_become_single_arguments() {
         let expected: String = lines.iter().map(|line| format!("<{line}>\n")).collect();
         assert_eq!(output(&daemon, "say_arguments", params).await, expected);
     }
+}
+
+#[tokio::test]
+async fn b9_numbers_of_a_message_are_written_as_those_of_json_are() {
+    let daemon = daemon().await;
+    let number = |number: f64| prost_types::Value {
+        kind: Some(prost_types::value::Kind::NumberValue(number)),
+    };
+    let word = prost_types::Value {
+        kind: Some(prost_types::value::Kind::StringValue("w".to_owned())),
+    };
+    let fields = [
+        ("number".to_owned(), number(42.0)),
+        ("word".to_owned(), word),
+    ];
+    let request = InvokeRequest {
+        tool: "say_arguments".to_owned(),
+        params: Some(prost_types::Struct {
+            fields: fields.into(),
+        }),
+        ..InvokeRequest::default()
+    };
+    let response = invoke(&daemon, request).await;
+    assert!(stdout(&response).contains("<n42>"), "{response:?}");
+}
+
+#[tokio::test]
+async fn b9_too_many_arguments_are_told_by_their_parameter() {
+    let daemon = daemon().await;
+    let params = json!({"word": "w", "rest": vec!["a"; 70_000]});
+    let (reason, fields) = refusal(&daemon, "say_arguments", params).await;
+    let [(field, text)] = fields.as_slice() else {
+        panic!("{fields:?}");
+    };
+    assert_eq!(
+        (reason.as_str(), field.as_str()),
+        ("invalid_params", "rest")
+    );
+    assert!(text.contains("give less"), "{text}");
 }
 
 #[tokio::test]

@@ -139,6 +139,8 @@ async fn b9_keys_are_for_it_by_its_name() {
             call("", "grep_word", json!({"word": "a", "file": "b"})),
         ),
         with_key(&key, call("", "run", json!({"command": "true"}))),
+        // Not even what it takes.
+        with_key(&key, call("", "grep_word", json!({"nothing": 1}))),
         with_key(&reader, word()),
     ] {
         let refused = try_invoke(&daemon, request).await.unwrap_err();

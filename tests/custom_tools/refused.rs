@@ -53,14 +53,14 @@ fn every_tool_that_cannot_be_is_told_with_what_to_do() {
                 "x",
                 "argv = ['y', '{p}']\nschema.properties.p = { type = 'text' }",
             ),
-            vec!["tools: \"x\": schema: /properties/p/type: "],
+            vec!["tools: \"x\": schema.properties.p.type: "],
         ),
         (
             tool(
                 "x",
                 "argv = ['sh', '-c', 'echo {p}']\nschema.properties.p = {}",
             ),
-            vec!["a shell would read a parameter as a command", "\"$1\""],
+            vec!["sh would read a parameter as code", "\"$1\""],
         ),
         (
             tool("x", "argv = ['y']") + "[policy]\ndeny_tools = ['z']",

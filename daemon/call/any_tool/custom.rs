@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What it costs to compare a byte with a schema: some patterns may be in it.
+/// What it costs to compare a byte with a schema, at least: some patterns may be in it.
 const COST_OF_SCHEMA: usize = 16;
 
 impl AnyTool for CustomTool {
@@ -29,12 +29,13 @@ impl AnyTool for CustomTool {
         principal: &Principal,
         said: Option<&str>,
     ) -> Result<(), Error> {
+        principal.may_call(self.name())?;
         principal.has_role(pipeline.spec::<Run>()?.role, self.name())?;
         pipeline.is_switched_on(self.name(), said)
     }
 
     fn cost(&self) -> usize {
-        COST_OF_SCHEMA * COST_OF_JSON
+        self.parts().max(COST_OF_SCHEMA) * COST_OF_JSON
     }
 
     fn check(
@@ -43,17 +44,16 @@ impl AnyTool for CustomTool {
         incoming: Incoming,
         params: &Map<String, Value>,
     ) -> Result<Box<dyn CheckedCall>, Error> {
+        // Whoever may not call it is not told what it takes.
+        incoming.principal.may_call(self.name())?;
         let workspace = Arc::clone(&pipeline.scene(&incoming)?.workspace);
         let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
         let CustomCall { argv, told, shown } = self.call(params, plain)?;
-        let alias = Alias {
-            tool: self.name(),
-            risk: self.risk(),
-            told,
-            shown,
-        };
         let incoming = Incoming {
-            alias: Some(Arc::new(alias)),
+            alias: Some(Alias {
+                tool: self.name(),
+                risk: self.risk(),
+            }),
             limit: self.timeout(),
             ..incoming
         };
@@ -61,7 +61,8 @@ impl AnyTool for CustomTool {
             argv,
             ..RunRequest::default()
         };
-        let checked = pipeline.check::<Run>(&incoming, request)?;
+        let checked = pipeline.check_as::<Run>(&incoming, request, Some((told, shown)));
+        let checked = checked.map_err(|error| self.told_of_command(error, params))?;
         Ok(Box::new(OfTool { incoming, checked }))
     }
 

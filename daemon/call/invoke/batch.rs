@@ -12,7 +12,7 @@ use super::super::{
     context::Incoming,
     envelope::{self, Call, Ran},
     jobs::Found,
-    order::{Submission, cost_of_json},
+    order::{Submission, cost_of_job},
 };
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
@@ -156,7 +156,7 @@ impl Pipeline {
         is_unfinished: bool,
     ) -> Result<Job, Error> {
         let bytes = envelope::size_of_fields(&submission.params);
-        let cost = cost_of_json(bytes);
+        let cost = cost_of_job(&submission.tool, &self.catalog, bytes);
         let pipeline = Arc::clone(self);
         let look = move |incoming: &Incoming| pipeline.order(incoming, submission);
         let order = self.look_into(&incoming, (bytes, cost), look).await?;

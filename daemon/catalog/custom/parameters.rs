@@ -21,27 +21,43 @@ use crate::daemon::{
         json::entries_of,
         nearest,
         recorded::shortened,
-        told::{LONGEST_PATTERN, Text, Told, as_text},
+        told::{LONGEST_PATTERN, Text, Told, as_text, plainly},
     },
     error::{Error, MOST_VIOLATIONS, Violation},
 };
 
+/// Most comparisons of a byte with a part of a schema where all that is wrong is told: beyond, the first of it.
+const ALL_TOLD: usize = 4 << 20;
+/// What is said to be wrong where it is no parameter, but all of them together.
+const TOGETHER: &str = "parameters";
+
 impl CustomTool {
-    /// The parameters as its schema has them: numbers and flags that were given as texts are read, null is as
-    /// good as not given unless the schema knows it, and what was not given is what the schema says.
-    pub(super) fn read(&self, given: &Map<String, Json>) -> Result<Map<String, Json>, Error> {
-        let params = Json::Object(fields(given, &self.written.schema));
+    /// The parameters, so many bytes, as its schema has them: numbers and flags that were given as texts are read, null
+    /// is as good as not given where the schema knows no null, and what was not given is what the schema says.
+    pub(super) fn read(
+        &self,
+        given: &Map<String, Json>,
+        bytes: usize,
+    ) -> Result<Map<String, Json>, Error> {
+        let params = Json::Object(fields(given, &self.written.schema.fields));
+        if self.validator.is_valid(&params) {
+            return match params {
+                Json::Object(params) => Ok(params),
+                _ => Err(Error::internal("parameters are no object")),
+            };
+        }
         let mut violations = Vec::new();
-        for error in self.validator.iter_errors(&params) {
-            self.tell(&error, &mut violations);
-            if violations.len() > MOST_VIOLATIONS {
-                break;
+        // All that is wrong is found before any of it is told.
+        if bytes.saturating_mul(self.parts()) <= ALL_TOLD {
+            let errors = self.validator.iter_errors(&params);
+            for error in errors.take(MOST_VIOLATIONS + 1) {
+                self.tell(&error, &mut violations);
             }
+        } else if let Err(error) = self.validator.validate(&params) {
+            self.tell(&error, &mut violations);
         }
-        match params {
-            Json::Object(params) if violations.is_empty() => Ok(params),
-            _ => Err(Error::invalid(violations)),
-        }
+        violations.truncate(MOST_VIOLATIONS + 1);
+        Err(Error::invalid(violations))
     }
 
     fn tell(&self, error: &ValidationError<'_>, violations: &mut Vec<Violation>) {
@@ -60,7 +76,7 @@ impl CustomTool {
                     true => self.names().collect(),
                     false => Vec::new(),
                 };
-                for name in unexpected {
+                for name in unexpected.iter().take(MOST_VIOLATIONS) {
                     let text = match place.is_empty() {
                         true => nearest::unknown(name, &known),
                         false => "is not known".to_owned(),
@@ -81,7 +97,8 @@ impl CustomTool {
             // What the value is may be long, or secret.
             _ => {
                 let text = error.masked_with("the value").to_string();
-                violations.push(Violation::new(&place, text));
+                let place = if place.is_empty() { TOGETHER } else { &place };
+                violations.push(Violation::new(place, text));
             }
         }
     }
@@ -135,15 +152,8 @@ impl CustomTool {
         properties.map(|(name, _)| name.as_str())
     }
 
-    /// Whether nobody is to read what a parameter is: so the schema marks it (`writeOnly`).
     fn is_secret(&self, name: &str) -> bool {
-        let schema = self
-            .written
-            .properties()
-            .and_then(|properties| properties.get(name));
-        schema
-            .and_then(|schema| schema.get("writeOnly"))
-            .is_some_and(|flag| *flag == true)
+        self.secret.contains(name)
     }
 }
 
@@ -172,11 +182,16 @@ fn place(error: &ValidationError<'_>) -> String {
 /// The fields of an object as its schema has them.
 fn fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<String, Json> {
     let properties = schema.get("properties").and_then(Json::as_object);
-    let schema_of = |name: &str| properties.and_then(|properties| properties.get(name));
+    let others = schema.get("additionalProperties");
+    let schema_of = |name: &str| {
+        let named = properties.and_then(|properties| properties.get(name));
+        named.or(others.filter(|others| others.is_object()))
+    };
     let mut fields = Map::new();
     for (name, value) in given {
         let schema = schema_of(name);
-        let is_left_out = value.is_null() && schema.is_some_and(|schema| !is_one(schema, "null"));
+        let knows_no_null = |schema: &Json| schema.get("type").is_some() && !is_one(schema, "null");
+        let is_left_out = value.is_null() && schema.is_some_and(knows_no_null);
         if !is_left_out {
             let value = schema.map_or_else(|| value.clone(), |schema| coerced(value, schema));
             fields.insert(name.clone(), value);
@@ -215,8 +230,11 @@ fn coerced(value: &Json, schema: &Json) -> Json {
                 Json::Null | Json::String(_) | Json::Array(_) | Json::Object(_) => false,
             };
             let read = serde_json::from_str(text.trim()).ok();
-            read.filter(is_wanted).unwrap_or_else(|| value.clone())
+            let read = read.filter(is_wanted);
+            read.map_or_else(|| value.clone(), |read| plainly(&read, &|_: &str| None))
         }
+        // A number without a fraction is the same with one that is 0, and no program wants that.
+        (Json::Number(_), _) => plainly(value, &|_: &str| None),
         _ => value.clone(),
     }
 }

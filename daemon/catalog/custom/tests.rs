@@ -3,7 +3,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::daemon::{catalog::Catalog, config::tools::Template};
+use crate::daemon::{
+    catalog::Catalog,
+    config::tools::{Schema, Template},
+};
 
 fn template(text: &str) -> Template {
     Template::parse(text).unwrap()
@@ -13,7 +16,10 @@ fn tool(argv: &[&str], schema: Json) -> Result<&'static CustomTool, Vec<String>>
     let tool = Tool {
         name: "mine".to_owned(),
         description: "Mine.".to_owned(),
-        schema: schema.as_object().unwrap().clone(),
+        schema: Schema {
+            fields: schema.as_object().unwrap().clone(),
+            parts: 10,
+        },
         argv: argv.iter().map(|text| template(text)).collect(),
         allow_options: false,
         risk: Risk::SafeWrite,
@@ -135,7 +141,7 @@ fn all_that_is_wrong_is_told_and_what_may_be_secret_is_not() {
     }
     let files = json!({"word": "a", "files": ["x\u{0}"]});
     let error = search().call(&given(files), plain).err().unwrap();
-    assert_eq!(error.violations[0].field, "files");
+    assert_eq!(error.violations[0].field, "files[0]");
 }
 
 #[test]
@@ -173,17 +179,91 @@ fn who_decides_is_told_all_but_secrets() {
 }
 
 #[test]
+fn numbers_are_written_as_programs_want_them() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "n": {"type": "number"},
+            "m": {"type": "object", "additionalProperties": {"type": "integer"}},
+            "o": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        },
+        "required": ["o"],
+    });
+    let tool = tool(&["x", "{n}", "{m}", "o{o}"], schema).unwrap();
+    for (params, argv) in [
+        (
+            json!({"n": 5.0, "m": {"a": "5"}, "o": "x"}),
+            vec!["x", "5", r#"{"a":5}"#, "ox"],
+        ),
+        (json!({"n": "1e2", "o": null}), vec!["x", "100"]),
+        (json!({"n": 0.5, "o": "y"}), vec!["x", "0.5", "oy"]),
+    ] {
+        assert_eq!(tool.call(&given(params), plain).unwrap().argv, argv);
+    }
+}
+
+#[test]
+fn what_is_in_a_parameter_may_be_secret_too() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "user": {"type": "object", "properties": {"word": {"type": "string", "writeOnly": true}}},
+        },
+    });
+    let tool = tool(&["x", "{user}"], schema).unwrap();
+    let call = tool.call(&given(json!({"user": {"word": "s3cret"}})), plain);
+    let call = call.unwrap();
+    assert_eq!(call.shown, json!({"user": "<17 bytes>"}));
+    assert_eq!(call.told.pattern, None);
+    assert!(!format!("{:?}{}", call.told.shown, call.shown).contains("s3cret"));
+}
+
+#[test]
+fn no_more_is_told_than_anybody_reads_and_looking_has_an_end() {
+    let unknown: Map<_, _> = (0..5000)
+        .map(|n| (format!("unknown_{n}"), 1.into()))
+        .collect();
+    let error = search().call(&unknown, plain).err().unwrap();
+    assert!(error.violations.len() <= crate::daemon::error::MOST_VIOLATIONS + 1);
+    let long = json!({"word": "a", "files": ["x".repeat(3 << 20)]});
+    let error = search().call(&given(long), plain).err().unwrap();
+    assert!(
+        error.message.contains("may have 2097152: give less"),
+        "{error}"
+    );
+    let options = json!({"word": "a", "files": []});
+    assert!(search().call(&given(options), plain).is_ok());
+    // Where there is much to compare, the first that is wrong is told.
+    let schema = json!({
+        "type": "object",
+        "properties": {"x": {"type": "array", "items": {"type": "string"}}},
+    });
+    let tool = tool(&["x", "{x...}"], schema).unwrap();
+    let error = tool.call(&given(json!({"x": vec![1; 500_000]})), plain);
+    assert_eq!(error.err().unwrap().violations.len(), 1);
+    let error = tool.call(&given(json!({"x": ["a", "-b", "-c"]})), plain);
+    let fields: Vec<_> = error.err().unwrap().violations;
+    let fields: Vec<_> = fields
+        .iter()
+        .map(|violation| violation.field.as_str())
+        .collect();
+    assert_eq!(fields, ["x[1]", "x[2]"]);
+}
+
+#[test]
 fn a_schema_that_cannot_be_used_is_told() {
     for (schema, part) in [
-        (json!({"type": "object", "required": "x"}), "schema: "),
+        (
+            json!({"type": "object", "required": "x"}),
+            "schema.required: ",
+        ),
         (
             json!({"properties": {"p": {"pattern": "("}}}),
-            "properties/p/pattern",
+            "schema.properties.p.pattern: ",
         ),
-        // Nothing is fetched.
         (
-            json!({"properties": {"p": {"$ref": "http://127.0.0.1:1/schema"}}}),
-            "127.0.0.1:1",
+            json!({"properties": {"p": {"type": "integer", "default": "x"}}}),
+            "properties.p: its default",
         ),
     ] {
         let problems = tool(&["true", "{p}"], schema).unwrap_err();

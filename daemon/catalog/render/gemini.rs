@@ -72,6 +72,13 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
         // What is in it is looked at later on.
         "additionalProperties" => value.is_object(),
         "default" | "anyOf" => true,
+        // Of texts only.
+        "enum" => value.as_array().is_some_and(|values| {
+            values
+                .iter()
+                .all(|value| value.is_string() || value.is_null())
+        }),
+        "items" => value.is_object(),
         keyword => KEYWORDS.contains(&keyword),
     }
 }
@@ -83,6 +90,18 @@ fn spell(schema: &mut Map<String, Value>) {
         *schema = entries(values, schema);
     }
     schema.remove("additionalProperties");
+    // What has names is an object, what has values to choose from a text, and every list is one of something.
+    let kind = match schema.get("type") {
+        None if schema.contains_key("properties") => Some("object"),
+        None if schema.contains_key("enum") => Some("string"),
+        Some(_) | None => None,
+    };
+    if let Some(kind) = kind {
+        schema.insert("type".to_owned(), kind.into());
+    }
+    if schema.get("type").is_some_and(|kind| kind == "array") && !schema.contains_key("items") {
+        schema.insert("items".to_owned(), json!({"type": "string"}));
+    }
     if let Some(kind) = schema.get_mut("type") {
         let kinds = kind
             .as_array()
@@ -134,8 +153,12 @@ mod tests {
                     "maxProperties": 3,
                 },
                 "lines": {"type": "integer", "minimum": 1},
+                "any": {"type": "array"},
+                "one": {"enum": ["a"]},
+                "level": {"type": "integer", "enum": [1, 2]},
             },
         });
+        describe(schema.as_object_mut().unwrap(), &is_kept);
         spell(schema.as_object_mut().unwrap());
         let entry = json!({
             "type": "object",
@@ -152,6 +175,9 @@ mod tests {
                 },
                 "env": {"type": "array", "description": "Variables.", "items": entry, "maxItems": "3"},
                 "lines": {"type": "integer", "minimum": 1},
+                "any": {"type": "array", "items": {"type": "string"}},
+                "one": {"type": "string", "enum": ["a"]},
+                "level": {"type": "integer", "description": "{enum: [1,2]}"},
             },
         });
         assert_eq!(schema, expected);

@@ -21,23 +21,6 @@ pub(super) fn chat(tool: &Definition) -> Value {
     })
 }
 
-/// Keywords with which a schema is made of others, or says what values are not: these are for tools of the
-/// configuration only, and what becomes of them in a strict schema is not worth finding out.
-const COMPOSED: [&str; 12] = [
-    "$ref",
-    "$defs",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
-    "patternProperties",
-    "propertyNames",
-    "dependentSchemas",
-    "prefixItems",
-    "unevaluatedProperties",
-];
-
 /// One tool of Responses (`FunctionTool`). Strict, unless it has objects in it whose fields are not known.
 pub(super) fn responses(tool: &Definition) -> Value {
     let strict = strict(&tool.input);
@@ -58,25 +41,28 @@ fn strict(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     Some(schema)
 }
 
+/// The same with all its objects closed; none where it is not known what each value is, and which names it has.
 fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
-    let is_composed = COMPOSED.iter().any(|keyword| schema.contains_key(*keyword));
-    // Others may be given, of which nothing is known.
-    let is_open = schema
-        .get("additionalProperties")
-        .is_some_and(|others| *others == true);
-    if is_composed || is_open {
-        return None;
-    }
     let mut schema = schema.clone();
-    if let Some(Value::Object(items)) = schema.get("items") {
-        let items = closed(items)?;
-        schema.insert("items".to_owned(), items.into());
+    match kind_of(&schema)? {
+        "array" => {
+            let items = closed(schema.get("items")?.as_object()?)?;
+            schema.insert("items".to_owned(), items.into());
+            return Some(schema);
+        }
+        "object" if schema.get("type").is_some_and(Value::is_string) => {}
+        // One that may be null.
+        "object" => return None,
+        _ => return Some(schema),
     }
-    if schema.get("type").is_none_or(|kind| kind != "object") {
-        return Some(schema);
-    }
-    if let Some(Value::Object(values)) = schema.get("additionalProperties") {
-        return Some(entries(values, &schema));
+    let names = schema.get("properties").and_then(Value::as_object);
+    match schema.get("additionalProperties") {
+        None | Some(Value::Bool(false)) => {}
+        Some(Value::Object(values)) if names.is_none_or(Map::is_empty) => {
+            closed(values)?;
+            return Some(entries(values, &schema));
+        }
+        Some(_) => return None,
     }
     let properties = schema.get("properties").and_then(Value::as_object)?;
     let required: Vec<_> = schema
@@ -89,6 +75,8 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
         let property = closed(property.as_object()?)?;
         let property = match required.contains(&name.as_str()) {
             true => property,
+            // That it may be null as well cannot be said of a constant.
+            false if property.contains_key("const") => return None,
             false => or_null(property),
         };
         all.insert(name.clone(), property.into());
@@ -98,6 +86,25 @@ fn closed(schema: &Map<String, Value>) -> Option<Map<String, Value>> {
     schema.insert("properties".to_owned(), all.into());
     schema.insert("additionalProperties".to_owned(), false.into());
     Some(schema)
+}
+
+/// What kind a value is of, beside null, where that is one kind that strict schemas know.
+fn kind_of(schema: &Map<String, Value>) -> Option<&str> {
+    const COMPOSED: [&str; 4] = ["allOf", "anyOf", "oneOf", "not"];
+    if COMPOSED.iter().any(|keyword| schema.contains_key(*keyword)) {
+        return None;
+    }
+    let kind = match schema.get("type")? {
+        Value::String(kind) => kind,
+        Value::Array(kinds) => {
+            let mut kinds = kinds.iter().filter(|kind| *kind != "null");
+            let kind = kinds.next()?.as_str()?;
+            kinds.next().is_none().then_some(kind)?
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => return None,
+    };
+    let known = ["array", "boolean", "integer", "number", "object", "string"];
+    known.contains(&kind).then_some(kind)
 }
 
 /// What strict schemas may say (Structured Outputs, "Supported schemas").
@@ -124,5 +131,41 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
         | "minItems"
         | "maxItems" => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_strict_is_not_said_to_be() {
+        let strict = |property: Value| {
+            let schema =
+                json!({"type": "object", "properties": {"p": property}, "required": ["p"]});
+            strict(schema.as_object().unwrap())
+        };
+        for property in [
+            json!({}),
+            json!({"enum": ["a"]}),
+            json!({"type": ["object", "null"], "properties": {}}),
+            json!({"type": ["string", "integer"]}),
+            json!({"type": "array"}),
+            json!({"type": "array", "items": true}),
+            json!({"type": "object", "additionalProperties": {}}),
+            json!({"type": "object", "additionalProperties": true}),
+            json!({"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "string"}}),
+            json!({"anyOf": [{"type": "string"}]}),
+            json!({"type": "object", "properties": {"c": {"type": "string", "const": "x"}}}),
+        ] {
+            assert_eq!(strict(property.clone()), None, "{property}");
+        }
+        let property = json!({"type": "object", "properties": {"a": {"type": ["string", "null"]}}});
+        let strict = strict(property).unwrap();
+        let inner = &strict["properties"]["p"];
+        assert_eq!(
+            (&inner["additionalProperties"], &inner["required"]),
+            (&json!(false), &json!(["a"]))
+        );
     }
 }

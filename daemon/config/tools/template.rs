@@ -142,7 +142,8 @@ impl Template {
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether a parameter may be called so.
+pub(super) fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name
             .bytes()

@@ -66,7 +66,7 @@ impl JobService for Jobs {
         answered(request, async |incoming, request| {
             let pipeline = Arc::clone(&self.pipeline);
             let bytes = request.encoded_len();
-            let cost = cost_of_job(&request.tool, bytes);
+            let cost = cost_of_job(&request.tool, &pipeline.catalog, bytes);
             let held = bytes + request.params.as_ref().map_or(0, params::overhead);
             let read = {
                 let pipeline = Arc::clone(&self.pipeline);
