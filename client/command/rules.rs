@@ -55,7 +55,7 @@ enum Action {
 struct AddArgs {
     /// What becomes of calls that match.
     action: Word,
-    /// The tool that it is about, by its name in the contract.
+    /// The tool that it is about, by its name in the contract, in the configuration or in a dialect.
     tool: String,
     /// Regular expression that is searched for in the compact JSON of the parameters; without it, the rule
     /// is about any.

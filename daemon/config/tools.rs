@@ -11,7 +11,7 @@ use serde_json::{Map, Value as Json};
 pub(crate) use self::{schema::Schema, template::Template};
 use super::{file, time::time};
 
-/// Most tools of one daemon: models lose their way among fewer.
+/// Most tools of one daemon: each is told to models with each request, and long before this they mix them up.
 const MOST_TOOLS: usize = 256;
 /// Longest name, in bytes: what all vendors take.
 const LONGEST_NAME: usize = 64;

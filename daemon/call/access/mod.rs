@@ -236,7 +236,7 @@ pub(crate) fn unknown_names(keys: &Keys, catalog: &Catalog, workspaces: &[&str])
     let mut problems = Vec::new();
     let mut report = |key: &str, what: &str, name: &str| {
         problems.push(format!(
-            "--keys {}: key {key:?}: there is no {what} {}",
+            "--keys {}: key {key:?}: there is no {what} {}: one that the configuration adds is there once the daemon was started with it",
             keys.file.display(),
             shown(name)
         ));
