@@ -15,7 +15,7 @@ start_daemon() {
   socket=$scratch/jig.sock
 
   mkfifo "$scratch/stdout"
-  "$jigd" --listen 127.0.0.1:0 --listen "unix:$socket" --workspace "$scratch/workspace" --state-dir "$scratch/state" --log text \
+  "$jigd" --listen 127.0.0.1:0 --listen "unix:$socket" --workspace "$scratch/workspace" --state-dir "$scratch/state" --config tests/clients/tools.toml --log text \
     >"$scratch/stdout" 2>"$scratch/log" &
   daemon=$!
   exec {printed}<"$scratch/stdout"

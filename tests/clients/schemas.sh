@@ -7,7 +7,7 @@ jig=${CARGO_TARGET_DIR:-target}/debug/jig
 try_schemas() {
   echo "rendered tools on $address"
   local sdks=$tools/sdks rendered=$scratch/rendered dialects dialect format here=tests/clients/schemas
-  mkdir "$rendered"
+  mkdir -p "$rendered/results"
   # The daemon itself says which vocabularies there are.
   dialects=$("$jig" --address "$address" tools --dialect none 2>&1 | sed -n '1s/.* use one of //p' | tr -d ,) || true
   check "the daemon names its dialects" 0 'agentbench.*rauskuclaw' echo "$dialects"
@@ -15,6 +15,14 @@ try_schemas() {
     for format in json-schema openai-chat openai-responses anthropic gemini mcp; do
       "$jig" --address "$address" tools --dialect "${dialect/#contract/}" --format "$format" >"$rendered/$dialect.$format.json"
     done
+  done
+
+  # What came of calls, of which one succeeds, one fails, and one is of a tool that there is not.
+  local calls='[{"call_id":"a","name":"run","arguments":{"command":"echo a"}},{"call_id":"b","name":"read_file","arguments":{"path":"none"}},{"call_id":"c","name":"nothing"}]'
+  for format in openai-chat openai-responses anthropic gemini mcp; do
+    printf '{"result_format":"%s","calls":%s}' "$format" "$calls" >"$scratch/batch.json"
+    { "$jig" --address "$address" --json batch "$scratch/batch.json" || true; } \
+      | "$sdks/python/bin/python" -c 'import json, sys; print(json.load(sys.stdin)["messages_json"])' >"$rendered/results/$format.json"
   done
 
   # The compiler finds packages above the program.

@@ -144,7 +144,13 @@ action = "deny"
         (
             "cli_agent",
             "run_in_terminal",
-            json!({"command": "true", "timeout_seconds": "77.0"}),
+            json!({"command": "true", "timeout_seconds": 77.0}),
+            true,
+        ),
+        (
+            "cli_agent",
+            "run_in_terminal",
+            json!({"command": "true", "timeout_seconds": "77"}),
             true,
         ),
         (

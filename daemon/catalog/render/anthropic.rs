@@ -1,7 +1,7 @@
 //! Tools for Anthropic's Messages API (`Tool`). Of JSON Schema, its models are trained on what its SDK lets
 //! through where it makes schemas strict (`transform_schema`); the rest goes into the descriptions, as there.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::described::{FORMATS, describe, is_one_of};
 use crate::daemon::catalog::definition::Definition;
@@ -10,11 +10,48 @@ use crate::daemon::catalog::definition::Definition;
 pub(super) fn tool(tool: &Definition) -> Value {
     let mut schema = tool.input.clone();
     describe(&mut schema, &is_kept);
+    choose(&mut schema);
     json!({
         "name": tool.name,
         "description": tool.description,
         "input_schema": schema,
     })
+}
+
+/// Writes a value that may be of several types as a choice, as the SDK does, there and in what is in it.
+fn choose(schema: &mut Map<String, Value>) {
+    for keyword in ["properties", "$defs"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_object_mut);
+        let inner = inner.into_iter().flat_map(Map::values_mut);
+        inner.filter_map(Value::as_object_mut).for_each(choose);
+    }
+    for keyword in ["items", "additionalProperties"] {
+        if let Some(inner) = schema.get_mut(keyword).and_then(Value::as_object_mut) {
+            choose(inner);
+        }
+    }
+    for keyword in ["anyOf", "allOf"] {
+        let inner = schema.get_mut(keyword).and_then(Value::as_array_mut);
+        let inner = inner.into_iter().flatten();
+        inner.filter_map(Value::as_object_mut).for_each(choose);
+    }
+    let Some(Value::Array(kinds)) = schema.get("type").cloned() else {
+        return;
+    };
+    let mut rest = std::mem::take(schema);
+    rest.remove("type");
+    if let Some(description) = rest.remove("description") {
+        schema.insert("description".to_owned(), description);
+    }
+    let choices = kinds.into_iter().map(|kind| {
+        let mut choice = match kind == "null" {
+            true => Map::new(),
+            false => rest.clone(),
+        };
+        choice.insert("type".to_owned(), kind);
+        Value::Object(choice)
+    });
+    schema.insert("anyOf".to_owned(), choices.collect());
 }
 
 fn is_kept(keyword: &str, value: &Value) -> bool {
@@ -35,5 +72,24 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
         | "$defs"
         | "$ref" => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_types_are_a_choice() {
+        let mut schema = json!({
+            "type": "object",
+            "properties": {"n": {"type": ["array", "null"], "items": {"type": "string"}, "description": "N."}},
+        });
+        choose(schema.as_object_mut().unwrap());
+        let choices = json!([{"type": "array", "items": {"type": "string"}}, {"type": "null"}]);
+        assert_eq!(
+            schema["properties"]["n"],
+            json!({"description": "N.", "anyOf": choices})
+        );
     }
 }

@@ -90,6 +90,19 @@ for dialect, tools in rendered("gemini"):
 for dialect, tools in rendered("mcp"):
     attempt(dialect, "", "mcp", lambda: typed(pydantic.TypeAdapter(list[mcp.types.Tool]), tools))
 
+RESULTS = {
+    "openai-chat": openai.types.chat.ChatCompletionToolMessageParam,
+    "openai-responses": openai.types.responses.response_input_item_param.FunctionCallOutput,
+    "anthropic": anthropic.types.ToolResultBlockParam,
+    "gemini": gemini.Part,
+    "mcp": mcp.types.CallToolResult,
+}
+for form, kind in RESULTS.items():
+    results = json.loads((folder / "results" / f"{form}.json").read_text())
+    attempt("results", form, "number", lambda: None if len(results) == 3 else f"{len(results)} of 3")
+    for result in results:
+        attempt("results", form, "result", lambda: typed(pydantic.TypeAdapter(kind), result))
+
 print("\n".join(problems))
 print(f"{tried} tried, {len(problems)} wrong")
 sys.exit(not tried or bool(problems))

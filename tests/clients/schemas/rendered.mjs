@@ -1,4 +1,4 @@
-// The tools as the daemon renders them: files `DIALECT.FORMAT.json`, and the packages to try them with.
+// The tools as the daemon renders them: files `DIALECT.FORMAT.json`; what came of calls, as files `results/FORMAT.json`; and the packages to try both with.
 import { readdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -16,6 +16,11 @@ export function rendered(format) {
     dialect: name.slice(0, -end.length),
     tools: JSON.parse(readFileSync(join(folder, name), "utf8")),
   }));
+}
+
+/// What came of calls, in a format.
+export function results(format) {
+  return JSON.parse(readFileSync(join(folder, "results", `${format}.json`), "utf8"));
 }
 
 /// Every schema in a schema, and how deep it lies; itself first.

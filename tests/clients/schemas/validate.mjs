@@ -63,7 +63,10 @@ for (const { dialect, tools } of rendered("json-schema")) {
 }
 
 // The calls are made in their order, in the workspace of the daemon that is there for all these checks.
-const calls = JSON.parse(readFileSync(new URL("calls.json", import.meta.url), "utf8"));
+const written = JSON.parse(readFileSync(new URL("calls.json", import.meta.url), "utf8"));
+// Tools of the configuration are the same in every vocabulary.
+const dialects = new Set([...known.keys()].map((name) => name.split(" ")[0]));
+const calls = written.flatMap(({ everywhere, ...call }) => (everywhere ? [...dialects].map((dialect) => ({ dialect, ...call })) : [call]));
 for (const { dialect = "contract", tool, params } of calls) {
   const words = ["--address", address, "--session", "schemas", "--json", "call", "--params", JSON.stringify(params), tool];
   if (dialect !== "contract") words.push("--dialect", dialect);
