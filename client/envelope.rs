@@ -25,19 +25,25 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
         "job_id": response.job_id,
         "pending": response.pending,
         "truncated": response.truncated,
+        "outcome": response.outcome().as_str_name(),
+        "signal": response.signal,
+        "limit": response.limit,
     })
 }
 
-/// How the command ended that was run by the tool `run`, without what it wrote.
+/// How the command ended that was run, if one was, without what it wrote. How much it wrote is known where the
+/// vocabulary of the call has that.
 pub(crate) fn ran(response: &InvokeResponse) -> Option<RunResponse> {
-    let data = json_of(response.data.as_ref()?);
-    let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
+    if response.outcome() == Outcome::Unspecified {
+        return None;
+    }
+    let data = response.data.as_ref().map(json_of).unwrap_or_default();
     let number = |name: &str| data.get(name).and_then(Value::as_u64).unwrap_or_default();
     Some(RunResponse {
-        outcome: Outcome::from_str_name(text("outcome"))?.into(),
+        outcome: response.outcome,
         exit_code: response.exit_code,
-        signal: text("signal").to_owned(),
-        limit: text("limit").to_owned(),
+        signal: response.signal.clone(),
+        limit: response.limit.clone(),
         stdout_bytes: number("stdout_bytes"),
         stderr_bytes: number("stderr_bytes"),
         ..RunResponse::default()

@@ -167,6 +167,53 @@ async fn it_exits_as_the_command_did() {
         let words = ["call", "--dialect", dialect, tool, "command=false"];
         exits(&daemon, &words, 1);
     }
+    // However its vocabulary puts it, also as a failure.
+    for (words, parameters, code, told) in [
+        (
+            &["agentbench", "run"][..],
+            &["command=kill -9 $$"][..],
+            137,
+            "",
+        ),
+        (&["anthropic", "bash"], &["command=kill -9 $$"], 137, ""),
+        (&["claude", "Bash"], &["command=kill -9 $$"], 137, ""),
+        (
+            &["claude", "Bash"],
+            &["command=sleep 1000", "timeout=300"],
+            124,
+            "jig: ended: its time was up\n",
+        ),
+        (
+            &["cli_agent", "run_in_terminal"],
+            &["command=kill -TERM $$"],
+            143,
+            "",
+        ),
+        (
+            &["dracode", "run_command"],
+            &["command=sh", r#"arguments=-c "kill -9 $$""#],
+            137,
+            "",
+        ),
+        (
+            &["openai", "shell"],
+            &[r#"commands:=["sleep 1000"]"#, "timeout_ms=300"],
+            124,
+            "jig: ended: its time was up\n",
+        ),
+        (
+            &["rauskuclaw", "tool_exec"],
+            &["command=kill -9 $$"],
+            137,
+            "",
+        ),
+    ] {
+        let call = [&["call", "--dialect"], words, parameters].concat();
+        let (_, errors) = exits(&daemon, &call, code);
+        assert!(errors.ends_with(told), "{call:?}: {errors}");
+        let job = ["job", "submit", "--wait", "--dialect"];
+        exits(&daemon, &[&job[..], words, parameters].concat(), code);
+    }
     // That of the last command is not that of the call that asks about it.
     exits(&daemon, &["call", "run", "command=exit 3"], 3);
     exits(&daemon, &["call", "last_command"], 0);

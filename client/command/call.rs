@@ -56,7 +56,6 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         dialect: args.dialect.unwrap_or_default(),
         ..InvokeRequest::default()
     };
-    let is_canonical = request.dialect.is_empty();
     let (response, place) = connection::call(global, async move |client: Client| {
         let response = client.invoke(request).await?;
         let place = match is_cli_agent && !files_of(&response).is_empty() {
@@ -80,21 +79,12 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         other => other?,
     }
-    let ran = match is_canonical && response.tool == "run" {
-        true => envelope::ran(&response),
-        false => None,
-    };
     if !global.json {
         for note in notes(&response) {
             output::note(&note);
         }
-        if let Some(ran) = &ran
-            && let Some(how) = ended::how(ran.outcome, &ran.signal, &ran.limit)
-        {
-            output::note(&how);
-        }
     }
-    Ok(ran.map_or_else(|| code(&response), |ran| exit::of_run(&ran)))
+    Ok(code(&response))
 }
 
 /// The directory that our own daemon holds.
@@ -177,6 +167,9 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
             notes.push(format!("  {}", error.suggestion));
         }
     }
+    if let Some(ran) = envelope::ran(response) {
+        notes.extend(ended::how(ran.outcome, &ran.signal, &ran.limit));
+    }
     if response.truncated {
         notes.push("this is not all: the answer was too long".to_owned());
     }
@@ -188,7 +181,9 @@ fn notes(response: &InvokeResponse) -> Vec<String> {
 
 /// The exit code that says what came of it.
 fn code(response: &InvokeResponse) -> u8 {
-    let told = response.exit_code.and_then(|code| u8::try_from(code).ok());
+    let ran = envelope::ran(response).map(|ran| exit::of_run(&ran));
+    // What is done with what a command wrote can fail behind it.
+    let told = ran.filter(|code| *code != exit::SUCCESS || is_success(response));
     let error = response
         .error
         .as_ref()
@@ -203,7 +198,7 @@ fn code(response: &InvokeResponse) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use jig::api::v1::ToolError;
+    use jig::api::v1::{Outcome, ToolError};
     use prost_types::{Struct, Value as WireValue, value::Kind};
 
     use super::*;
@@ -269,18 +264,37 @@ mod tests {
             ..created()
         };
         assert_eq!(notes(&going_on), ["it goes on: jig job watch 01A"]);
+        let killed = InvokeResponse {
+            outcome: Outcome::OomKilled.into(),
+            limit: "memory".into(),
+            ..created()
+        };
+        let too_much = "ended: it took too much memory (limit: memory)";
+        assert_eq!(notes(&killed), [too_much]);
     }
 
     #[test]
     fn exit_codes() {
         let with_code = |exit_code, response| InvokeResponse {
+            outcome: Outcome::Exited.into(),
             exit_code: Some(exit_code),
+            ..response
+        };
+        let ended = |outcome: Outcome, response| InvokeResponse {
+            outcome: outcome.into(),
+            signal: "SIGKILL".to_owned(),
             ..response
         };
         for (response, expected) in [
             (created(), 0),
             (with_code(3, created()), 3),
             (with_code(1, failed("command_failed")), 1),
+            (with_code(0, failed("file_not_found")), 125),
+            (ended(Outcome::Signaled, created()), 137),
+            (ended(Outcome::OomKilled, failed("command_failed")), 137),
+            (ended(Outcome::TimedOut, created()), 124),
+            (ended(Outcome::Cancelled, created()), 130),
+            (ended(Outcome::DaemonLost, created()), 125),
             (failed("file_not_found"), 125),
             (failed("timeout"), 124),
             (InvokeResponse::default(), 125),

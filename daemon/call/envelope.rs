@@ -73,9 +73,7 @@ fn told(
         false => InvokeStatus::Error,
     }
     .into();
-    response.exit_code = ran.exit_code;
-    response.stdout_path = ran.stdout_path.clone();
-    response.stderr_path = ran.stderr_path.clone();
+    ran.put(&mut response);
     response.pending = job_id.is_some();
     response.job_id = job_id.unwrap_or_default();
     let mut is_whole = true;
@@ -131,9 +129,7 @@ fn answered(
 ) -> InvokeResponse {
     let is_whole = fit(&mut data);
     response.status = InvokeStatus::Success.into();
-    response.exit_code = ran.exit_code;
-    response.stdout_path = ran.stdout_path.clone();
-    response.stderr_path = ran.stderr_path.clone();
+    ran.put(&mut response);
     response.error = ran.abnormal_exit.clone();
     let (text, is_all) = text_of(&data);
     response.text = text;
@@ -209,6 +205,11 @@ mod tests {
                 None,
                 Some("(timed_out)"),
             ),
+            (
+                json!({"outcome": "OUTCOME_OOM_KILLED", "signal": "SIGKILL", "limit": "memory"}),
+                None,
+                Some("SIGKILL (oom_killed)"),
+            ),
             (json!({"files": []}), None, None),
         ] {
             let fields = fields(data.clone());
@@ -216,6 +217,12 @@ mod tests {
             let response = answered(begun(&call()), fields, &ran);
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
+            let outcome = data.get("outcome").and_then(Json::as_str);
+            let outcome = outcome.unwrap_or("OUTCOME_UNSPECIFIED");
+            assert_eq!(response.outcome().as_str_name(), outcome);
+            let text = |name: &str| data.get(name).and_then(Json::as_str).unwrap_or_default();
+            assert_eq!(response.signal, text("signal"));
+            assert_eq!(response.limit, text("limit"));
             assert_eq!(response.text, data.to_string());
             assert_eq!(response.duration_sec, 1.5);
             let message = response.error.map(|error| error.message);

@@ -168,7 +168,7 @@ impl Pipeline {
             _ if !has_begun && was_cancelled => return End::Done(JobState::Cancelled, None),
             Err(error) if !has_begun && error.reason == Reason::DaemonLost => JobState::Lost,
             Err(_) if has_begun && was_cancelled => JobState::Cancelled,
-            Ok(_) if ran.was_cancelled => JobState::Cancelled,
+            Ok(_) if ran.was_cancelled() => JobState::Cancelled,
             Ok(answer) if answer.is_success() => JobState::Succeeded,
             Ok(_) | Err(_) => JobState::Failed,
         };

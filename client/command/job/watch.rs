@@ -84,56 +84,44 @@ fn notes(job: &Job, came: [u64; 2]) -> Vec<String> {
 
 /// The exit code that says how a job has ended: as that of `jig run`, where it ran a command.
 pub(super) fn code(job: &Job) -> u8 {
-    let of_dialect = job.result.as_ref().filter(|_| !job.dialect.is_empty());
-    let exit_code = of_dialect.and_then(|result| u8::try_from(result.exit_code?).ok());
-    match (ran(job), exit_code, job.state()) {
-        (Some(ran), ..) => exit::of_run(&ran),
-        (None, Some(code), _) => code,
-        (None, None, JobState::Succeeded) if is_run(job) => exit::FAILURE,
-        (None, None, JobState::Succeeded | JobState::Queued | JobState::Running) => exit::SUCCESS,
-        (
-            None,
-            None,
-            JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified,
-        ) => exit::FAILURE,
+    match ran(job) {
+        Some(ran) => exit::of_run(&ran),
+        None if is_well(job) => exit::SUCCESS,
+        None => exit::FAILURE,
     }
 }
 
-/// How the command of a job has ended, if it ran one, without what it wrote.
+/// How the command of a job has ended, without what it wrote, if it ran one, and has not failed behind it.
 fn ran(job: &Job) -> Option<RunResponse> {
-    let result = job.result.as_ref().filter(|_| is_run(job));
-    result.and_then(envelope::ran)
+    let ran = job.result.as_ref().and_then(envelope::ran);
+    ran.filter(|ran| is_well(job) || exit::of_run(ran) != exit::SUCCESS)
 }
 
-/// Whether it is one of the tool of the contract that runs commands. Others have tools of that name.
-fn is_run(job: &Job) -> bool {
-    job.dialect.is_empty() && job.tool == "run"
+fn is_well(job: &Job) -> bool {
+    match job.state() {
+        JobState::Succeeded | JobState::Queued | JobState::Running => true,
+        JobState::Failed | JobState::Cancelled | JobState::Lost | JobState::Unspecified => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use jig::api::v1::InvokeResponse;
+    use jig::api::v1::{InvokeResponse, Outcome};
     use prost_types::{Struct, Value as WireValue, value::Kind};
 
     use super::*;
 
-    fn job(state: JobState, tool: &str, data: &[(&str, &str)], exit_code: Option<i32>) -> Job {
-        let fields = data.iter().map(|(name, value)| {
-            // As the daemon writes them.
-            let kind = match value.parse() {
-                Ok(number) => Kind::NumberValue(number),
-                Err(_) => Kind::StringValue((*value).to_owned()),
-            };
-            ((*name).to_owned(), WireValue { kind: Some(kind) })
-        });
-        let data = (!data.is_empty()).then(|| Struct {
-            fields: fields.collect(),
-        });
+    fn job(state: JobState, ended: Option<(Outcome, &str, Option<i32>)>) -> Job {
+        let (outcome, signal, exit_code) = ended.unwrap_or_default();
+        let kind = Some(Kind::NumberValue(20.0));
         Job {
-            tool: tool.to_owned(),
             state: state.into(),
             result: Some(InvokeResponse {
-                data,
+                data: Some(Struct {
+                    fields: [("stdout_bytes".to_owned(), WireValue { kind })].into(),
+                }),
+                outcome: outcome.into(),
+                signal: signal.to_owned(),
                 exit_code,
                 text: "why".to_owned(),
                 ..InvokeResponse::default()
@@ -145,48 +133,24 @@ mod tests {
     #[test]
     fn it_ends_as_the_command_did() {
         use JobState::{Cancelled, Failed, Lost, Succeeded};
-        let exited = &[("outcome", "OUTCOME_EXITED"), ("stdout_bytes", "20")][..];
-        let killed = &[("outcome", "OUTCOME_SIGNALED"), ("signal", "SIGKILL")][..];
-        let late = &[("outcome", "OUTCOME_TIMED_OUT"), ("signal", "SIGTERM")][..];
-        let ended = &[("outcome", "OUTCOME_CANCELLED"), ("signal", "SIGKILL")][..];
+        let exited = |code| Some((Outcome::Exited, "", Some(code)));
+        let killed = Some((Outcome::Signaled, "SIGKILL", None));
+        let late = Some((Outcome::TimedOut, "SIGTERM", None));
+        let ended = Some((Outcome::Cancelled, "SIGKILL", None));
         let cut = "standard output has 20 bytes, of which those from 10 on are not kept";
+        let (up, gone) = ("ended: its time was up", "ended: cancelled");
         for (job, expected, notes_expected) in [
-            (job(Succeeded, "run", exited, Some(3)), 3, &[cut][..]),
-            (job(Succeeded, "run", killed, None), 137, &[]),
-            (
-                job(Succeeded, "run", late, None),
-                124,
-                &["ended: its time was up"],
-            ),
-            (
-                job(Cancelled, "run", ended, None),
-                130,
-                &["ended: cancelled"],
-            ),
-            (job(Failed, "run", &[], None), 1, &["failed: why"]),
-            (job(Lost, "run", &[], None), 1, &["lost: why"]),
-            (job(Cancelled, "run", &[], None), 1, &["cancelled: why"]),
-            (
-                Job {
-                    dialect: "agentbench".to_owned(),
-                    ..job(Succeeded, "run", &[("stdout_path", "x")], Some(2))
-                },
-                2,
-                &["succeeded: why"],
-            ),
-            (
-                Job {
-                    dialect: "agentbench".to_owned(),
-                    ..job(Succeeded, "run", &[("stdout_path", "x")], None)
-                },
-                0,
-                &["succeeded: why"],
-            ),
-            (
-                job(Succeeded, "stat", &[("path", "x")], None),
-                0,
-                &["succeeded: why"],
-            ),
+            (job(Succeeded, exited(3)), 3, &[cut][..]),
+            (job(Succeeded, killed), 137, &[cut]),
+            (job(Failed, killed), 137, &[cut]),
+            (job(Succeeded, late), 124, &[cut, up]),
+            (job(Failed, late), 124, &[cut, up]),
+            (job(Cancelled, ended), 130, &[cut, gone]),
+            (job(Failed, exited(0)), 1, &["failed: why"]),
+            (job(Failed, None), 1, &["failed: why"]),
+            (job(Lost, None), 1, &["lost: why"]),
+            (job(Cancelled, None), 1, &["cancelled: why"]),
+            (job(Succeeded, None), 0, &["succeeded: why"]),
         ] {
             assert_eq!(code(&job), expected, "{job:?}");
             assert_eq!(notes(&job, [10, 0]), notes_expected, "{job:?}");

@@ -2,21 +2,25 @@
 
 use serde_json::{Map, Value};
 
-use crate::api::v1::ToolError;
+use crate::api::v1::{InvokeResponse, Outcome, ToolError};
 
 /// What a command has left, for those who look for it beside the answer.
 #[derive(Debug, Clone, Default)]
 pub(in crate::daemon::call) struct Ran {
+    /// How it ended; not declared where none ran.
+    outcome: Outcome,
+    /// The signal that ended it, if one did.
+    signal: String,
+    /// The limit that ended it, if one did.
+    limit: String,
     /// Its exit code, if it exited.
-    pub(in crate::daemon::call) exit_code: Option<i32>,
+    exit_code: Option<i32>,
     /// Artifact of its standard output.
-    pub(in crate::daemon::call) stdout_path: String,
+    stdout_path: String,
     /// Artifact of its standard error.
-    pub(in crate::daemon::call) stderr_path: String,
-    /// Whether it was ended because somebody asked for that.
-    pub(in crate::daemon::call) was_cancelled: bool,
+    stderr_path: String,
     /// What is worth knowing of how it ended.
-    pub(in crate::daemon::call) abnormal_exit: Option<ToolError>,
+    pub(super) abnormal_exit: Option<ToolError>,
 }
 
 impl Ran {
@@ -25,12 +29,29 @@ impl Ran {
         let text = |name: &str| data.get(name).and_then(Value::as_str).unwrap_or_default();
         let code = data.get("exit_code").and_then(Value::as_i64);
         Self {
+            outcome: Outcome::from_str_name(text("outcome")).unwrap_or_default(),
+            signal: text("signal").to_owned(),
+            limit: text("limit").to_owned(),
             exit_code: code.and_then(|code| i32::try_from(code).ok()),
             stdout_path: text("stdout_path").to_owned(),
             stderr_path: text("stderr_path").to_owned(),
-            was_cancelled: text("outcome") == "OUTCOME_CANCELLED",
             abnormal_exit: abnormal_exit(data),
         }
+    }
+
+    /// Whether it was ended because somebody asked for that.
+    pub(in crate::daemon::call) fn was_cancelled(&self) -> bool {
+        self.outcome == Outcome::Cancelled
+    }
+
+    /// Tells of it beside the answer.
+    pub(super) fn put(&self, response: &mut InvokeResponse) {
+        response.outcome = self.outcome.into();
+        response.signal.clone_from(&self.signal);
+        response.limit.clone_from(&self.limit);
+        response.exit_code = self.exit_code;
+        response.stdout_path.clone_from(&self.stdout_path);
+        response.stderr_path.clone_from(&self.stderr_path);
     }
 }
 
