@@ -76,17 +76,17 @@ fn told(
     ran.put(&mut response);
     response.pending = job_id.is_some();
     response.job_id = job_id.unwrap_or_default();
+    let (text, is_all) = match (text, &data, &failure) {
+        (Some(text), data, _) => beginning(text, data.as_ref()),
+        (None, Some(data), _) => text_of(data),
+        (None, None, Some(failure)) => (failure.message.clone(), true),
+        (None, None, None) => (String::new(), true),
+    };
     let mut is_whole = true;
     let data = data.map(|mut data| {
         is_whole = fit(&mut data);
         data
     });
-    let (text, is_all) = match (text, &data, &failure) {
-        (Some(text), data, _) => beginning(text, data.is_none()),
-        (None, Some(data), _) => text_of(data),
-        (None, None, Some(failure)) => (failure.message.clone(), true),
-        (None, None, None) => (String::new(), true),
-    };
     response.text = text;
     response.truncated = !is_whole || !is_all;
     response.data = data.map(structure);
@@ -127,11 +127,11 @@ fn answered(
     mut data: Map<String, Json>,
     ran: &Ran,
 ) -> InvokeResponse {
+    let (text, is_all) = text_of(&data);
     let is_whole = fit(&mut data);
     response.status = InvokeStatus::Success.into();
     ran.put(&mut response);
     response.error = ran.abnormal_exit.clone();
-    let (text, is_all) = text_of(&data);
     response.text = text;
     response.truncated = !is_whole || !is_all;
     response.data = Some(structure(data));
