@@ -193,6 +193,119 @@ async fn e07_what_is_wrong_with_the_request_is_told_by_field() {
 }
 
 #[tokio::test]
+async fn ids_are_those_of_one_call_each() {
+    let daemon = Daemon::start().await;
+    let stat = |id| (id, "stat", json!({"path": "."}));
+    let (long, one) = ("x".repeat(481), "é".repeat(120));
+    let ids = [&*long, "a", &one, "a", &one, "a"];
+    let request = of("", &ids.map(stat));
+    let refusal = try_batch(&daemon, request).await.unwrap_err();
+    assert_eq!(refusal.reason, "INVALID_PARAMS");
+    let told: Vec<_> = refusal
+        .violations
+        .iter()
+        .map(|violation| (violation.field.as_str(), violation.description.as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("calls[0].call_id", "must have at most 120 characters"),
+            (
+                "calls[3].call_id",
+                "is that of calls[1]: each call must have an id of its own"
+            ),
+            (
+                "calls[4].call_id",
+                "is that of calls[2]: each call must have an id of its own"
+            ),
+            (
+                "calls[5].call_id",
+                "is that of calls[1]: each call must have an id of its own"
+            ),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn tools_of_the_configuration_are_told_in_the_words_of_the_vocabulary() {
+    let tool = r#"
+[[tools]]
+name = "say_word"
+description = "Says a word."
+argv = ["echo", "{word}"]
+[tools.schema]
+required = ["word"]
+properties.word = { type = "string", description = "The word." }
+"#;
+    let daemon = Setup::new().workspace_table(tool).start().await;
+    let calls = [
+        ("a", "say_word", json!({"word": "hello"})),
+        ("b", "say_word", json!({})),
+    ];
+    for (dialect, code) in [
+        ("", "INVALID_PARAMS"),
+        ("claude", "INVALID_PARAMS"),
+        ("rauskuclaw", "VALIDATION_ERROR"),
+    ] {
+        let response = batch(&daemon, of(dialect, &calls)).await;
+        let [said, refused] = &response.results[..] else {
+            panic!("{response:?}");
+        };
+        let output = json_of(said.output.as_ref().unwrap());
+        assert_eq!((said.ok, &output["stdout"]), (true, &"hello\n".into()));
+        assert_eq!(refused.error.as_ref().unwrap().code, code, "{dialect}");
+        // What is no tool of the vocabulary has no name in it.
+        let request = InvokeBatchRequest {
+            mode: Some(BatchMode::Async.into()),
+            ..of(dialect, &calls[..1])
+        };
+        let response = batch(&daemon, request).await;
+        assert_eq!(response.results[0].job_type, "say_word", "{dialect}");
+    }
+}
+
+#[tokio::test]
+async fn a_job_that_a_call_has_begun_is_named() {
+    let daemon = Daemon::start().await;
+    let task = json!({"command": "until [ -e go ]; do sleep 0.05; done"});
+    let response = batch(&daemon, of("claude", &[("a", "Task", task)])).await;
+    let result = &response.results[0];
+    let output = json_of(result.output.as_ref().unwrap());
+    assert!(result.ok && result.pending, "{result:?}");
+    assert_eq!(output["taskId"], result.job_id.as_str());
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
+}
+
+/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
+#[tokio::test]
+async fn a_text_stays_a_text() {
+    let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
+    for (format, path, place, expected) in [
+        (
+            ToolFormat::Gemini,
+            "a.txt",
+            "/0/functionResponse/response/output",
+            Some("x"),
+        ),
+        (ToolFormat::Mcp, "a.txt", "/0/content/0/text", Some("x")),
+        (ToolFormat::Mcp, "a.txt", "/0/structuredContent", None),
+        (ToolFormat::Mcp, "none", "/0/structuredContent", None),
+    ] {
+        let call = ("a", "read_file", json!({"file_path": path}));
+        let request = InvokeBatchRequest {
+            result_format: Some(format.into()),
+            ..of("dracode", &[call])
+        };
+        let response = batch(&daemon, request).await;
+        let messages: Value = serde_json::from_str(&response.messages_json).unwrap();
+        let told = messages.pointer(place).and_then(Value::as_str);
+        assert_eq!(told, expected, "{messages}");
+    }
+}
+
+#[tokio::test]
 async fn e06_a_key_that_may_only_look_does_not_invoke() {
     let keys = KeyFile::new();
     let reads = keys.add("reads", "read", &[]);
@@ -223,7 +336,7 @@ async fn e08_a_long_output_is_told_of_by_its_beginning() {
     assert_eq!(output["truncated"], true);
     assert!(output["bytes"].as_u64().unwrap() > 60_000, "{output}");
     let preview = output["preview"].as_str().unwrap();
-    assert!(preview.starts_with(r#"{"content_text":"é"#) && preview.len() <= 12_000);
+    assert!(preview.starts_with(r#"{"content_text":"é"#) && preview.len() <= 12 << 10);
     let content: Value = serde_json::from_str(&response.tool_messages[0].content).unwrap();
     assert_eq!(content, json!({"ok": true, "result": output}));
 }

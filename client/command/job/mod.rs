@@ -44,7 +44,7 @@ enum Action {
         job: String,
     },
     Ls(LsArgs),
-    /// Wait until a job has ended, and tell what came of it.
+    /// Wait until a job has ended, and tell what came of it; exits as `jig job watch` does.
     Wait {
         /// Its id.
         #[arg(value_name = "JOB")]
@@ -69,7 +69,8 @@ struct SubmitArgs {
     tool: String,
     #[command(flatten)]
     parameters: Parameters,
-    /// Vocabulary that the tool is of: `claude`. Without it, that of the contract.
+    /// Vocabulary that the tool is of: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
+    /// `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
     dialect: Option<String>,
     /// Queue to wait in.
@@ -78,7 +79,7 @@ struct SubmitArgs {
     /// Who comes first in the queue, from -100 to 100: higher before lower.
     #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
     priority: i32,
-    /// Wait until it has ended, and tell what came of it.
+    /// Wait until it has ended, and tell what came of it; exits as `jig job watch` does.
     #[arg(long)]
     wait: bool,
 }

@@ -100,7 +100,6 @@ impl Pipeline {
         let mut submitted: Vec<(String, String, Result<Job, InvokeResponse>)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
-            let dialect = self.vocabulary(dialect, &name);
             let said = self.said(&incoming, &name, params.as_ref().ok())?;
             let result = match params {
                 Ok(params) => {
@@ -125,6 +124,7 @@ impl Pipeline {
                         started,
                         ended: SystemTime::now(),
                     };
+                    // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
                     let (result, ran) = (Err(error), Ran::default());
                     Err(envelope::of(&call, dialect, &said, result, &ran))
                 }
@@ -138,7 +138,8 @@ impl Pipeline {
             let state = match (result, until) {
                 (Err(response), _) => BatchState::Ended(Box::new(response)),
                 (Ok(job), None) => BatchState::Submitted {
-                    job_type: dialect
+                    job_type: self
+                        .vocabulary(dialect, &name)
                         .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
                     job: job.id,
                 },

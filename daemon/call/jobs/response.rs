@@ -23,7 +23,11 @@ impl Seen {
             (None, _) => None,
         };
         Ok(response.map(|response| InvokeResponse {
-            job_id: self.job.id.clone(),
+            job_id: match response.pending {
+                // It has begun another one, which goes on.
+                true => response.job_id,
+                false => self.job.id.clone(),
+            },
             ..response
         }))
     }

@@ -2,7 +2,7 @@
 
 mod results;
 
-use std::{mem::take, sync::Arc, time::Duration};
+use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
 
 use prost::Message as _;
 use tonic::{Request, Response, Status};
@@ -10,8 +10,8 @@ use tonic::{Request, Response, Status};
 use super::{answered, catalog::format_of, check_queue, dialect_of};
 use crate::{
     api::v1::{
-        BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest, InvokeResponse,
-        ToolFormat, invoke_service_server::InvokeService,
+        BatchCall as WireCall, BatchMode, InvokeBatchRequest, InvokeBatchResponse, InvokeRequest,
+        InvokeResponse, ToolFormat, invoke_service_server::InvokeService,
     },
     daemon::{
         call::{
@@ -129,8 +129,10 @@ fn batch(pipeline: &Pipeline, mut request: InvokeBatchRequest) -> Result<Batch, 
             ..violation
         };
         violations.extend(arguments.twice().into_iter().map(place));
-        violations.extend(too_long("call_id", &call.call_id).map(place));
+        let field = format!("calls[{number}].call_id");
+        check_length(field, &call.call_id, &mut violations);
     }
+    check_ids(&request.calls, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
@@ -159,7 +161,8 @@ fn invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocat
     let (request, mut violations) = (checked.request, checked.violations);
     let dialect = dialect_of(&request.dialect, &mut violations);
     violations.extend(params.twice());
-    violations.extend(too_long("request_id", &request.request_id));
+    let field = "request_id".to_owned();
+    check_length(field, &request.request_id, &mut violations);
     if !violations.is_empty() {
         return Err(Error::invalid(violations));
     }
@@ -171,10 +174,26 @@ fn invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocat
     })
 }
 
-fn too_long(field: &str, id: &str) -> Option<Violation> {
-    let is_long = id.chars().count() > LONGEST_REQUEST_ID;
-    is_long.then(|| {
+fn check_length(field: String, id: &str, violations: &mut Vec<Violation>) {
+    if id.chars().count() > LONGEST_REQUEST_ID {
+        // One that has too many bytes, too, is told once.
+        violations.retain(|violation| violation.field != field);
         let text = format!("must have at most {LONGEST_REQUEST_ID} characters");
-        Violation::new(field, text)
-    })
+        violations.push(Violation::new(field, text));
+    }
+}
+
+/// Results are told apart by the ids of their calls.
+fn check_ids(calls: &[WireCall], violations: &mut Vec<Violation>) {
+    let mut first = HashMap::new();
+    for (number, WireCall { call_id, .. }) in calls.iter().enumerate() {
+        if call_id.is_empty() {
+            continue;
+        }
+        let before = *first.entry(call_id.as_str()).or_insert(number);
+        if before != number {
+            let text = format!("is that of calls[{before}]: each call must have an id of its own");
+            violations.push(Violation::new(format!("calls[{number}].call_id"), text));
+        }
+    }
 }

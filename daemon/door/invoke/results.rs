@@ -17,7 +17,9 @@ use crate::{
 
 /// Longest output of a call, as JSON in bytes: what is longer is told of by its beginning. It is for a model,
 /// who is told of twenty at once.
-const LONGEST: usize = 12_000;
+const LONGEST: usize = 12 << 10;
+/// Most characters of that beginning, which is no longer than that either.
+const SHOWN: usize = 12_000;
 /// What a call is told whose job has not ended in time.
 const PENDING: &str = "Job did not complete within wait_ms";
 /// And how programs tell it.
@@ -53,18 +55,25 @@ pub(super) fn response(
     let mut response = InvokeBatchResponse::default();
     let mut told = Vec::new();
     for answer in answers {
-        let (result, output, text) = result(answer)?;
+        let (
+            result,
+            Output {
+                data,
+                is_text,
+                text,
+            },
+        ) = result(answer)?;
         if is_waited_for {
             response
                 .tool_messages
-                .push(message(&result, output.as_ref())?);
+                .push(message(&result, data.as_ref())?);
             told.push(ToolResult {
                 call_id: result.call_id.clone(),
                 name: result.name.clone(),
                 is_error: !result.ok,
                 marks_errors,
                 text,
-                data: output,
+                data: data.filter(|_| !is_text),
             });
         }
         response.results.push(result);
@@ -73,8 +82,19 @@ pub(super) fn response(
     Ok(response)
 }
 
-/// What came of one call: as a message, its output, and what goes back to a model.
-fn result(answer: BatchAnswer) -> Result<(BatchResult, Option<Value>, String), Error> {
+/// What a call has answered, as models are told.
+#[derive(Debug, Default)]
+struct Output {
+    /// The object that it is, or that stands for it.
+    data: Option<Value>,
+    /// Whether the tool answers by a text, for which the object stands.
+    is_text: bool,
+    /// What goes back to a model.
+    text: String,
+}
+
+/// What came of one call: as a message, and its output.
+fn result(answer: BatchAnswer) -> Result<(BatchResult, Output), Error> {
     let BatchAnswer { id, name, state } = answer;
     let result = BatchResult {
         call_id: id,
@@ -89,7 +109,7 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Option<Value>, String), E
                 job_type,
                 ..result
             };
-            (submitted, None, String::new())
+            (submitted, Output::default())
         }
         BatchState::Pending { job } => {
             let text = format!("{PENDING}; it goes on as job {job}");
@@ -103,12 +123,16 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Option<Value>, String), E
                 }),
                 ..result
             };
-            (pending, None, text)
+            let output = Output {
+                text,
+                ..Output::default()
+            };
+            (pending, output)
         }
         BatchState::Ended(ended) => {
             let ended = *ended;
             let ok = ended.status() == InvokeStatus::Success;
-            let (output, text) = output(&ended)?;
+            let output = output(&ended)?;
             let error = ended.error.filter(|_| !ok).map(|error| BatchError {
                 code: error.error_type.to_uppercase(),
                 message: error.message,
@@ -116,7 +140,14 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Option<Value>, String), E
             });
             let ended = BatchResult {
                 ok,
+                pending: ended.pending,
+                // That it has begun; its own is of no use any more.
+                job_id: match ended.pending {
+                    true => ended.job_id,
+                    false => String::new(),
+                },
                 output: output
+                    .data
                     .as_ref()
                     .and_then(Value::as_object)
                     .cloned()
@@ -124,13 +155,13 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Option<Value>, String), E
                 error,
                 ..result
             };
-            (ended, output, text)
+            (ended, output)
         }
     })
 }
 
-/// What a call has answered, and its text: neither longer than a model is told.
-fn output(ended: &InvokeResponse) -> Result<(Option<Value>, String), Error> {
+/// What a call has answered, no longer than a model is told.
+fn output(ended: &InvokeResponse) -> Result<Output, Error> {
     let data = ended.data.clone().map(|data| unwrapped(data, "data"));
     let data = data
         .transpose()
@@ -141,7 +172,7 @@ fn output(ended: &InvokeResponse) -> Result<(Option<Value>, String), Error> {
         // A text is told as the only field of an object.
         None => is_success.then(|| serde_json::json!({ "text": ended.text })),
     };
-    let output = data.map(|data| {
+    let data = data.map(|data| {
         let whole = data.to_string();
         match whole.len() > LONGEST {
             true => serde_json::json!({
@@ -152,21 +183,25 @@ fn output(ended: &InvokeResponse) -> Result<(Option<Value>, String), Error> {
             false => data,
         }
     });
-    let text = match (ended.text.len() > LONGEST, &output) {
+    let is_text = ended.data.is_none();
+    let text = match (ended.text.len() > LONGEST, &data) {
         (false, _) => ended.text.clone(),
-        (true, Some(output)) if ended.data.is_some() => output.to_string(),
+        (true, Some(data)) if !is_text => data.to_string(),
         (true, _) => {
             let bytes = ended.text.len();
             format!("{} … (the first of {bytes} bytes)", beginning(&ended.text))
         }
     };
-    Ok((output, text))
+    Ok(Output {
+        data,
+        is_text,
+        text,
+    })
 }
 
 fn beginning(text: &str) -> String {
-    text.get(..text.floor_char_boundary(LONGEST))
-        .unwrap_or_default()
-        .to_owned()
+    let text = text.get(..text.floor_char_boundary(LONGEST));
+    text.unwrap_or_default().chars().take(SHOWN).collect()
 }
 
 fn message(result: &BatchResult, output: Option<&Value>) -> Result<v1::ToolMessage, Error> {
