@@ -54,7 +54,8 @@ impl Pipeline {
     pub(super) fn is_switched_on(&self, tool: &str, said: Option<&str>) -> Result<(), Error> {
         match self.policy.snapshot().settings.has_tool(tool, said) {
             true => Ok(()),
-            false => Err(denied(tool, &By::Lists)),
+            // Who knows it by another name is told that.
+            false => Err(denied(said.unwrap_or(tool), &By::Lists)),
         }
     }
 

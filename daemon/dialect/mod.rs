@@ -17,6 +17,7 @@ mod parameter;
 mod place;
 mod rauskuclaw;
 mod said;
+mod told;
 mod vocabulary;
 
 pub(crate) use self::{

@@ -8,13 +8,14 @@ use super::{
     answer::{Answer, Data},
     parameter::{self, Parameter, Params, Unknown},
     said::Said,
+    told,
 };
 use crate::daemon::{
     catalog::{
         Catalog,
         definition::{Definition, Hints},
     },
-    error::{Error, Reason, Violation},
+    error::{Error, Reason},
 };
 
 /// A vocabulary.
@@ -150,7 +151,16 @@ impl Dialect {
 
     /// What a call answers that could not do what it was to.
     pub(crate) fn refuse(&self, said: &Said, error: &Error) -> Answer {
-        (self.refuse)(said, error)
+        let mut answer = (self.refuse)(said, error);
+        let tool = self.tools.iter().find(|tool| tool.name == said.tool);
+        let parameters = tool.map_or(&[][..], |tool| tool.parameters);
+        if let (Some(failure), Some(suggestion)) = (
+            &mut answer.failure,
+            told::suggestion(parameters, error.reason),
+        ) {
+            failure.suggestion = Some(suggestion.to_owned());
+        }
+        answer
     }
 
     /// What a job is called that calls a tool of this name.
@@ -208,19 +218,7 @@ impl Call {
 
     /// What is wrong with the call, by the names that its caller knows.
     pub(crate) fn told(&self, error: Error) -> Error {
-        if self.names.is_empty() || error.violations.is_empty() {
-            return error;
-        }
-        let known = |field: &str| {
-            let mut names = self.names.iter();
-            names.find_map(|(own, name)| Some(format!("{name}{}", field.strip_prefix(own)?)))
-        };
-        let violations = error.violations.into_iter();
-        let violations = violations.map(|violation| Violation {
-            field: known(&violation.field).unwrap_or(violation.field),
-            ..violation
-        });
-        Error::invalid(violations.collect())
+        told::told(self.names, error)
     }
 
     /// The same, within this time.
