@@ -9,6 +9,12 @@ use crate::daemon::{
     process::outcome::signal_number,
 };
 
+/// Most bytes of a text that a result shows: what is larger is cut by the tool, which says so, and not on the way
+/// to who called. An envelope has room for so much, and for what is beside it.
+pub(super) const MOST_SHOWN: usize = 3 << 20;
+/// What a value takes in an envelope beside its JSON, at most.
+const AROUND: usize = 32;
+
 /// What a call of a dialect answers.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
@@ -90,6 +96,22 @@ pub(crate) fn code_of(error: &Error) -> String {
     error.reason.name().to_lowercase()
 }
 
+/// The first of these that fit into a result, and whether that is all of them.
+pub(super) fn fitting(items: impl IntoIterator<Item = Json>) -> (Vec<Json>, bool) {
+    let mut room = MOST_SHOWN;
+    let mut fitting = Vec::new();
+    for item in items {
+        let fields = item.as_object().map_or(0, Map::len);
+        let size = item.to_string().len() + AROUND * (1 + fields);
+        let Some(left) = room.checked_sub(size) else {
+            return (fitting, false);
+        };
+        room = left;
+        fitting.push(item);
+    }
+    (fitting, true)
+}
+
 /// A text, and more on a line of its own.
 pub(super) fn on_lines(text: &str, more: &str) -> String {
     let is_apart = text.is_empty() || more.is_empty() || text.ends_with('\n');
@@ -167,5 +189,19 @@ impl Data {
     pub(crate) fn only(mut self, names: &[&str]) -> Map<String, Json> {
         self.0.retain(|name, _| names.contains(&name.as_str()));
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_has_as_many_as_fit() {
+        let (few, is_all) = fitting(["a", "b"].map(Json::from));
+        assert_eq!((few, is_all), (vec!["a".into(), "b".into()], true));
+        let long = Json::from("x".repeat(MOST_SHOWN / 4));
+        let (some, is_all) = fitting(std::iter::repeat_n(long, 10));
+        assert_eq!((some.len(), is_all), (3, false));
     }
 }

@@ -5,19 +5,17 @@ use std::{ops::ControlFlow, time::Duration};
 use serde_json::{Map, Value as Json, json};
 
 use super::{
-    answer::{Answer, Data, code_of, on_lines},
+    answer::{Answer, Data, MOST_SHOWN, code_of, fitting, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params},
-    place::is_outside,
+    place::{inside, is_outside},
     said::Said,
     vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
 };
-use crate::daemon::error::Error;
+use crate::daemon::error::{Error, Reason};
 
 /// What `Read` and `Write` may take.
 const FILES: Duration = Duration::from_secs(30);
-/// Most bytes that are read of a file.
-const MOST_BYTES: i64 = 10 << 20;
 /// Most matches of one search.
 const MOST_MATCHES: u32 = 1000;
 /// Most files of one `Glob`.
@@ -188,14 +186,21 @@ pub(super) const DIALECT: Dialect = Dialect {
 fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let encoding = params.str("encoding");
+        let path = params.str("path");
+        inside(path)?;
+        // Of Base64 four bytes stand for three.
+        let most = match encoding {
+            "base64" => MOST_SHOWN / 4 * 3,
+            _ => MOST_SHOWN,
+        };
         let call = Call::new(
             "read_file",
             json!({
-                "path": params.text("path"),
+                "path": path,
                 "encoding": encoding_of(encoding),
                 // From the first line on: a long file is read whole, too.
                 "start_line": 1,
-                "max_bytes": MOST_BYTES,
+                "max_bytes": most,
             }),
         );
         let mut read = tools.call(call.within(FILES)).await?;
@@ -214,10 +219,12 @@ fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 fn write(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let content = params.take("content");
+        let path = params.str("path");
+        inside(path)?;
         let call = Call::new(
             "write_file",
             json!({
-                "path": params.text("path"),
+                "path": path,
                 "content": content,
                 "encoding": encoding_of(params.str("encoding")),
             }),
@@ -258,6 +265,7 @@ async fn edited(
     names: Names,
     tools: &mut dyn Tools,
 ) -> Result<Answer, Error> {
+    inside(path)?;
     let call = Call::new("edit_file", json!({ "path": path, "edits": edits }));
     let edited = tools.call(call.naming(names)).await?;
     let replacements: u64 = edited
@@ -281,9 +289,15 @@ fn glob(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         )
         .naming(&[("root", "cwd"), ("glob", "pattern")]);
         let mut listed = tools.call(call).await?;
-        let count = listed.list("files").len();
-        let mut data = json!({ "files": listed.take("files"), "count": count });
-        if listed.flag("truncated") {
+        let found = match listed.take("files") {
+            Json::Array(files) => files,
+            Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) | Json::Object(_) => {
+                Vec::new()
+            }
+        };
+        let (files, fits) = fitting(found);
+        let mut data = json!({ "count": files.len(), "files": files });
+        if listed.flag("truncated") || !fits {
             data["truncated"] = true.into();
         }
         Ok(Answer::data(data))
@@ -312,12 +326,11 @@ fn grep(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             ("exclude_globs[0]", "exclude"),
         ]);
         let found = tools.call(call).await?;
-        let matches: Vec<Json> = found
-            .objects("matches")
-            .map(|found| found.only(&["file", "line", "content"]).into())
-            .collect();
+        let matches = found.objects("matches");
+        let (matches, fits) =
+            fitting(matches.map(|found| found.only(&["file", "line", "content"]).into()));
         let mut data = json!({ "matches": matches });
-        if found.flag("truncated") || found.flag("timed_out") {
+        if found.flag("truncated") || found.flag("timed_out") || !fits {
             data["truncated"] = true.into();
         }
         Ok(Answer::data(data))
@@ -336,8 +349,9 @@ fn ls(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             }
         });
         let is_all = is_all.await?;
+        let (entries, fits) = fitting(entries);
         let mut data = json!({ "count": entries.len(), "entries": entries });
-        if !is_all {
+        if !is_all || !fits {
             data["truncated"] = true.into();
         }
         Ok(Answer::data(data))
@@ -447,11 +461,14 @@ fn notebook_edit(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
 
 fn refuse(said: &Said, error: &Error) -> Answer {
     let code = code_of(error);
-    let text = if is_outside(error) {
-        let path = match (said.text("path"), said.text("cwd")) {
-            ("", cwd) => cwd,
-            (path, _) => path,
-        };
+    let path = match (said.text("path"), said.text("cwd")) {
+        ("", cwd) => cwd,
+        (path, _) => path,
+    };
+    let text = if error.reason == Reason::SymlinkBlocked {
+        // Where it leads is not looked at.
+        format!("Access denied: Path {path} is or passes through a symbolic link")
+    } else if is_outside(error) {
         format!("Access denied: Path {path} is outside allowed boundaries")
     } else {
         error.to_string()

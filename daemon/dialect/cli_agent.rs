@@ -13,7 +13,7 @@ use self::output::failed;
 use super::{
     answer::{Answer, code_of},
     parameter::{Default, Kind, Parameter},
-    place::is_outside,
+    place::{is_missing, is_outside},
     said::Said,
     vocabulary::{Dialect, DialectTool, PLAIN},
 };
@@ -204,22 +204,25 @@ fn refuse(said: &Said, error: &Error) -> Answer {
     };
     let code = code_of(error);
     let is_permission = error.reason == Reason::PermissionDenied;
-    let (code, output, suggestion) = if is_outside(error) {
+    let (code, output, suggestion) = if error.reason == Reason::SymlinkBlocked {
+        (
+            code.as_str(),
+            format!("Path '{path}' is or passes through a symbolic link"),
+            "Use the path that the link leads to",
+        )
+    } else if is_outside(error) {
         (
             OUTSIDE,
             format!("Path '{path}' is outside working directory"),
             "Use a path below the working directory",
         )
-    } else if error.reason == Reason::FileNotFound && tool != "list_dir" {
+    } else if error.reason == Reason::FileNotFound && !matches!(tool, "list_dir" | "create_file") {
         (
             "file_not_found",
             format!("File '{path}' not found"),
             "Check the file name and try again, or use file_search to find it",
         )
-    } else if matches!(
-        error.reason,
-        Reason::DirectoryNotFound | Reason::FileNotFound
-    ) {
+    } else if tool != "create_file" && is_missing(error) {
         (
             "directory_not_found",
             format!("Directory '{path}' not found"),

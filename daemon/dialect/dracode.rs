@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, code_of, on_lines},
+    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
@@ -14,8 +14,8 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Most bytes that are read of a file.
-const MOST_BYTES: i64 = 10 << 20;
+/// Most bytes of a text: a bit more than is read of a file, where some bytes are no text.
+const MOST_TEXT: usize = MOST_SHOWN / 8 * 9;
 /// Files of one page of a listing, and most pages: a model can read no more.
 const PAGE: u32 = 10_000;
 const MOST_PAGES: usize = 10;
@@ -171,20 +171,30 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "encoding": "ENCODING_BASE64",
                 // From the first line on: a long file is read whole, too.
                 "start_line": 1,
-                "max_bytes": MOST_BYTES,
+                "max_bytes": MOST_SHOWN,
             }),
         )
         .naming(OF_FILE);
         let read = tools.call(call).await?;
         let bytes = read.bytes("content")?;
-        let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-        let mut content = String::from_utf8_lossy(content).into_owned();
-        if read.flag("truncated") {
-            let all = read.count("size_bytes");
-            content.push_str(&format!("\n[only the first {MOST_BYTES} of {all} bytes]"));
+        let (mut content, mut shown) = (decoded(&bytes), bytes.len());
+        if content.len() > MOST_TEXT {
+            // For each byte that is no text three may stand.
+            shown = MOST_SHOWN / 3;
+            content = decoded(bytes.get(..shown).unwrap_or(&bytes));
+        }
+        let all = read.count("size_bytes");
+        if shown < usize::try_from(all).unwrap_or(usize::MAX) {
+            content.push_str(&format!("\n[only the first {shown} of {all} bytes]"));
         }
         Ok(Answer::text(content))
     })
+}
+
+/// What a file holds, as text: without the mark with which it may begin.
+fn decoded(bytes: &[u8]) -> String {
+    let content = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    String::from_utf8_lossy(content).into_owned()
 }
 
 fn write_file(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {

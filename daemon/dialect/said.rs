@@ -1,6 +1,6 @@
 //! A call as it was made.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use serde_json::{Map, Value as Json};
 
@@ -10,7 +10,7 @@ pub(crate) struct Said {
     /// Name of the tool.
     pub(crate) tool: String,
     /// The parameters that texts name: those that are short. Never what may be secret.
-    params: Map<String, Json>,
+    params: BTreeMap<String, String>,
     /// Where commands find the workspace.
     pub(crate) mount_path: String,
     /// When it was made.
@@ -23,16 +23,15 @@ const LONGEST: usize = 4096;
 impl Said {
     /// A call of `tool` with these parameters.
     pub(crate) fn new(tool: &str, params: &Map<String, Json>, mount_path: &str) -> Self {
-        let short = params.iter().filter(|(_, value)| match value {
-            Json::String(text) => text.len() <= LONGEST,
-            Json::Bool(_) | Json::Number(_) => true,
-            Json::Null | Json::Array(_) | Json::Object(_) => false,
+        // Some dialects take a number or a flag where there should be a text.
+        let short = params.iter().filter_map(|(name, value)| match value {
+            Json::String(text) if text.len() <= LONGEST => Some((name.clone(), text.clone())),
+            Json::Bool(_) | Json::Number(_) => Some((name.clone(), value.to_string())),
+            Json::String(_) | Json::Null | Json::Array(_) | Json::Object(_) => None,
         });
         Self {
             tool: tool.to_owned(),
-            params: short
-                .map(|(name, value)| (name.clone(), value.clone()))
-                .collect(),
+            params: short.collect(),
             mount_path: mount_path.to_owned(),
             since: Instant::now(),
         }
@@ -40,17 +39,14 @@ impl Said {
 
     /// A text that was given, as far as one can name it.
     pub(crate) fn text(&self, name: &str) -> &str {
-        let value = self.params.get(name).and_then(Json::as_str);
-        value.unwrap_or_default()
+        self.params.get(name).map_or("", String::as_str)
     }
 
     /// A number that was given, or what it is otherwise.
     pub(crate) fn number(&self, name: &str, otherwise: f64) -> f64 {
-        let number = match self.params.get(name) {
-            Some(Json::Number(number)) => number.as_f64(),
-            Some(Json::String(text)) => text.trim().parse().ok(),
-            Some(Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_)) | None => None,
-        };
-        number.unwrap_or(otherwise)
+        let number = self.params.get(name);
+        number
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(otherwise)
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
-        answer::Answer,
+        answer::{Answer, MOST_SHOWN},
         parameter::Params,
         place::inside,
         said::Said,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::daemon::error::{Error, Reason};
 
-/// Largest file that is written or read whole: 10 MB.
+/// Largest file that is written: 10 MB.
 const MOST_BYTES: usize = 10 << 20;
 /// Bytes of a file that is no text that are shown.
 const SHOWN: usize = 1024;
@@ -65,15 +65,22 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let since = Instant::now();
         let path = params.str("path");
         inside(path)?;
+        // From the first line on: a long file is read whole, too.
+        let from = params.integer("start_line").unwrap_or(1);
+        let to = params.integer("end_line");
+        let is_backwards = to.is_some_and(|to| to < from);
         let call = Call::new(
             "read_file",
-            json!({
-                "path": path,
-                // From the first line on: a long file is read whole, too.
-                "start_line": params.integer("start_line").unwrap_or(1),
-                "end_line": params.integer("end_line"),
-                "max_bytes": MOST_BYTES,
-            }),
+            match is_backwards {
+                // To say how many lines there are.
+                true => json!({ "path": path, "start_line": 1, "max_bytes": 1 }),
+                false => json!({
+                    "path": path,
+                    "start_line": from,
+                    "end_line": to,
+                    "max_bytes": MOST_SHOWN,
+                }),
+            },
         );
         let read = match tools.call(call).await {
             Err(error) if error.reason == Reason::BinaryFile => {
@@ -81,22 +88,39 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             }
             read => read?,
         };
-        let (first, last) = (read.count("start_line"), read.count("end_line"));
+        if is_backwards {
+            let lines = read.count("total_lines").to_string();
+            let error = Error::new(Reason::LineRangeInvalid, "end_line is before start_line");
+            return Err(error.with("total_lines", lines));
+        }
+        let (first, mut last) = (read.count("start_line"), read.count("end_line"));
+        let mut content = read.text("content");
         let bytes = read.count("size_bytes");
+        let mut warnings = Vec::new();
+        if read.flag("truncated") {
+            let shown = match content.rfind('\n') {
+                Some(end) => {
+                    // The last line may not be whole.
+                    last -= u64::from(end + 1 < content.len());
+                    content = content.get(..=end).unwrap_or(content);
+                    format!(
+                        "showing lines {first}-{last}, ask for more with start_line {}",
+                        last + 1
+                    )
+                }
+                None => format!(
+                    "showing the first {} bytes of line {first}, which is longer",
+                    content.len()
+                ),
+            };
+            warnings.push(format!("Warning: File is {bytes} bytes, {shown}"));
+        }
         let lines = match read.count("total_lines") {
             0 => 0,
             _ => (last + 1).saturating_sub(first),
         };
-        let mut warnings = Vec::new();
-        if read.flag("truncated") {
-            let text = format!("Warning: File is {bytes} bytes, showing the first 10MB");
-            warnings.push(text);
-        }
         let output = Output {
-            output: format!(
-                "Contents of {path} (lines {first}-{last}):\n{}",
-                read.text("content")
-            ),
+            output: format!("Contents of {path} (lines {first}-{last}):\n{content}"),
             metadata: json!({
                 "total_lines": read.count("total_lines"),
                 "lines_returned": lines,
@@ -276,6 +300,11 @@ pub(super) fn refusal(
     let denied = is(Reason::PermissionDenied);
     let other_path = "Use another path";
     Some(match tool {
+        "create_file" if is(Reason::FileNotFound) => (
+            // Directories are made: only a name that is too long cannot be there.
+            format!("Cannot create file '{path}' - the name is too long"),
+            "Use a shorter name",
+        ),
         "create_file" if is(Reason::FileExists) => (
             format!("File '{path}' already exists. Use replace_string_in_file to modify"),
             "Use replace_string_in_file to modify it, or choose another name",

@@ -25,9 +25,13 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
         let mut metadata = json!({
             "exit_code": ran.number("exit_code"),
-            "stdout_lines": stdout.lines().count(),
-            "stderr_lines": stderr.lines().count(),
+            "stdout_lines": lines(&ran, "stdout"),
+            "stderr_lines": lines(&ran, "stderr"),
         });
+        let warnings: Vec<_> = ["stdout", "stderr"]
+            .into_iter()
+            .filter_map(|stream| shortened(&ran, stream))
+            .collect();
         if !stderr.is_empty() {
             metadata["stderr"] = stderr.into();
         }
@@ -36,6 +40,7 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             let output = Output {
                 output: format!("Command output:\n{stdout}{newline}"),
                 metadata,
+                warnings,
                 ..Output::default()
             };
             return Ok(output.answer(since));
@@ -44,7 +49,25 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             metadata["stdout"] = stdout.into();
         }
         let (code, output, suggestion) = why(&ran, command, limit);
-        Ok(failed(since, code, &output, suggestion, metadata))
+        let mut answer = failed(since, code, &output, suggestion, metadata);
+        if let Some(data) = answer.data.as_mut().filter(|_| !warnings.is_empty()) {
+            data.insert("warnings".to_owned(), warnings.into());
+        }
+        Ok(answer)
+    })
+}
+
+/// How many lines a command has written to a stream; nothing where only a part of them is there to be counted.
+fn lines(ran: &Data, stream: &str) -> Option<usize> {
+    let is_whole = !ran.flag(&format!("{stream}_truncated"));
+    is_whole.then(|| ran.text(stream).lines().count())
+}
+
+/// What is to be known of a stream that is not there as a whole.
+fn shortened(ran: &Data, stream: &str) -> Option<String> {
+    let bytes = ran.count(&format!("{stream}_bytes"));
+    ran.flag(&format!("{stream}_truncated")).then(|| {
+        format!("Warning: {stream} is {bytes} bytes, showing its beginning and its end; its lines were not counted")
     })
 }
 
