@@ -3,6 +3,9 @@
 /// How alike two names must be, from 0 to 1 (Jaro and Winkler), for one to be a slip of the other.
 const ALIKE: f64 = 0.8;
 
+/// Shortest name that is looked for within another: one letter is in most of them.
+const SHORTEST_WITHIN: usize = 3;
+
 /// What is said of a name that is not among the `known` ones.
 pub(crate) fn unknown(name: &str, known: &[&str]) -> String {
     if known.is_empty() {
@@ -25,15 +28,9 @@ pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     let likeness = known.iter().map(|known| {
         let likeness = strsim::jaro_winkler(&name, &known.to_lowercase());
         // One within the other is an abbreviation: `path` for `file_path`.
-        let within = known.contains(name.as_str()) || name.contains(*known);
-        (
-            *known,
-            likeness.max(if within && !name.is_empty() {
-                ALIKE
-            } else {
-                0.0
-            }),
-        )
+        let is_long = name.len().min(known.len()) >= SHORTEST_WITHIN;
+        let within = is_long && (known.contains(name.as_str()) || name.contains(*known));
+        (*known, likeness.max(if within { ALIKE } else { 0.0 }))
     });
     likeness
         .filter(|(_, likeness)| *likeness >= ALIKE)
@@ -54,6 +51,8 @@ mod tests {
             ("contents", Some("content")),
             ("create_dirs", Some("create_directories")),
             ("zebra", None),
+            ("x", None),
+            ("te", None),
             ("", None),
         ] {
             assert_eq!(nearest(name, &known), meant, "{name}");

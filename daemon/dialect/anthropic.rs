@@ -4,7 +4,7 @@
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, code_of, on_lines},
+    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
     parameter::{Default, Kind, Parameter, Params},
     place::is_missing,
     said::Said,
@@ -103,19 +103,26 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             .call(Call::new("run", json!({ "command": command })))
             .await?;
         let mut text = on_lines(ran.text("stdout"), ran.text("stderr"));
-        Ok(match (ran.text("outcome"), ran.exit_code()) {
-            ("OUTCOME_TIMED_OUT", _) => {
+        let outcome = ran.word("outcome", "OUTCOME_");
+        Ok(match (outcome.as_str(), ran.number("exit_code")) {
+            ("timed_out", _) => {
                 let told = "timed out: the command was ended after 120 seconds";
                 text.push_str(told);
                 Answer::text(text).because("timeout", told)
             }
-            (_, 0) => Answer::text(text),
-            (_, code) => {
-                let told = format!("the command exited with {code}");
-                if text.is_empty() {
-                    text.clone_from(&told);
-                }
-                Answer::text(text).because("abnormal_exit", told)
+            // How a command ended is worth knowing, and no failure of the call.
+            ("exited", Some(0)) => Answer::text(text),
+            ("exited", Some(code)) if text.is_empty() => {
+                Answer::text(format!("the command exited with {code}"))
+            }
+            ("exited", _) => Answer::text(text),
+            (outcome, _) => {
+                let by = match ran.text("signal") {
+                    "" => String::new(),
+                    signal => format!(" by {signal}"),
+                };
+                let told = format!("the command was ended{by} ({outcome})");
+                Answer::text(on_lines(&text, &told))
             }
         })
     })
@@ -186,8 +193,34 @@ async fn view(path: &str, range: Vec<i64>, tools: &mut dyn Tools) -> Result<Answ
         Err(error) if error.reason == Reason::NotAFile && range.is_empty() => {
             directory(path, tools).await
         }
-        read => Ok(Answer::text(numbered(&read?))),
+        read => Ok(Answer::text(shown(&read?))),
     }
+}
+
+/// As many whole lines as a result shows, and what to do for the others.
+fn shown(read: &Data) -> String {
+    let mut text = numbered(read);
+    if text.len() <= MOST_SHOWN && !read.flag("truncated") {
+        return text;
+    }
+    let most = text.floor_char_boundary(MOST_SHOWN);
+    // The last one may not be whole.
+    match text.get(..most).and_then(|text| text.rfind('\n')) {
+        Some(end) => {
+            text.truncate(end);
+            let lines = text.lines().count() as u64;
+            let (first, total) = (read.count("start_line"), read.count("total_lines"));
+            let last = (first + lines).saturating_sub(1);
+            text.push_str(&format!(
+                "\n[only lines {first} to {last} of {total}: give a view_range for others]"
+            ));
+        }
+        None => {
+            text.truncate(most);
+            text.push_str("\n[the line is longer: look at it with a command]");
+        }
+    }
+    text
 }
 
 async fn read(

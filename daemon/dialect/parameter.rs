@@ -266,10 +266,18 @@ impl Kind {
         if read.is_none() {
             reader.report(
                 place,
-                format!("must be {}; this is {}", self.wanted(), found(value)),
+                format!("must be {}; this is {}", self.wanted(), self.found(value)),
             );
         }
         read
+    }
+
+    /// What was given instead: of a number that is not whole the number itself.
+    fn found(self, value: &Json) -> Cow<'static, str> {
+        match (self, value) {
+            (Self::Integer(..), Json::Number(number)) => number.to_string().into(),
+            _ => found(value).into(),
+        }
     }
 
     fn wanted(self) -> Cow<'static, str> {
@@ -446,7 +454,12 @@ fn whole(value: &Json) -> Option<i64> {
                 .filter(|number| number.fract() == 0.0 && number.abs() <= EXACT)?;
             format!("{number:.0}").parse().ok()
         }),
-        Json::String(text) => text.trim().parse().ok(),
+        // `1.0` stands for 1 also where it is a text.
+        Json::String(text) => {
+            let number = text.trim().parse::<serde_json::Number>().ok();
+            let spelled = || text.trim().parse().ok();
+            spelled().or_else(|| whole(&number?.into()))
+        }
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     }
 }

@@ -193,7 +193,7 @@ async fn anthropic_bash_answers_with_a_text() {
         ),
         (
             json!({"command": "kill -9 $$"}),
-            "the command exited with 137",
+            "the command was ended by SIGKILL (signaled)",
             Some("abnormal_exit"),
         ),
         (json!({"restart": true}), "tool has been restarted.", None),
@@ -201,6 +201,9 @@ async fn anthropic_bash_answers_with_a_text() {
     ] {
         let response = invoke(&daemon, call("anthropic", "bash", params)).await;
         assert_eq!(response.text, text);
+        // How a command ended is worth knowing, and no failure.
+        let is_success = error_type != Some("invalid_params");
+        assert_eq!(response.status() == InvokeStatus::Success, is_success);
         let told = response.error.map(|error| error.error_type);
         assert_eq!(told.as_deref(), error_type, "{text}");
     }
@@ -266,6 +269,16 @@ async fn anthropic_text_editor_shows_and_changes_files() {
         (
             json!({"command": "insert", "path": "app.py", "insert_line": 99, "insert_text": ""}),
             "Invalid `insert_line` parameter: 99. It should be within the range of lines of the file: [0, 5]",
+            "line_range_invalid",
+        ),
+        (
+            json!({"command": "str_replace", "path": "app.py", "old_str": "a", "new_str": "a"}),
+            "new_str: must differ from old_str: the edit would change nothing",
+            "invalid_params",
+        ),
+        (
+            json!({"command": "view", "path": "app.py", "view_range": [9, 10]}),
+            "view_range is 9, but \"app.py\" has 5 lines: ask for one of those",
             "line_range_invalid",
         ),
         (
