@@ -10,7 +10,8 @@ use super::{
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
+    told::Names,
+    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
 };
 use crate::daemon::error::{Error, Reason};
 

@@ -9,7 +9,8 @@ use super::{
     answer::{Answer, code_of},
     parameter::{Default, Kind, Parameter, Params},
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, Names, PLAIN, Tools},
+    told::Names,
+    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
 };
 use crate::daemon::{
     error::{Error, Reason},

@@ -1,8 +1,11 @@
 //! What is wrong with a call of the contract, in words that the vocabulary has: its texts name fields and values
 //! of the contract, which who spoke a dialect never saw.
 
-use super::{parameter::Parameter, vocabulary::Names};
+use super::parameter::Parameter;
 use crate::daemon::error::{Error, Reason, Violation};
+
+/// What fields of a call begin with, and what that is in a vocabulary.
+pub(super) type Names = &'static [(&'static str, &'static str)];
 
 /// Where the contract has the edits of a call, and what one of them replaces.
 const EDIT: &str = "edits[0].";
@@ -31,29 +34,26 @@ pub(super) fn told(names: Names, mut error: Error) -> Error {
     let edit = value("edit");
     let old = format!("{edit}.old_string");
     let old = known(names, &old).unwrap_or(old);
-    let message = match error.reason {
-        Reason::StringNotUnique => {
-            let (found, lines) = (value("occurrences"), value("lines"));
-            let is_all = lines.split(", ").count().to_string() == found;
-            let more = if is_all { "" } else { ", …" };
-            Some(format!(
-                "{old} is there {found} times, at lines {lines}{more}; give more of the text around the one that you mean; nothing was changed"
-            ))
-        }
-        Reason::StringNotFound => {
-            let rest = error.message.strip_prefix(edit);
-            let rest = rest.and_then(|rest| rest.strip_prefix(": old_string"));
-            rest.map(|rest| format!("{old}{rest}"))
-        }
-        Reason::LineRangeInvalid => {
-            let rest = error.message.strip_prefix("start_line");
-            rest.and_then(|rest| Some(format!("{}{rest}", known(names, "start_line")?)))
-        }
-        Reason::BinaryFile => {
-            let rest = error.message.strip_suffix(AS_BASE64);
-            rest.map(|rest| format!("{rest}: it is no text"))
-        }
-        _ => None,
+    let is = |reason| error.reason == reason;
+    let message = if is(Reason::StringNotUnique) {
+        let (found, lines) = (value("occurrences"), value("lines"));
+        let is_all = lines.split(", ").count().to_string() == found;
+        let more = if is_all { "" } else { ", …" };
+        Some(format!(
+            "{old} is there {found} times, at lines {lines}{more}; give more of the text around the one that you mean; nothing was changed"
+        ))
+    } else if is(Reason::StringNotFound) {
+        let rest = error.message.strip_prefix(edit);
+        let rest = rest.and_then(|rest| rest.strip_prefix(": old_string"));
+        rest.map(|rest| format!("{old}{rest}"))
+    } else if is(Reason::LineRangeInvalid) {
+        let rest = error.message.strip_prefix("start_line");
+        rest.and_then(|rest| Some(format!("{}{rest}", known(names, "start_line")?)))
+    } else if is(Reason::BinaryFile) {
+        let rest = error.message.strip_suffix(AS_BASE64);
+        rest.map(|rest| format!("{rest}: it is no text"))
+    } else {
+        None
     };
     if let Some(message) = message {
         error.message = message.into();
@@ -68,11 +68,10 @@ pub(super) fn told(names: Names, mut error: Error) -> Error {
 /// What to try next, where what the contract says cannot be done with these parameters.
 pub(super) fn suggestion(parameters: &[Parameter], reason: Reason) -> Option<&'static str> {
     let has_encoding = || parameters.iter().any(|known| known.name == ENCODING);
-    match reason {
-        Reason::BinaryFile if !has_encoding() => Some("Look at it with a command."),
-        Reason::StringNotUnique => Some("Give more of the text around it."),
-        _ => None,
+    if reason == Reason::BinaryFile && !has_encoding() {
+        return Some("Look at it with a command.");
     }
+    (reason == Reason::StringNotUnique).then_some("Give more of the text around it.")
 }
 
 fn violation(names: Names, violation: Violation) -> Violation {

@@ -8,7 +8,7 @@ use super::{
     answer::{Answer, Data},
     parameter::{self, Parameter, Params, Unknown},
     said::Said,
-    told,
+    told::{self, Names},
 };
 use crate::daemon::{
     catalog::{
@@ -81,9 +81,6 @@ pub(crate) struct Call {
     /// What its fields are called in the vocabulary, where that is something else.
     names: Names,
 }
-
-/// What fields of a call begin with, and what that is in a vocabulary.
-pub(super) type Names = &'static [(&'static str, &'static str)];
 
 /// The canonical tools, for one call of a dialect.
 pub(crate) trait Tools: Send {
