@@ -299,7 +299,9 @@ async fn check(
             assert!(is_known, "{shown} is told of {field}: {why:?}");
         }
         let started = stage.started(&session);
-        if let Some((_, fields)) = started.first() {
+        if let Some((_, fields)) = started.first()
+            && !words::are_backwards(params)
+        {
             check_values(tool, params, fields, &shown);
         }
         if came.is_ok() {

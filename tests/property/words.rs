@@ -1,6 +1,7 @@
 //! Texts, paths and the like: what callers send, and what they should not have to think about.
 
 use fastrand::Rng;
+use serde_json::{Map, Value as Json};
 
 use super::stage::{FILES, HOLLOW};
 
@@ -168,4 +169,10 @@ pub(super) fn variable(rng: &mut Rng) -> String {
 /// A text as a word of a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+/// Whether lines end before they begin: then it is only asked how many the file has, to say so.
+pub(super) fn are_backwards(params: &Map<String, Json>) -> bool {
+    let line = |name: &str| params.get(name).and_then(Json::as_u64);
+    line("end_line") < line("start_line") && line("end_line").is_some()
 }
