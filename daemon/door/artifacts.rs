@@ -22,11 +22,13 @@ use crate::{
         ReadArtifactResponse, artifact_service_server::ArtifactService,
     },
     daemon::{
-        call::{self, Pipeline, admission::Places, context::Incoming},
+        call::{
+            self, Pipeline, access::principal::Principal, admission::Places, context::Incoming,
+        },
         error::{Error, Reason},
         queue::Place,
         store::{
-            session::{Artifact, Kept, SessionId},
+            session::{Artifact, Kept, Session, SessionId, Step},
             sessions::Sessions,
         },
         task,
@@ -109,13 +111,19 @@ impl Artifacts {
         let request = pipeline
             .catalog
             .check("jig.v1.ReadArtifactRequest", request)?;
-        incoming.principal.may_call(maker(&request.path))?;
+        self.may_leave(&incoming.principal, &request.path)?;
         let place = self.places.enter(&incoming.principal, &pipeline.drain)?;
         let place = Arc::new(place);
-        let path = request.path.clone();
+        let (path, principal) = (request.path.clone(), Arc::clone(&incoming.principal));
         let open = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
-            let session = sessions.existing(workspace, id)?;
-            session.map_or(Ok(Artifact::Missing), |session| session.artifact(&path))
+            let Some(session) = sessions.existing(workspace, id)? else {
+                return Ok(Artifact::Missing);
+            };
+            // Of tools that the key is not for, not even that they were called.
+            match Step::of_artifact(&path) {
+                Some(step) if may_see(&principal, &session, step)? => session.artifact(&path),
+                Some(_) | None => Ok(Artifact::Missing),
+            }
         };
         let file = match pipeline.look(&incoming, &place, open).await? {
             Artifact::File(file) => Some(Arc::new(file)),
@@ -164,32 +172,48 @@ impl Artifacts {
         let admitted = Arc::new(pipeline.enter(&incoming).await?);
         let step = request.step;
         // One more than are told, to know whether there is another page.
+        let principal = Arc::clone(&incoming.principal);
         let list = move |sessions: &Sessions, workspace: &str, id: &SessionId| {
-            let session = sessions.existing(workspace, id)?;
-            session.map_or_else(
-                || Ok(Vec::new()),
-                |session| session.artifacts(after.as_deref(), step, page_size + 1),
-            )
+            let Some(session) = sessions.existing(workspace, id)? else {
+                return Ok((Vec::new(), None));
+            };
+            let mut found = session.artifacts(after.as_deref(), step, page_size + 1)?;
+            let last = cut_page(&mut found, page_size).map(|kept| kept.path.clone());
+            let mut seen = Vec::with_capacity(found.len());
+            for kept in found {
+                if may_see(&principal, &session, kept.step)? {
+                    seen.push(kept);
+                }
+            }
+            Ok((seen, last))
         };
-        let mut found = pipeline.look(&incoming, &admitted, list).await?;
-        let last = cut_page(&mut found, page_size);
-        let next_page_token =
-            last.map_or_else(String::new, |kept| write_token(&filters, &kept.path));
-        // Of tools that the key is not for, not even that they were called.
-        found.retain(|kept| incoming.principal.may_call(maker(&kept.path)).is_ok());
+        let (seen, last) = pipeline.look(&incoming, &admitted, list).await?;
         Ok(ListArtifactsResponse {
-            next_page_token,
-            artifacts: found.into_iter().map(info).collect(),
+            next_page_token: last.map_or_else(String::new, |path| write_token(&filters, &path)),
+            artifacts: seen.into_iter().map(info).collect(),
         })
+    }
+
+    /// Refuses who may call none of the tools that leave artifacts at such paths.
+    fn may_leave(&self, principal: &Principal, path: &str) -> Result<(), Error> {
+        if path.starts_with("diffs/") {
+            return principal.may_call(ApplyPatch::NAME);
+        }
+        let mut customs = self.pipeline.catalog.customs();
+        match customs.any(|tool| principal.may_call(tool.name()).is_ok()) {
+            true => Ok(()),
+            false => principal.may_call(Run::NAME),
+        }
     }
 }
 
-/// The tool that leaves artifacts at such paths.
-fn maker(path: &str) -> &'static str {
-    match path.starts_with("diffs/") {
-        true => ApplyPatch::NAME,
-        false => Run::NAME,
+/// Whether the step is a call of a tool that the key is for.
+fn may_see(principal: &Principal, session: &Session, step: Step) -> io::Result<bool> {
+    if principal.tools().is_none() {
+        return Ok(true);
     }
+    let tool = session.tool_of(step)?;
+    Ok(tool.is_some_and(|tool| principal.may_call(&tool).is_ok()))
 }
 
 fn info(kept: Kept) -> ArtifactInfo {

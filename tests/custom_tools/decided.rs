@@ -1,8 +1,9 @@
 //! Who may call tools of the configuration, and who decides: by their own names and risks.
 
 use jig::api::v1::{
-    DecideApprovalRequest, Decision, InvokeStatus, JobState, Risk, SubmitJobRequest,
-    approval_service_client::ApprovalServiceClient, invoke_service_client::InvokeServiceClient,
+    DecideApprovalRequest, Decision, InvokeStatus, JobState, ListArtifactsRequest,
+    ReadArtifactRequest, Risk, SubmitJobRequest, approval_service_client::ApprovalServiceClient,
+    artifact_service_client::ArtifactServiceClient, invoke_service_client::InvokeServiceClient,
 };
 use serde_json::json;
 
@@ -12,8 +13,10 @@ use crate::{
     events::records,
     invoke::{call, invoke, try_invoke},
     jobs::Jobs,
-    support::{KeyFile, Setup, with_key},
+    support::{KeyFile, Refusal, Setup, with_key},
 };
+
+const NOT_FOUND: Result<&str, &str> = Err("ARTIFACT_NOT_FOUND");
 
 #[tokio::test]
 async fn b9_a_record_names_the_tool_and_no_secret() {
@@ -170,4 +173,68 @@ async fn b9_it_can_be_a_job() {
     let mut fields = refused.fields();
     fields.sort_unstable();
     assert_eq!(fields, ["params.nose", "params.note"]);
+}
+
+#[tokio::test]
+async fn b9_what_it_wrote_is_read_with_keys_for_it() {
+    let keys = KeyFile::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jigd.toml");
+    std::fs::write(&config, TOOLS).unwrap();
+    let key = |name: &str, tool: &str| {
+        let flags = ["--for-tool", tool, "--config", config.to_str().unwrap()];
+        keys.add(name, "invoke", &flags)
+    };
+    let (sayer, runner) = (key("sayer", "say_arguments"), key("runner", "run"));
+    let (noter, all) = (key("noter", "leave_note"), keys.add("all", "invoke", &[]));
+    let daemon = Setup::new()
+        .workspace_table(TOOLS)
+        .arguments(&["--keys", keys.path().to_str().unwrap()])
+        .start()
+        .await;
+    for (key, tool, params) in [
+        (&sayer, "say_arguments", json!({"word": "a"})),
+        (&runner, "run", json!({"command": "echo b"})),
+        (&runner, "run", json!({"command": "true"})),
+    ] {
+        let response = invoke(&daemon, with_key(key, call("", tool, params))).await;
+        assert_eq!(response.status(), InvokeStatus::Success, "{response:?}");
+    }
+    let said = "<first=a>\n<-->\n<a>\n<n7>\n<{word}>\n";
+    let expected = [
+        (&sayer, [Ok(said), NOT_FOUND, NOT_FOUND], 1),
+        (&runner, [NOT_FOUND, Ok("b\n"), Ok("")], 1),
+        (&noter, [NOT_FOUND; 3], 0),
+        (&all, [Ok(said), Ok("b\n"), Ok("")], 2),
+    ];
+    let mut artifacts = ArtifactServiceClient::new(daemon.channel());
+    for (key, contents, count) in expected {
+        for (step, content) in (1..).zip(contents) {
+            let path = format!("logs/tool_step_{step:04}_stdout.txt");
+            let request = ReadArtifactRequest {
+                path,
+                ..ReadArtifactRequest::default()
+            };
+            let read = artifacts.read_artifact(with_key(key, request)).await;
+            let read = match read {
+                Ok(answer) => {
+                    let first = answer.into_inner().message().await.unwrap();
+                    Ok(String::from_utf8(first.unwrap().data.into()).unwrap())
+                }
+                Err(status) => Err(Refusal::of(&status).reason),
+            };
+            assert_eq!(read.as_deref().map_err(|reason| &**reason), content);
+        }
+        let request = with_key(key, ListArtifactsRequest::default());
+        let listed = artifacts.list_artifacts(request).await.unwrap();
+        assert_eq!(listed.into_inner().artifacts.len(), count);
+    }
+    // Nothing was written to standard error, of which there is no file.
+    let request = ReadArtifactRequest {
+        path: "logs/tool_step_0001_stderr.txt".to_owned(),
+        ..ReadArtifactRequest::default()
+    };
+    let read = artifacts.read_artifact(with_key(&sayer, request)).await;
+    let first = read.unwrap().into_inner().message().await.unwrap();
+    assert!(first.unwrap().data.is_empty());
 }

@@ -267,28 +267,36 @@ impl Session {
         artifacts::list(&self.folder, after, step, at_most)
     }
 
+    /// The tool that `step` is a call of, where its first record is kept. Blocks.
+    pub(crate) fn tool_of(&self, step: Step) -> io::Result<Option<String>> {
+        let records = self.events.snapshot();
+        let mut from = from_step(&records, step)?;
+        while let Some(line) = from.next()? {
+            if let Some(head) = Head::of(line).filter(Head::begins_step) {
+                return Ok((head.step == step.0).then(|| head.tool.into_owned()));
+            }
+        }
+        Ok(None)
+    }
+
     /// Whether the records tell of a command that has written nothing to this stream, or goes on.
-    ///
-    /// Steps begin in the order of their numbers, so halving finds one in a file of any length.
     fn wrote_nothing(&self, step: Step, path: &str) -> io::Result<bool> {
         let records = self.events.snapshot();
-        let at = find(&records.file, records.length, |head| {
-            head.begins_step().then_some(head.step < step.0)
-        })?;
         let of_step = format!("\"step\":{},", step.0);
         let of_step = memmem::Finder::new(&of_step);
-        let mut from = Records::new(&records.file, at, records.length);
-        let mut was_begun = false;
+        let mut from = from_step(&records, step)?;
+        // Of tools that the configuration adds, only the end tells that they are commands.
+        let mut is_of_run = None;
         while let Some(line) = from.next()? {
-            if was_begun && of_step.find(line).is_none() {
+            if is_of_run.is_some() && of_step.find(line).is_none() {
                 continue;
             }
             let Some(head) = Head::of(line) else { continue };
-            if head.begins_step() && !was_begun {
-                was_begun = head.step == step.0 && head.is_of_run();
-                if !was_begun {
+            if head.begins_step() && is_of_run.is_none() {
+                if head.step != step.0 {
                     return Ok(false);
                 }
+                is_of_run = Some(head.is_of_run());
             } else if head.ends_step() && head.step == step.0 {
                 let record: Map<String, Value> = serde_json::from_slice(line)?;
                 let [stdout, _] = Step::paths(step.0);
@@ -296,10 +304,11 @@ impl Session {
                     true => record.get("stdout_bytes"),
                     false => record.get("stderr_bytes"),
                 };
-                return Ok(bytes.and_then(Value::as_u64).unwrap_or(0) == 0);
+                let bytes = bytes.and_then(Value::as_u64);
+                return Ok(bytes.map_or(is_of_run == Some(true), |bytes| bytes == 0));
             }
         }
-        Ok(was_begun)
+        Ok(is_of_run == Some(true))
     }
 
     // === What is to be kept ===
@@ -368,6 +377,15 @@ impl Session {
         }
         self.events.cut(|piece| steps.contains(&piece), end)
     }
+}
+
+/// The records from the first one of `step` on, if it has one. Steps begin in the order of their numbers, so
+/// halving finds one in a file of any length.
+fn from_step(records: &Snapshot, step: Step) -> io::Result<Records<'_>> {
+    let at = find(&records.file, records.length, |head| {
+        head.begins_step().then_some(head.step < step.0)
+    })?;
+    Ok(Records::new(&records.file, at, records.length))
 }
 
 fn make_folder(folder: &Path) -> io::Result<()> {

@@ -68,7 +68,7 @@ impl Step {
 
     /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
     /// none can lead elsewhere.
-    pub(super) fn of_artifact(path: &str) -> Option<Self> {
+    pub(crate) fn of_artifact(path: &str) -> Option<Self> {
         let rest = path
             .strip_prefix("logs/tool_step_")
             .or_else(|| path.strip_prefix("diffs/step_"))?;
