@@ -217,6 +217,38 @@ async fn a_directory_outside_the_workspace_is_an_escape() {
 }
 
 #[tokio::test]
+async fn what_is_too_long_for_the_kernel_is_told_by_its_field() {
+    let daemon = Daemon::start().await;
+    // By execve(2): of all arguments together a quarter of the stack, 2 MiB; of a name 255 bytes, of a path 4,096.
+    let much = "x".repeat((128 << 10) - 1);
+    for (request, field) in [
+        (
+            argv(&[&["printf"] as &[&str], &[&*much; 20]].concat()),
+            "argv",
+        ),
+        (argv(&[&"x".repeat(300)]), "argv[0]"),
+        (argv(&[&"./x".repeat(2000)]), "argv[0]"),
+        (
+            RunRequest {
+                cwd: Some("x".repeat(300)),
+                ..words()
+            },
+            "cwd",
+        ),
+    ] {
+        let refusal = daemon.refuses(request, "INVALID_PARAMS").await;
+        assert_eq!(refusal.fields(), [field], "{refusal:?}");
+    }
+    std::os::unix::fs::symlink("loop", daemon.file("loop")).unwrap();
+    let request = RunRequest {
+        cwd: Some("loop".to_owned()),
+        ..words()
+    };
+    daemon.refuses(request, "SYMLINK_BLOCKED").await;
+    assert!(!daemon.file("ran").exists());
+}
+
+#[tokio::test]
 async fn a_directory_that_is_not_one_says_so() {
     let daemon = Daemon::start().await;
     fs::write(daemon.file("file"), "").unwrap();

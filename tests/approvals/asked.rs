@@ -3,14 +3,16 @@
 use jig::api::v1::{
     ApprovalState, Decision, DownloadRequest, GetJobRequest, JobState, Risk, RunRequest,
     StartRequest, SubmitJobRequest, UploadRequest, UploadStart, WaitJobRequest,
-    job_service_client::JobServiceClient, transfer_service_client::TransferServiceClient,
-    upload_request::Part,
+    invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
+    transfer_service_client::TransferServiceClient, upload_request::Part,
 };
+use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::{
     ASK, decide, decision, ended_once, events, file, wait_for, wait_for_one, with_policy, write,
 };
+use crate::invoke::call;
 use crate::support::{Refusal, describe, promptly, shell, started, with};
 
 #[tokio::test]
@@ -145,6 +147,58 @@ async fn every_way_in_is_asked_about() {
             .unwrap()
             .starts_with("approval ")
     );
+}
+
+#[tokio::test]
+async fn a_call_names_the_files_that_it_is_about_as_they_lie() {
+    let rules = ["stat", "read_notebook"].map(|tool| {
+        format!("[[policy.rules]]\nname = \"{tool}\"\ntool = \"{tool}\"\naction = \"ask\"\n")
+    });
+    let daemon = with_policy(&format!("{ASK}\n{}", rules.concat())).await;
+    for (tool, params, files) in [
+        ("stat", json!({"path": "./a/../f"}), &["f"] as &[&str]),
+        ("delete_path", json!({"path": "a//f"}), &["a/f"]),
+        ("create_directory", json!({"path": "/workspace/d"}), &["d"]),
+        (
+            "move_path",
+            json!({"source": "./f", "destination": "d/../g"}),
+            &["f", "g"],
+        ),
+        (
+            "edit_file",
+            json!({"path": "./f", "edits": [{"old_string": "a", "new_string": "b"}]}),
+            &["f"],
+        ),
+        ("read_notebook", json!({"path": "./n.ipynb"}), &["n.ipynb"]),
+        (
+            "edit_notebook",
+            json!({"path": "./n.ipynb", "cell_index": 0, "mode": "CELL_EDIT_DELETE"}),
+            &["n.ipynb"],
+        ),
+    ] {
+        let channel = daemon.channel();
+        let made = tokio::spawn(async move {
+            InvokeServiceClient::new(channel)
+                .invoke(call("", tool, params))
+                .await
+        });
+        let approval = wait_for_one(&daemon).await;
+        assert_eq!(approval.tool, tool);
+        assert_eq!(approval.files_affected, files, "{tool}");
+        decide(&daemon, decision(&approval, Decision::Deny))
+            .await
+            .unwrap();
+        let response = promptly("it is told", made)
+            .await
+            .unwrap()
+            .unwrap()
+            .into_inner();
+        assert_eq!(
+            response.error.unwrap().error_type,
+            "approval_denied",
+            "{tool}"
+        );
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,8 @@
 use jig::api::v1::{ListToolsRequest, catalog_service_client::CatalogServiceClient};
 
 use super::{
-    ALLOWED, METADATA, OTHER, PRIVATE, Site, fetch, fetching, hello, refuses, url, usual, world,
+    ALLOWED, METADATA, OTHER, PRIVATE, Site, fetch, fetching, hello, refuses, try_fetch, url,
+    usual, world,
 };
 use crate::support::{Daemon, Setup, World, name_server};
 
@@ -310,4 +311,34 @@ async fn urls_that_cannot_be_fetched_are_refused_before_anything_is_begun() {
         assert!(!refusal.message.contains("hunter2"), "{refusal:?}");
     }
     assert_eq!(site.connections(), 0);
+}
+
+#[tokio::test]
+async fn rules_go_by_what_is_fetched_however_it_is_written() {
+    let world = world();
+    let table = format!(
+        "[fetch]\nhosts = [{:?}]\nallow_addresses = [{:?}]\n[[policy.rules]]\nname = 'secrets'\ntool = 'fetch_url'\npattern = '\"url\":\"http://site\\.jig\\.test/secret'\naction = 'deny'",
+        ALLOWED.0, ALLOWED.1
+    );
+    let daemon = world.setup().workspace_table(&table).start().await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, hello);
+    fetch(&daemon, url("http://site.jig.test/open")).await;
+    for address in [
+        "http://site.jig.test/secret",
+        "HTTP://Site.Jig.Test:80/secret/x",
+        "http://site.jig.test/open/../secret",
+        "http://site.jig.test/open/%2e%2E/secret",
+        "http://site.jig.test/./secret?x#y",
+        "http:\\\\site.jig.test\\secret",
+        "http://%73ite.jig.test/secret",
+        " http://site.jig.test/secret",
+        "http://site.jig.test/se\ncret",
+    ] {
+        let reason = try_fetch(&daemon, url(address)).await.unwrap_err().reason;
+        assert!(
+            ["POLICY_DENIED", "INVALID_PARAMS"].contains(&&*reason),
+            "{address}: {reason}"
+        );
+    }
+    assert_eq!(site.heads().len(), 1);
 }

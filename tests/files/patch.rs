@@ -9,6 +9,8 @@ use std::{
 use jig::api::v1::{
     ApplyPatchRequest, ApplyPatchResponse,
     FileChange::{Added, Deleted, Modified, Renamed},
+    ListArtifactsRequest,
+    artifact_service_client::ArtifactServiceClient,
 };
 
 use crate::support::{Daemon, Refusal, Setup};
@@ -364,4 +366,24 @@ async fn a_patch_of_too_many_bytes_is_refused_for_good() {
     }
     let refusal = apply(&daemon, patch(&diff)).await.unwrap_err();
     assert_eq!(refusal.reason, "FILE_TOO_LARGE", "{refusal:?}");
+}
+
+#[tokio::test]
+async fn a_patch_that_cannot_be_kept_is_not_applied() {
+    let daemon = Setup::new().state_on_small_disk("").start().await;
+    fs::write(daemon.file("a"), "1\n").unwrap();
+    // More than the disk holds of the state, and less than one message.
+    let long = "x".repeat(3_500_000);
+    let diff = format!("--- a/a\n+++ b/a\n@@ -1 +1,2 @@\n-1\n+2\n+{long}\n");
+    let state = format!("/proc/{}/root{}", daemon.pid(), daemon.state().display());
+    let filler = std::path::Path::new(&state).join("filler");
+    fs::write(&filler, vec![0; 1 << 20]).unwrap();
+    let refused = apply(&daemon, patch(&diff)).await.unwrap_err();
+    assert_eq!(refused.reason, "NO_SPACE", "{refused:?}");
+    assert_eq!(fs::read_to_string(daemon.file("a")).unwrap(), "1\n");
+    let mut artifacts = ArtifactServiceClient::new(daemon.channel());
+    let listed = artifacts
+        .list_artifacts(ListArtifactsRequest::default())
+        .await;
+    assert!(listed.unwrap().into_inner().artifacts.is_empty());
 }

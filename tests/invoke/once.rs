@@ -1,10 +1,12 @@
 //! Request ids of calls by name.
 
-use jig::api::v1::{InvokeRequest, InvokeStatus, invoke_service_client::InvokeServiceClient};
+use jig::api::v1::{
+    InvokeRequest, InvokeStatus, Outcome, invoke_service_client::InvokeServiceClient,
+};
 use serde_json::{Value, json};
 
 use super::{call, invoke, json_of, try_invoke};
-use crate::support::{Daemon, Mark, shell, with};
+use crate::support::{Daemon, Mark, eventually, shell, with};
 
 fn identified(id: &str, request: InvokeRequest) -> tonic::Request<InvokeRequest> {
     with("jig-request-id", id, request)
@@ -111,4 +113,43 @@ async fn without_an_id_the_work_ends_with_its_caller() {
     mark.appears(1).await;
     caller.abort();
     mark.vanishes().await;
+}
+
+#[tokio::test]
+async fn what_died_with_the_daemon_is_lost_and_not_repeated() {
+    let daemon = Daemon::start().await;
+    let mark = Mark::new();
+    let env = mark.on(shell("")).env;
+    let calls = [("", "run"), ("agentbench", "run"), ("claude", "Bash")].map(|(dialect, tool)| {
+        let command = "echo x >> a.txt; sleep 1000; true";
+        let params = match dialect {
+            "claude" => json!({ "command": command }),
+            _ => json!({"command": command, "env": env}),
+        };
+        let id = format!("{dialect}-{tool}");
+        move || identified(&id, call(dialect, tool, params.clone()))
+    });
+    let begun = || std::fs::read_to_string(daemon.file("a.txt")).unwrap_or_default();
+    for (number, made) in (1..).zip(&calls) {
+        let (channel, request) = (daemon.channel(), made());
+        tokio::spawn(async move { InvokeServiceClient::new(channel).invoke(request).await });
+        eventually("it runs", async || begun().lines().count() == number).await;
+    }
+    let daemon = daemon.restart().await;
+    for _ in 0..2 {
+        let [run, agentbench, claude] = calls.each_ref().map(|made| made());
+        let lost = invoke(&daemon, run).await;
+        assert_eq!(lost.outcome(), Outcome::DaemonLost, "{lost:?}");
+        assert_eq!(
+            (lost.status(), lost.exit_code),
+            (InvokeStatus::Success, None)
+        );
+        for made in [agentbench, claude] {
+            let lost = invoke(&daemon, made).await;
+            assert_eq!(lost.error.unwrap().error_type, "daemon_lost");
+        }
+    }
+    mark.vanishes().await;
+    let begun = std::fs::read_to_string(daemon.file("a.txt")).unwrap();
+    assert_eq!(begun.lines().count(), 3);
 }

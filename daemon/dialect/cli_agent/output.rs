@@ -60,7 +60,9 @@ pub(super) fn failed(
     metadata: Json,
 ) -> Answer {
     let message = match code {
-        "file_not_found" => format!("{output} in working directory"),
+        "file_not_found" if output.ends_with("not found") => {
+            format!("{output} in working directory")
+        }
         _ => output.to_owned(),
     };
     let mut data = json!({
