@@ -141,10 +141,11 @@ impl Data {
         self.0.get(name).and_then(Json::as_u64).unwrap_or_default()
     }
 
-    /// The exit code of a command as a shell has it: of one that a signal has ended, 128 and its number.
-    pub(crate) fn exit_code(&self) -> i64 {
-        let by_signal = || 128 + i64::from(signal_number(self.text("signal")).unwrap_or_default());
-        self.number("exit_code").unwrap_or_else(by_signal)
+    /// The exit code of a command as a shell has it: of one that a signal has ended, 128 and its number. None where
+    /// nobody knows how it ended.
+    pub(crate) fn exit_code(&self) -> Option<i64> {
+        let by_signal = || signal_number(self.text("signal")).map(|signal| 128 + i64::from(signal));
+        self.number("exit_code").or_else(by_signal)
     }
 
     /// The name of an enum's value without the prefix that all of them have, in lower case.

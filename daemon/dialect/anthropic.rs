@@ -102,13 +102,16 @@ fn bash(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let ran = tools
             .call(Call::new("run", json!({ "command": command })))
             .await?;
-        let mut text = on_lines(ran.text("stdout"), ran.text("stderr"));
+        let text = on_lines(ran.text("stdout"), ran.text("stderr"));
         let outcome = ran.word("outcome", "OUTCOME_");
         Ok(match (outcome.as_str(), ran.number("exit_code")) {
             ("timed_out", _) => {
                 let told = "timed out: the command was ended after 120 seconds";
-                text.push_str(told);
-                Answer::text(text).because("timeout", told)
+                Answer::text(on_lines(&text, told)).because("timeout", told)
+            }
+            ("daemon_lost", _) => {
+                let told = "the daemon died while the command ran: look how far it came";
+                Answer::text(told).because("daemon_lost", told)
             }
             // How a command ended is worth knowing, and no failure of the call.
             ("exited", Some(0)) => Answer::text(text),

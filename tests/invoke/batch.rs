@@ -1,4 +1,4 @@
-//! Several calls at once: the jobs that they are (E3, E4), keys (E6), and what the scenarios of `tests/seeds` do not say.
+//! Several calls at once: keys (E6), and what the scenarios of `tests/seeds` do not say.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::{
     support::{Daemon, KeyFile, Refusal, Setup, with, with_key},
 };
 
-fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
+pub(super) fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
     let calls = calls.iter().map(|(id, name, arguments)| BatchCall {
         call_id: (*id).to_owned(),
         name: (*name).to_owned(),
@@ -29,7 +29,7 @@ fn of(dialect: &str, calls: &[(&str, &str, Value)]) -> InvokeBatchRequest {
     }
 }
 
-async fn try_batch(
+pub(super) async fn try_batch(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeBatchRequest>,
 ) -> Result<InvokeBatchResponse, Refusal> {
@@ -40,7 +40,7 @@ async fn try_batch(
     }
 }
 
-async fn batch(
+pub(super) async fn batch(
     daemon: &Daemon,
     request: impl IntoRequest<InvokeBatchRequest>,
 ) -> InvokeBatchResponse {
@@ -67,7 +67,7 @@ pub(crate) fn written(result: &BatchResult) -> Value {
     written
 }
 
-fn messages(response: &InvokeBatchResponse) -> Value {
+pub(super) fn messages(response: &InvokeBatchResponse) -> Value {
     let messages = response.tool_messages.iter();
     messages
         .map(|message| {
@@ -79,91 +79,6 @@ fn messages(response: &InvokeBatchResponse) -> Value {
             })
         })
         .collect()
-}
-
-#[tokio::test]
-async fn e03_what_is_not_waited_for_is_a_job() {
-    let daemon = Setup::new().workspace_file("README.md", "x").start().await;
-    let request = InvokeBatchRequest {
-        mode: Some(BatchMode::Async.into()),
-        ..of(
-            "rauskuclaw",
-            &[(
-                "call-abc-123",
-                "data_file_read",
-                json!({"path": "README.md"}),
-            )],
-        )
-    };
-    let response = batch(&daemon, request).await;
-    let result = &response.results[0];
-    assert_eq!(
-        written(result),
-        json!({
-            "call_id": "call-abc-123",
-            "name": "data_file_read",
-            "ok": true,
-            "job_id": result.job_id,
-            "job_type": "data.file_read",
-        })
-    );
-    assert_eq!(
-        (
-            response.tool_messages.len(),
-            response.messages_json.as_str()
-        ),
-        (0, "[]")
-    );
-    let job = Jobs::of(&daemon).wait(&result.job_id).await;
-    assert_eq!(
-        (job.tool.as_str(), job.dialect.as_str()),
-        ("data_file_read", "rauskuclaw")
-    );
-    let result = job.result.unwrap();
-    assert_eq!(
-        json_of(&result.data.unwrap()),
-        json!({"path": "README.md", "content_text": "x"})
-    );
-}
-
-#[tokio::test]
-async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
-    let daemon = Daemon::start().await;
-    let command = json!({"command": "until [ -e go ]; do sleep 0.05; done; echo done"});
-    let request = InvokeBatchRequest {
-        wait_ms: Some(100),
-        ..of("rauskuclaw", &[("call-abc-123", "tool_exec", command)])
-    };
-    let response = batch(&daemon, request).await;
-    let result = &response.results[0];
-    let error = json!({"code": "TIMEOUT", "message": "Job did not complete within wait_ms"});
-    assert_eq!(
-        written(result),
-        json!({
-            "call_id": "call-abc-123",
-            "name": "tool_exec",
-            "ok": false,
-            "pending": true,
-            "job_id": result.job_id,
-            "error": error,
-        })
-    );
-    assert_eq!(
-        messages(&response),
-        json!([{
-            "role": "tool",
-            "tool_call_id": "call-abc-123",
-            "name": "tool_exec",
-            "content": format!(r#"{{"ok":false,"pending":true,"job_id":"{}","error":{{"code":"TIMEOUT","message":"Job did not complete within wait_ms"}}}}"#, result.job_id),
-        }])
-    );
-    std::fs::write(daemon.file("go"), "").unwrap();
-    let job = Jobs::of(&daemon).wait(&result.job_id).await;
-    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
-    assert_eq!(
-        json_of(&job.result.unwrap().data.unwrap())["stdout"],
-        "done\n"
-    );
 }
 
 #[tokio::test]
@@ -264,21 +179,6 @@ properties.word = { type = "string", description = "The word." }
     }
 }
 
-#[tokio::test]
-async fn a_job_that_a_call_has_begun_is_named() {
-    let daemon = Daemon::start().await;
-    let task = json!({"command": "until [ -e go ]; do sleep 0.05; done"});
-    let response = batch(&daemon, of("claude", &[("a", "Task", task)])).await;
-    let result = &response.results[0];
-    let output = json_of(result.output.as_ref().unwrap());
-    assert!(result.ok && result.pending, "{result:?}");
-    assert_eq!(output["taskId"], result.job_id.as_str());
-    std::fs::write(daemon.file("go"), "").unwrap();
-    let job = Jobs::of(&daemon).wait(&result.job_id).await;
-    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
-}
-
-/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
 #[tokio::test]
 async fn a_text_stays_a_text() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;
@@ -455,29 +355,4 @@ async fn a_batch_that_is_repeated_is_made_once() {
         std::fs::read_to_string(daemon.file("a.txt")).unwrap(),
         "x\nx\n"
     );
-}
-
-/// C9: a background command, which is followed and cancelled later.
-#[tokio::test]
-async fn c09_a_task_is_a_job() {
-    let daemon = Daemon::start().await;
-    let request = super::call(
-        "claude",
-        "Task",
-        json!({"command": "echo begun; sleep 1000; true"}),
-    );
-    let response = super::invoke(&daemon, request).await;
-    let id = response.job_id.clone();
-    assert!(response.pending, "{response:?}");
-    assert_eq!(
-        json_of(&response.data.unwrap()),
-        json!({"success": true, "taskId": id})
-    );
-    let mut jobs = Jobs::of(&daemon);
-    crate::support::eventually("it runs", async || {
-        jobs.get(&id).await.state() == JobState::Running
-    })
-    .await;
-    let job = jobs.cancel(&id).await;
-    assert_eq!(job.state(), JobState::Cancelled);
 }

@@ -1,6 +1,7 @@
 //! Calls by the names of their tools: what comes of one is in its answer, also where it failed.
 
 pub(crate) mod batch;
+mod batch_jobs;
 mod decided;
 mod once;
 mod vendors;

@@ -75,7 +75,7 @@ impl Jobs {
         response.unwrap().into_inner().job.unwrap()
     }
 
-    async fn list(&mut self, request: ListJobsRequest) -> Vec<Job> {
+    pub(crate) async fn list(&mut self, request: ListJobsRequest) -> Vec<Job> {
         self.0.list_jobs(request).await.unwrap().into_inner().jobs
     }
 }

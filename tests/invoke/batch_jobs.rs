@@ -1,0 +1,176 @@
+//! Calls of a batch that are not waited for, or not to their end: the jobs that they are (E3, E4).
+
+use jig::api::v1::{
+    BatchMode, InvokeBatchRequest, JobState, ListJobsRequest,
+    invoke_service_client::InvokeServiceClient,
+};
+use serde_json::json;
+
+use super::{
+    batch::{batch, messages, of, written},
+    json_of,
+};
+use crate::{
+    jobs::Jobs,
+    support::{Daemon, Setup, eventually},
+};
+
+#[tokio::test]
+async fn e03_what_is_not_waited_for_is_a_job() {
+    let daemon = Setup::new().workspace_file("README.md", "x").start().await;
+    let request = InvokeBatchRequest {
+        mode: Some(BatchMode::Async.into()),
+        ..of(
+            "rauskuclaw",
+            &[(
+                "call-abc-123",
+                "data_file_read",
+                json!({"path": "README.md"}),
+            )],
+        )
+    };
+    let response = batch(&daemon, request).await;
+    let result = &response.results[0];
+    assert_eq!(
+        written(result),
+        json!({
+            "call_id": "call-abc-123",
+            "name": "data_file_read",
+            "ok": true,
+            "job_id": result.job_id,
+            "job_type": "data.file_read",
+        })
+    );
+    assert_eq!(
+        (
+            response.tool_messages.len(),
+            response.messages_json.as_str()
+        ),
+        (0, "[]")
+    );
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(
+        (job.tool.as_str(), job.dialect.as_str()),
+        ("data_file_read", "rauskuclaw")
+    );
+    let result = job.result.unwrap();
+    assert_eq!(
+        json_of(&result.data.unwrap()),
+        json!({"path": "README.md", "content_text": "x"})
+    );
+}
+
+#[tokio::test]
+async fn e04_what_does_not_end_in_time_goes_on_as_a_job() {
+    let daemon = Daemon::start().await;
+    let command = json!({"command": "until [ -e go ]; do sleep 0.05; done; echo done"});
+    let request = InvokeBatchRequest {
+        wait_ms: Some(100),
+        ..of("rauskuclaw", &[("call-abc-123", "tool_exec", command)])
+    };
+    let response = batch(&daemon, request).await;
+    let result = &response.results[0];
+    let error = json!({"code": "TIMEOUT", "message": "Job did not complete within wait_ms"});
+    assert_eq!(
+        written(result),
+        json!({
+            "call_id": "call-abc-123",
+            "name": "tool_exec",
+            "ok": false,
+            "pending": true,
+            "job_id": result.job_id,
+            "error": error,
+        })
+    );
+    assert_eq!(
+        messages(&response),
+        json!([{
+            "role": "tool",
+            "tool_call_id": "call-abc-123",
+            "name": "tool_exec",
+            "content": format!(r#"{{"ok":false,"pending":true,"job_id":"{}","error":{{"code":"TIMEOUT","message":"Job did not complete within wait_ms"}}}}"#, result.job_id),
+        }])
+    );
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
+    assert_eq!(
+        json_of(&job.result.unwrap().data.unwrap())["stdout"],
+        "done\n"
+    );
+}
+
+#[tokio::test]
+async fn e04_what_is_cancelled_meanwhile_says_so() {
+    let setup = Setup::new().workspace_table("[jobs]\nqueue_concurrency = 1");
+    let daemon = setup.start().await;
+    let command = || json!({"command": "touch begun; sleep 1000; true"});
+    let names = ["begun", "queued"].map(|id| (id, "run", command()));
+    let (request, mut client) = (of("", &names), InvokeServiceClient::new(daemon.channel()));
+    let made = tokio::spawn(async move { client.invoke_batch(request).await });
+    let mut jobs = Jobs::of(&daemon);
+    let mut listed = Vec::new();
+    eventually("one runs, and one waits", async || {
+        listed = jobs.list(ListJobsRequest::default()).await;
+        let has = |state| listed.iter().any(|job| job.state() == state);
+        daemon.file("begun").exists() && has(JobState::Running) && has(JobState::Queued)
+    })
+    .await;
+    // The one that waits first: else it would begin.
+    for state in [JobState::Queued, JobState::Running] {
+        let job = listed.iter().find(|job| job.state() == state).unwrap();
+        jobs.cancel(&job.job_id).await;
+    }
+    let response = made.await.unwrap().unwrap().into_inner();
+    let [begun, queued] = &response.results[..] else {
+        panic!("{response:?}")
+    };
+    assert_eq!(
+        json_of(begun.output.as_ref().unwrap())["outcome"],
+        "OUTCOME_CANCELLED"
+    );
+    let error = queued.error.as_ref().unwrap();
+    assert_eq!((queued.ok, queued.pending), (false, false));
+    assert_eq!(error.code, "CANCELLED", "{error:?}");
+}
+
+#[tokio::test]
+async fn a_job_that_a_call_has_begun_is_named() {
+    let daemon = Daemon::start().await;
+    let task = json!({"command": "until [ -e go ]; do sleep 0.05; done"});
+    let response = batch(&daemon, of("claude", &[("a", "Task", task)])).await;
+    let result = &response.results[0];
+    let output = json_of(result.output.as_ref().unwrap());
+    assert!(result.ok && result.pending, "{result:?}");
+    assert_eq!(output["taskId"], result.job_id.as_str());
+    std::fs::write(daemon.file("go"), "").unwrap();
+    let job = Jobs::of(&daemon).wait(&result.job_id).await;
+    assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
+}
+
+/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
+
+/// C9: a background command, which is followed and cancelled later.
+#[tokio::test]
+async fn c09_a_task_is_a_job() {
+    let daemon = Daemon::start().await;
+    let request = super::call(
+        "claude",
+        "Task",
+        json!({"command": "echo begun; sleep 1000; true"}),
+    );
+    let response = super::invoke(&daemon, request).await;
+    let id = response.job_id.clone();
+    assert!(response.pending, "{response:?}");
+    assert_eq!(
+        json_of(&response.data.unwrap()),
+        json!({"success": true, "taskId": id})
+    );
+    let mut jobs = Jobs::of(&daemon);
+    crate::support::eventually("it runs", async || {
+        jobs.get(&id).await.state() == JobState::Running
+    })
+    .await;
+    let job = jobs.cancel(&id).await;
+    assert_eq!(job.state(), JobState::Cancelled);
+}
