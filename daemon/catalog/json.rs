@@ -19,27 +19,44 @@ use prost_reflect::{
 };
 use serde_json::{Map, Value as Json};
 
-use super::nearest::unknown;
+use super::{
+    nearest::unknown,
+    rules::{Field, Rules},
+};
 use crate::daemon::error::{Error, MOST_VIOLATIONS, Violation};
 
 /// Reads both alphabets, with and without padding, as the mapping of protobuf says.
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 
-/// Reads `parameters` as a message of this kind. Numbers may be written as strings; null is as good as
-/// not given.
+/// Reads `parameters` as a message with these rules. Numbers may be written as strings; null is as good as
+/// not given. Where something does not fit, what breaks the rules in the rest is told with it.
 pub(super) fn read(
-    descriptor: &MessageDescriptor,
+    rules: &Rules,
     parameters: &Map<String, Json>,
 ) -> Result<DynamicMessage, Vec<Violation>> {
     let mut reader = Reader {
         violations: Vec::new(),
     };
-    let message = reader.message(descriptor, parameters, "");
-    match reader.violations.is_empty() {
-        true => Ok(message),
-        false => Err(reader.violations),
+    let message = reader.message(rules.message(), Some(rules), parameters, "");
+    let mut violations = reader.violations;
+    if violations.is_empty() {
+        return Ok(message);
     }
+    let mut others = rules.violations(&message);
+    others.retain(|other| {
+        !violations
+            .iter()
+            .any(|told| is_in(&told.field, &other.field))
+    });
+    violations.append(&mut others);
+    Err(violations)
+}
+
+/// Whether a field is another one, or lies in it, which was left out then.
+fn is_in(field: &str, other: &str) -> bool {
+    let rest = field.strip_prefix(other);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 /// Writes a message, with the zero values of fields that always have one. What was not given and could have been is
@@ -80,6 +97,7 @@ impl Reader {
     fn message(
         &mut self,
         descriptor: &MessageDescriptor,
+        rules: Option<&Rules>,
         fields: &Map<String, Json>,
         prefix: &str,
     ) -> DynamicMessage {
@@ -104,7 +122,8 @@ impl Reader {
                     self.report(&path, format!("is given twice, also as {}", field.name()));
                 }
                 Some(field) => {
-                    if let Some(value) = self.field(&field, value, &path) {
+                    let known = rules.and_then(|rules| rules.field(&field));
+                    if let Some(value) = self.field(&field, known, value, &path) {
                         message.set_field(&field, value);
                     }
                 }
@@ -113,7 +132,13 @@ impl Reader {
         message
     }
 
-    fn field(&mut self, field: &FieldDescriptor, value: &Json, path: &str) -> Option<Value> {
+    fn field(
+        &mut self,
+        field: &FieldDescriptor,
+        known: Option<&Field>,
+        value: &Json,
+        path: &str,
+    ) -> Option<Value> {
         if field.is_map() {
             let Kind::Message(entry) = field.kind() else {
                 return None;
@@ -131,7 +156,7 @@ impl Reader {
                     return None;
                 }
                 let path = format!("{path}[{key:?}]");
-                if let Some(value) = self.value(&kind, value, &path) {
+                if let Some(value) = self.value(&kind, known, value, &path) {
                     read.insert(MapKey::String(key.clone()), value);
                 }
             }
@@ -148,14 +173,20 @@ impl Reader {
                 if self.has_enough() {
                     return None;
                 }
-                read.extend(self.value(&kind, item, &format!("{path}[{index}]")));
+                read.extend(self.value(&kind, known, item, &format!("{path}[{index}]")));
             }
             return (self.violations.len() == before).then_some(Value::List(read));
         }
-        self.value(&field.kind(), value, path)
+        self.value(&field.kind(), known, value, path)
     }
 
-    fn value(&mut self, kind: &Kind, value: &Json, path: &str) -> Option<Value> {
+    fn value(
+        &mut self,
+        kind: &Kind,
+        known: Option<&Field>,
+        value: &Json,
+        path: &str,
+    ) -> Option<Value> {
         let read = match (kind, value) {
             (Kind::String, Json::String(text)) => Some(Value::String(text.clone())),
             (Kind::Bool, Json::Bool(flag)) => Some(Value::Bool(*flag)),
@@ -191,7 +222,8 @@ impl Reader {
             }
             (Kind::Message(descriptor), Json::Object(fields)) => {
                 let before = self.violations.len();
-                let message = self.message(descriptor, fields, &format!("{path}."));
+                let rules = known.and_then(|field| field.inner.as_ref());
+                let message = self.message(descriptor, rules, fields, &format!("{path}."));
                 if self.violations.len() > before {
                     return None;
                 }
@@ -201,7 +233,19 @@ impl Reader {
         };
         match read {
             Some(read) => Some(read),
-            None => self.refuse(path, expected(kind), value),
+            None => match (range(kind, known), value) {
+                (Some((least, most)), Json::Number(number)) => {
+                    let text =
+                        format!("is {number}; it must be a whole number from {least} to {most}");
+                    self.report(path, text);
+                    None
+                }
+                (Some((least, most)), _) => {
+                    let expected = format!("a whole number from {least} to {most}");
+                    self.refuse(path, &expected, value)
+                }
+                (None, _) => self.refuse(path, expected(kind), value),
+            },
         }
     }
 
@@ -234,14 +278,25 @@ fn expected(kind: &Kind) -> &'static str {
         Kind::String => "a string",
         Kind::Bool => "true or false",
         Kind::Bytes => "a string in base64",
-        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => "a whole number of 32 bits",
-        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => "a whole number of 64 bits",
-        Kind::Uint32 | Kind::Fixed32 => "a whole number from 0 to 4294967295",
-        Kind::Uint64 | Kind::Fixed64 => "a whole number from 0 to 18446744073709551615",
         Kind::Enum(_) => "the name or number of a value",
         Kind::Message(_) => "an object",
         _ => "a number",
     }
+}
+
+/// From where to where whole numbers of a kind go, by the rules of the field, too; nothing of what is none.
+fn range(kind: &Kind, known: Option<&Field>) -> Option<(i128, i128)> {
+    let (least, most) = match kind {
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => (i32::MIN.into(), i32::MAX.into()),
+        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => (i64::MIN.into(), i64::MAX.into()),
+        Kind::Uint32 | Kind::Fixed32 => (0, u32::MAX.into()),
+        Kind::Uint64 | Kind::Fixed64 => (0, u64::MAX.into()),
+        _ => return None,
+    };
+    let rules = known.map(|field| &field.rules);
+    let minimum = rules.and_then(|rules| rules.minimum).map(i128::from);
+    let maximum = rules.and_then(|rules| rules.maximum).map(i128::from);
+    Some((minimum.unwrap_or(least), maximum.unwrap_or(most)))
 }
 
 /// A whole number, also one written with a fraction of zero, as those that come as `double` are.
@@ -312,149 +367,4 @@ fn short_name<'a>(values: &EnumDescriptor, full: &'a str) -> &'a str {
 mod random;
 
 #[cfg(test)]
-mod tests {
-    use prost::Message as _;
-    use prost_reflect::DescriptorPool;
-    use serde_json::json;
-
-    use super::*;
-    use crate::api::{self, v1};
-
-    fn descriptor(name: &str) -> MessageDescriptor {
-        let pool = DescriptorPool::decode(api::FILE_DESCRIPTOR_SET).unwrap();
-        pool.get_message_by_name(&format!("jig.v1.{name}")).unwrap()
-    }
-
-    fn parse(name: &str, json: Json) -> Result<DynamicMessage, Vec<(String, String)>> {
-        let Json::Object(fields) = json else {
-            panic!("an object")
-        };
-        read(&descriptor(name), &fields).map_err(|violations| {
-            let told = violations.into_iter();
-            let told = told.map(|violation| (violation.field, violation.description));
-            told.collect()
-        })
-    }
-
-    #[test]
-    fn what_fits_becomes_a_message() {
-        let message = parse(
-            "RunRequest",
-            json!({
-                "argv": ["a", "b"],
-                "env": {"K": "V"},
-                "stdin": "aGk",
-                "timeout_sec": "7",
-                "maxOutputBytes": 5.0,
-                "cwd": null,
-                "limits": {"memory_bytes": 1 << 30},
-            }),
-        );
-        let run: v1::RunRequest = message.unwrap().transcode_to().unwrap();
-        assert_eq!(run.argv, ["a", "b"]);
-        assert_eq!(run.env.get("K").map(String::as_str), Some("V"));
-        assert_eq!(&*run.stdin, b"hi");
-        assert_eq!((run.timeout_sec, run.max_output_bytes), (Some(7), Some(5)));
-        assert_eq!(run.cwd, None);
-        assert_eq!(run.limits.unwrap().memory_bytes, Some(1 << 30));
-        for mode in [
-            json!("CREATE_NEW"),
-            json!("create_new"),
-            json!("WRITE_MODE_CREATE_NEW"),
-            json!(v1::WriteMode::CreateNew as i32),
-        ] {
-            let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
-            let write: v1::WriteFileRequest = message.transcode_to().unwrap();
-            assert_eq!(write.mode(), v1::WriteMode::CreateNew, "{mode}");
-        }
-        for mode in [json!("WRITE_MODE_UNSPECIFIED"), json!(0)] {
-            let message = parse("WriteFileRequest", json!({"mode": mode})).unwrap();
-            let write: v1::WriteFileRequest = message.transcode_to().unwrap();
-            assert_eq!(write.mode, None, "{mode}");
-        }
-    }
-
-    #[test]
-    fn no_more_is_looked_for_than_is_told() {
-        for json in [
-            json!({"argv": vec![1; 1_000_000]}),
-            json!({"env": (0..100_000).map(|n| (n.to_string(), json!(n))).collect::<Map<_, _>>()}),
-            Json::Object((0..100_000).map(|n| (n.to_string(), json!(n))).collect()),
-        ] {
-            let problems = parse("RunRequest", json).unwrap_err();
-            assert_eq!(problems.len(), MOST_VIOLATIONS + 1);
-        }
-    }
-
-    #[test]
-    fn all_that_does_not_fit_is_told() {
-        let problems = parse(
-            "RunRequest",
-            json!({
-                "comand": "x",
-                "argv": ["a", 1],
-                "env": {"K": {}},
-                "stdin": "?",
-                "timeout_sec": -1,
-                "timeoutSec": 5,
-                "max_output_bytes": 1.5,
-                "cwd": ["secret"],
-                "limits": {"memory": 1, "cpu_sec": "x"},
-            }),
-        );
-        let problems = problems.unwrap_err();
-        let fields: Vec<_> = problems.iter().map(|(field, _)| &**field).collect();
-        let expected = [
-            "argv[1]",
-            "comand",
-            "cwd",
-            "env[\"K\"]",
-            "limits.cpu_sec",
-            "limits.memory",
-            "max_output_bytes",
-            "stdin",
-            "timeout_sec",
-        ];
-        assert_eq!(fields, expected, "{problems:#?}");
-        let text = format!("{problems:?}");
-        assert!(
-            text.contains("command, ") && !text.contains("secret"),
-            "{text}"
-        );
-        let twice = parse("RunRequest", json!({"timeout_sec": 1, "timeoutSec": 5}));
-        assert_eq!(twice.unwrap_err().len(), 1);
-        for mode in [json!("NONSENSE"), json!(99), json!(-1)] {
-            let unknown = parse("WriteFileRequest", json!({"mode": mode})).unwrap_err();
-            assert!(
-                unknown.first().unwrap().1.contains("OVERWRITE, "),
-                "{unknown:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn answers_have_their_zeros_and_not_what_was_not_given() {
-        let response = v1::RunResponse {
-            stdout_bytes: 5,
-            ..v1::RunResponse::default()
-        };
-        let bytes = response.encode_to_vec();
-        let message = DynamicMessage::decode(descriptor("RunResponse"), &*bytes).unwrap();
-        let json = Json::Object(write(&message).unwrap());
-        assert_eq!(json["stdout_bytes"], 5);
-        assert_eq!(json["stdout_truncated"], false);
-        assert_eq!(json.get("exit_code"), None);
-        assert_eq!(json.get("usage"), None);
-        let response = v1::ReadNotebookResponse {
-            cells: vec![v1::NotebookCell::default()],
-            ..v1::ReadNotebookResponse::default()
-        };
-        let bytes = response.encode_to_vec();
-        let message = DynamicMessage::decode(descriptor("ReadNotebookResponse"), &*bytes).unwrap();
-        let cell = &Json::Object(write(&message).unwrap())["cells"][0];
-        assert_eq!(
-            (&cell["index"], cell.get("execution_count")),
-            (&json!(0), None)
-        );
-    }
-}
+mod tests;

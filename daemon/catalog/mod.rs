@@ -71,7 +71,6 @@ pub(crate) struct ToolSpec {
     pub(crate) role: Role,
     rules: Arc<Rules>,
     method: MethodDescriptor,
-    request: MessageDescriptor,
     response: MessageDescriptor,
 }
 
@@ -131,7 +130,6 @@ impl Catalog {
                         options,
                         role: access.role,
                         rules: Arc::new(rules),
-                        request: input,
                         response: method.output(),
                         method,
                     };
@@ -335,7 +333,7 @@ impl ToolSpec {
         &self,
         parameters: &Map<String, Value>,
     ) -> Result<T, Error> {
-        let message = json::read(&self.request, parameters).map_err(Error::invalid)?;
+        let message = json::read(&self.rules, parameters).map_err(Error::invalid)?;
         message.transcode_to().map_err(Error::internal)
     }
 

@@ -162,8 +162,7 @@ impl Rules {
     ) -> Result<Looked<T>, Error> {
         let encoded = request.encode_to_vec();
         let mut message = self.decode(&encoded)?;
-        let mut violations = Vec::new();
-        self.check_fields(&message, "", &mut violations);
+        let violations = self.violations(&message);
         // What is refused is neither recorded nor decided about.
         let is_fine = violations.is_empty();
         let params = match is_fine {
@@ -183,6 +182,13 @@ impl Rules {
             given,
             encoded,
         })
+    }
+
+    /// What breaks the rules in a message.
+    pub(super) fn violations(&self, message: &DynamicMessage) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        self.check_fields(message, "", &mut violations);
+        violations
     }
 
     fn check_fields(

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeSet, VecDeque},
     future,
+    slice::from_ref,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -144,7 +145,7 @@ fn a_search_that_took_too_long_is_told_of() {
             "Search timed out after 30s, returning partial results",
         ),
     ] {
-        let (answer, code) = told(dialect, tool, params, &[found.clone()]);
+        let (answer, code) = told(dialect, tool, params, from_ref(&found));
         let answer = answer.to_string();
         assert!(answer.contains("x") && answer.contains(told_so), "{answer}");
         assert_eq!(code, None);
@@ -179,7 +180,7 @@ fn a_command_whose_daemon_has_died_has_failed() {
         ("cli_agent", "run_in_terminal", "command_ended"),
         ("anthropic", "bash", "daemon_lost"),
     ] {
-        let (answer, failed) = told(dialect, tool, json!({"command": "x"}), &[lost.clone()]);
+        let (answer, failed) = told(dialect, tool, json!({"command": "x"}), from_ref(&lost));
         assert_eq!(failed.as_deref(), Some(code), "{answer}");
         // Nobody knows how it ended.
         assert!(answer.get("exitCode").is_none_or(Json::is_null), "{answer}");
@@ -212,7 +213,7 @@ fn a_file_of_which_only_a_part_was_read_is_not_changed() {
             json!({"operation": {"type": "update_file", "path": "a", "diff": "@@\n-a\n+b"}}),
         ),
     ] {
-        let (refused, heard) = answer(dialect, tool, params, &[read.clone()]);
+        let (refused, heard) = answer(dialect, tool, params, from_ref(&read));
         assert_eq!(refused.unwrap_err().reason, Reason::FileTooLarge);
         assert_eq!(heard.calls.len(), 1);
     }

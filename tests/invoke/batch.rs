@@ -179,6 +179,7 @@ properties.word = { type = "string", description = "The word." }
     }
 }
 
+/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
 #[tokio::test]
 async fn a_text_stays_a_text() {
     let daemon = Setup::new().workspace_file("a.txt", "x").start().await;

@@ -148,8 +148,6 @@ async fn a_job_that_a_call_has_begun_is_named() {
     assert_eq!(job.state(), JobState::Succeeded, "{job:?}");
 }
 
-/// A vocabulary whose answers are texts has texts in every format, whether it could or not.
-
 /// C9: a background command, which is followed and cancelled later.
 #[tokio::test]
 async fn c09_a_task_is_a_job() {

@@ -166,7 +166,8 @@ async fn what_could_never_be_done_is_refused_at_once() {
     let text = refused(job("dance", json!({})), "UNKNOWN_TOOL", &[]).await;
     assert!(text.contains("read_file, "), "{text}");
     let params = json!({"comand": "secret-1", "timeout_sec": 0, "env": {"A=B": "secret-2"}});
-    let text = refused(job("run", params), "INVALID_PARAMS", &["params.comand"]).await;
+    let fields = ["params.comand", "params.timeout_sec"];
+    let text = refused(job("run", params), "INVALID_PARAMS", &fields).await;
     assert!(
         text.contains("command, ") && !text.contains("secret"),
         "{text}"

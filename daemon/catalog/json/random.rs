@@ -8,7 +8,7 @@ use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage, Kind, MapKey, MessageDescriptor, Value};
 use serde_json::{Map, Value as Json};
 
-use super::{read, write};
+use super::{Rules, read, write};
 use crate::api;
 
 /// Says how to repeat the case during which the test fails.
@@ -108,8 +108,12 @@ fn what_is_written_is_read_as_it_was() {
         Json::Object(fields) => fields,
         other => panic!("{other}"),
     };
+    let methods: Vec<_> = service
+        .methods()
+        .map(|method| (Rules::of(&pool, &method.input()), method))
+        .collect();
     for seed in seeds {
-        for method in service.methods() {
+        for (rules, method) in &methods {
             let (_case, mut rng) = (Case(seed), Rng::with_seed(seed));
             let message = message(&method.input(), &mut rng);
             let written = write(&message).unwrap();
@@ -117,7 +121,7 @@ fn what_is_written_is_read_as_it_was() {
             let text = Json::Object(written.clone()).to_string();
             let as_text: Map<_, _> = objects(serde_json::from_str(&text).unwrap());
             for json in [written, with_texts, as_text] {
-                let back = read(&method.input(), &json);
+                let back = read(rules, &json);
                 let back = back.unwrap_or_else(|why| panic!("{why:?}: {json:?}"));
                 // Whether a zero was set is not seen on the wire.
                 let [back, message] = [&back, &message].map(|message| {
