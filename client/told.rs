@@ -130,9 +130,11 @@ impl Told {
 
     fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.line()];
-        for (field, description) in &self.violations {
-            lines.push(format!("  {field}: {description}"));
-        }
+        let told = self.violations.iter();
+        let told = told.map(|(field, description)| format!("{field}: {description}"));
+        // Most messages say them all.
+        let others = told.filter(|told| !self.message.contains(told));
+        lines.extend(others.map(|told| format!("  {told}")));
         if let Some(wait) = self.retry_after {
             lines.push(format!("  try again in {} s", wait.as_secs_f64()));
         }

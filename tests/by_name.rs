@@ -3,15 +3,21 @@
 use std::{
     fs,
     io::Write as _,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::support::Daemon;
+use crate::support::{Daemon, eventually};
 
 /// Runs `jig` against the daemon, with this on its standard input.
 fn jig(daemon: &Daemon, arguments: &[&str], input: &str) -> Output {
+    begin(daemon, arguments, input).wait_with_output().unwrap()
+}
+
+/// Begins to.
+fn begin(daemon: &Daemon, arguments: &[&str], input: &str) -> Child {
     let mut child = Command::new(env!("CARGO_BIN_EXE_jig"))
         .args(arguments)
         .env_clear()
@@ -25,7 +31,7 @@ fn jig(daemon: &Daemon, arguments: &[&str], input: &str) -> Output {
     // Whoever reads none of it is gone before all is written.
     let _gone = stdin.write_all(input.as_bytes());
     drop(stdin);
-    child.wait_with_output().unwrap()
+    child
 }
 
 /// Runs `jig`, which must exit with `code`; answers what it wrote to standard output and standard error.
@@ -390,4 +396,55 @@ async fn a_batch_that_cannot_be_read_is_not_sent() {
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(errors.contains(told), "{errors}");
     }
+}
+
+#[tokio::test]
+async fn who_interrupts_a_batch_learns_that_its_calls_go_on() {
+    let daemon = Daemon::start().await;
+    let batch = r#"{"calls": [{"call_id": "a", "name": "run", "arguments": {"command": "touch begun; sleep 1000; true"}}]}"#;
+    let child = begin(&daemon, &["batch", "-"], batch);
+    eventually("it runs", async || daemon.file("begun").exists()).await;
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(errors.contains("jig job ls lists them"), "{errors}");
+    let (listed, _) = exits(&daemon, &["--json", "job", "ls"], 0);
+    let listed = json(&listed);
+    let jobs = listed["jobs"]
+        .as_array()
+        .unwrap_or_else(|| panic!("{listed}"));
+    let id = jobs[0]["job_id"].as_str().unwrap();
+    exits(&daemon, &["job", "cancel", id], 0);
+}
+
+#[tokio::test]
+async fn parameters_that_are_none_are_told_before_they_are_sent() {
+    let daemon = Daemon::start().await;
+    for (words, told) in [
+        (&["call", "run", "=x"][..], "has no name"),
+        (
+            &["call", "run", "--params", "file.json"],
+            "--params - reads one from standard input",
+        ),
+        (
+            &["call", "run", "--params", "[]"],
+            "--params is no JSON object",
+        ),
+        (
+            &["call", "run", "--params", "-"],
+            "standard input is no JSON object",
+        ),
+    ] {
+        let (_, errors) = exits(&daemon, words, 125);
+        assert!(errors.contains(told), "{errors}");
+    }
+    let (_, errors) = exits(&daemon, &["call", "raed_file", "path=x"], 125);
+    assert!(errors.contains("read_file was probably meant"), "{errors}");
+    let (_, errors) = exits(
+        &daemon,
+        &["call", "run", "command=true", "timeout_sec=0"],
+        125,
+    );
+    assert_eq!(errors.matches("it must be from 1").count(), 1, "{errors}");
 }

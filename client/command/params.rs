@@ -24,11 +24,17 @@ pub(super) struct Parameters {
 impl Parameters {
     /// As a JSON object.
     pub(super) fn json(self) -> Result<String, Failure> {
-        match self.params.as_deref() {
-            Some("-") => string(of_file("-".into())?),
-            Some(params) => Ok(params.to_owned()),
-            None => Ok(Value::Object(named(&self.parameters)?).to_string()),
-        }
+        let (params, of) = match self.params {
+            Some(params) if params == "-" => (string(of_file("-".into())?)?, "standard input"),
+            Some(params) => (params, "--params"),
+            None => return Ok(Value::Object(named(&self.parameters)?).to_string()),
+        };
+        let Err(error) = serde_json::from_str::<Map<String, Value>>(&params) else {
+            return Ok(params);
+        };
+        let text =
+            format!("{of} is no JSON object: {error}; --params - reads one from standard input");
+        Err(Failure::Usage(text))
     }
 }
 
@@ -49,6 +55,9 @@ fn named(words: &[String]) -> Result<Map<String, Value>, Failure> {
                 (name, serde_json::from_str(value).map_err(fails)?)
             }
         };
+        if name.is_empty() {
+            return Err(Failure::Usage(format!("{word:?} has no name before the =")));
+        }
         if params.insert(name.to_owned(), value).is_some() {
             return Err(Failure::Usage(format!("{name} is given twice")));
         }

@@ -122,7 +122,11 @@ async fn what_cannot_be_is_said() {
     for (arguments, code, part) in [
         (&["submit", "run", "command"][..], 64, "NAME=VALUE"),
         (&["submit", "run", "comand=x"], 1, "params.comand"),
-        (&["submit", "run", "--params", "{"], 1, "params_json"),
+        (
+            &["submit", "run", "--params", "{"],
+            64,
+            "--params is no JSON object",
+        ),
         (&["submit", "dance"], 1, "UNKNOWN_TOOL"),
         (&["get", "nothing"], 1, "JOB_NOT_FOUND"),
         (&["ls", "--state", "sleeping"], 64, "queued"),

@@ -29,7 +29,8 @@ const SHOWN: usize = 120;
 ///
 /// The file is a JSON object: `{"calls": [{"call_id": "a", "name": "read_file", "arguments": {"path": "README.md"}}]}`,
 /// with 1 to 20 calls, and if need be `mode` (`sync`, `async`), `wait_ms`, `queue`, `dialect` and `result_format`
-/// (as --format of `jig tools`). Exits with 1 when one of them failed; those that go on have not.
+/// (as --format of `jig tools`). Exits with 1 when one of them failed; those that go on have not. Who interrupts it
+/// ends the waiting, and not the calls: `jig job cancel` ends one.
 #[derive(Debug, Args)]
 pub(crate) struct BatchArgs {
     /// The calls; `-` is standard input.
@@ -45,12 +46,19 @@ pub(crate) struct BatchArgs {
 pub(crate) fn batch(global: &Global, args: BatchArgs) -> ExitCode {
     match make(global, args) {
         Ok(code) => ExitCode::from(code),
-        Err(failure) => finish(Err(failure), global.json),
+        Err(failure) => {
+            if matches!(failure, Failure::Interrupted(_)) {
+                output::note(
+                    "calls that have begun go on as jobs: jig job ls lists them, jig job cancel ends one",
+                );
+            }
+            finish(Err(failure), global.json)
+        }
     }
 }
 
 fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
-    let address = job::address(global)?;
+    job::address(global)?;
     let mut request = request(&string(of_file(args.file)?)?)?;
     if let Some(dialect) = args.dialect {
         request.dialect = dialect;
@@ -58,7 +66,7 @@ fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
     if args.is_async {
         request.set_mode(BatchMode::Async);
     }
-    let response = connection::call_at(address, global, async |client: Client| {
+    let response = connection::call(global, async move |client: Client| {
         Ok(client.invoke_batch(request).await?)
     })?;
     match global.json {
