@@ -17,7 +17,7 @@ use super::{
     context::Incoming, envelope::Ran, idempotency::Ticket, until_its_time_is_up,
 };
 use crate::daemon::{
-    catalog::{Catalog, custom::CustomTool},
+    catalog::{Catalog, custom::CustomTool, nearest},
     dialect::Boxed,
     error::{Error, Reason},
     tool::{
@@ -170,7 +170,7 @@ pub(super) fn find(
             principal.may_call(tool).is_ok() && pipeline.is_switched_on(tool, None).is_ok()
         };
         let known: Vec<_> = known.filter(is_there).collect();
-        let text = format!("there is no tool {name:?}; there are {}", known.join(", "));
+        let text = format!("there is {}", nearest::no_tool(name, &known));
         Error::new(Reason::UnknownTool, text).with("tool", name)
     })
 }

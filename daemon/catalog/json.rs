@@ -17,7 +17,7 @@ use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
     SerializeOptions, Value,
 };
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Number, Value as Json};
 
 use super::{
     nearest::unknown,
@@ -74,6 +74,9 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     };
     Ok(fields)
 }
+
+/// What is wanted where an object of any names should be.
+pub(crate) const MAP: &str = "an object, or a list of entries that have a key and a value, and nothing else, and no key twice";
 
 /// The object that a list of its entries stands for, each `{"key": …, "value": …}`, and each key once.
 pub(crate) fn entries_of(list: &[Json]) -> Option<Map<String, Json>> {
@@ -146,7 +149,7 @@ impl Reader {
             // A list of them: strict schemas have no other way to say it.
             let listed = value.as_array().and_then(|list| entries_of(list));
             let Some(entries) = value.as_object().or(listed.as_ref()) else {
-                return self.refuse(path, "an object", value);
+                return self.refuse(path, MAP, value);
             };
             let kind = entry.map_entry_value_field().kind();
             let before = self.violations.len();
@@ -307,9 +310,21 @@ fn integer(value: &Json) -> Option<i128> {
             .map(i128::from)
             .or_else(|| number.as_u64().map(i128::from))
             .or_else(|| number.as_f64().and_then(whole)),
-        Json::String(text) => text.parse().ok(),
+        Json::String(text) => {
+            let digits = text.trim().parse().ok();
+            digits.or_else(|| number_of(text)?.as_f64().and_then(whole))
+        }
         _ => None,
     }
+}
+
+/// The number that a text stands for: some models write them so.
+pub(crate) fn number_of(text: &str) -> Option<Number> {
+    let text = text.trim();
+    let signed = || text.parse::<i64>().ok().map(Number::from);
+    let unsigned = || text.parse::<u64>().ok().map(Number::from);
+    let real = || text.parse().ok().and_then(Number::from_f64);
+    signed().or_else(unsigned).or_else(real)
 }
 
 /// The number, if it is whole and a double holds it exactly.

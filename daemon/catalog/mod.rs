@@ -31,7 +31,7 @@ use self::{
     schema::{of_request, of_response},
 };
 pub(crate) use self::{
-    json::entries_of as json_entries,
+    json::{MAP as JSON_MAP, entries_of as json_entries, number_of},
     measure::{LARGEST_REQUEST, MOST_VALUES, Measure},
     told::{Reading, Text, Told},
 };
@@ -237,7 +237,7 @@ impl Catalog {
     /// What is said of the name of a tool that there is not.
     pub(crate) fn no_tool(&self, name: &str) -> String {
         let known: Vec<_> = self.tools().chain(self.custom.keys().copied()).collect();
-        format!("there is no tool {name:?}; there are {}", known.join(", "))
+        format!("there is {}", nearest::no_tool(name, &known))
     }
 
     /// Every method of `jig.v1`, as `jig.v1.ToolService/Run`.

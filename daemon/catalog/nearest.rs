@@ -18,6 +18,18 @@ pub(crate) fn unknown(name: &str, known: &[&str]) -> String {
     }
 }
 
+/// What is said of the name of a tool that is not among the `known` ones, those that are open to who asks.
+pub(crate) fn no_tool(name: &str, known: &[&str]) -> String {
+    if known.is_empty() {
+        return format!("no tool {name:?}, and none that is open to you");
+    }
+    let all = known.join(", ");
+    match nearest(name, known) {
+        Some(meant) => format!("no tool {name:?}: {meant} was probably meant; there are {all}"),
+        None => format!("no tool {name:?}; there are {all}"),
+    }
+}
+
 /// The known name that is most like this one, if any is like it.
 pub(crate) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     // What is longer than any name is no slip.

@@ -5,7 +5,7 @@ use std::{borrow::Cow, time::Duration};
 use serde_json::{Map, Value as Json, json};
 
 use crate::daemon::{
-    catalog::{json_entries, nearest},
+    catalog::{JSON_MAP, json_entries, nearest, number_of},
     error::{Error, MOST_VIOLATIONS, Violation},
 };
 
@@ -266,7 +266,11 @@ impl Kind {
         if read.is_none() {
             reader.report(
                 place,
-                format!("must be {}; this is {}", self.wanted(), self.found(value)),
+                format!(
+                    "must be {}; this is {}",
+                    self.wanted(value),
+                    self.found(value)
+                ),
             );
         }
         read
@@ -276,12 +280,16 @@ impl Kind {
     fn found(self, value: &Json) -> Cow<'static, str> {
         match (self, value) {
             (Self::Integer(..), Json::Number(number)) => number.to_string().into(),
+            (Self::OneOf(_), Json::String(text)) if text.len() <= LONGEST_TOLD => {
+                format!("{text:?}").into()
+            }
             _ => found(value).into(),
         }
     }
 
-    fn wanted(self) -> Cow<'static, str> {
+    fn wanted(self, value: &Json) -> Cow<'static, str> {
         match self {
+            Self::TextMap if value.is_array() => JSON_MAP.into(),
             Self::Text => "a string".into(),
             Self::OneOf(texts) => format!("one of {}", texts.join(", ")).into(),
             Self::Integer(..) => "a whole number".into(),
@@ -455,11 +463,7 @@ fn whole(value: &Json) -> Option<i64> {
             format!("{number:.0}").parse().ok()
         }),
         // `1.0` stands for 1 also where it is a text.
-        Json::String(text) => {
-            let number = text.trim().parse::<serde_json::Number>().ok();
-            let spelled = || text.trim().parse().ok();
-            spelled().or_else(|| whole(&number?.into()))
-        }
+        Json::String(text) => whole(&number_of(text)?.into()),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     }
 }
@@ -467,7 +471,7 @@ fn whole(value: &Json) -> Option<i64> {
 fn real(value: &Json) -> Option<f64> {
     let number = match value {
         Json::Number(number) => number.as_f64(),
-        Json::String(text) => text.trim().parse().ok(),
+        Json::String(text) => number_of(text)?.as_f64(),
         Json::Null | Json::Bool(_) | Json::Array(_) | Json::Object(_) => None,
     };
     number.filter(|number| number.is_finite())

@@ -10,7 +10,10 @@ use std::{
 
 use serde_json::{Value as Json, json};
 
-use super::*;
+use super::{
+    parameter::{Default as Otherwise, Kind, Parameter, schema_of},
+    *,
+};
 use crate::daemon::{catalog::Catalog, error::Reason};
 
 /// Tools that hear what they are called for, and answer what they are told to, one after the other.
@@ -108,6 +111,7 @@ fn every_dialect_is_over_tools_that_there_are() {
         for tool in dialect.tools {
             assert!(tools.insert(tool.name), "{} twice", tool.name);
             assert!(!tool.uses.is_empty() && !tool.description.is_empty());
+            assert!(format!("{tool:?}").contains(tool.name));
             for name in tool.uses {
                 assert!(catalog.tool(name).is_some(), "{name}");
             }
@@ -217,4 +221,25 @@ fn a_file_of_which_only_a_part_was_read_is_not_changed() {
         assert_eq!(refused.unwrap_err().reason, Reason::FileTooLarge);
         assert_eq!(heard.calls.len(), 1);
     }
+}
+
+#[test]
+fn a_parameter_is_listed_as_it_was_made() {
+    let made = [
+        Parameter::new("a", Kind::Text, "A.").required().hidden(),
+        Parameter::new("b", Kind::Integer(1, 9), "B.").or(Otherwise::Number(3)),
+        Parameter::new("c", Kind::OneOf(&["x", "y"]), "C."),
+    ];
+    let expected = json!({
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "description": "A."},
+            "b": {"type": "integer", "minimum": 1, "maximum": 9, "description": "B.", "default": 3},
+            "c": {"type": "string", "enum": ["x", "y"], "description": "C."},
+        },
+        "required": ["a"],
+        "additionalProperties": false,
+    });
+    assert_eq!(Json::Object(schema_of(&made, true)), expected);
+    assert!(made.first().unwrap().is_hidden);
 }

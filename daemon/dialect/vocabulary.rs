@@ -14,6 +14,7 @@ use crate::daemon::{
     catalog::{
         Catalog,
         definition::{Definition, Hints},
+        nearest,
     },
     error::{Error, Reason},
 };
@@ -111,11 +112,7 @@ impl Dialect {
             .ok_or_else(|| {
                 let known = self.tools.iter().filter(|tool| is_open(tool));
                 let known: Vec<_> = known.map(|tool| tool.name).collect();
-                let text = format!(
-                    "{} has no tool {name:?}; there are {}",
-                    self.name,
-                    known.join(", ")
-                );
+                let text = format!("{} has {}", self.name, nearest::no_tool(name, &known));
                 Error::new(Reason::UnknownTool, text).with("tool", name)
             })
     }

@@ -18,7 +18,7 @@ use serde_json::{Map, Value as Json};
 use super::CustomTool;
 use crate::daemon::{
     catalog::{
-        json::entries_of,
+        json::{MAP, entries_of, number_of},
         nearest,
         recorded::shortened,
         told::{LONGEST_PATTERN, Text, Told, as_text, plainly},
@@ -41,9 +41,12 @@ impl CustomTool {
     ) -> Result<Map<String, Json>, Error> {
         let params = Json::Object(fields(given, &self.written.schema.fields));
         if self.validator.is_valid(&params) {
+            let mut violations = Vec::new();
+            let schema = Json::Object(self.written.schema.fields.clone());
+            rounded(&params, &schema, "", &mut violations);
             return match params {
-                Json::Object(params) => Ok(params),
-                _ => Err(Error::internal("parameters are no object")),
+                Json::Object(params) if violations.is_empty() => Ok(params),
+                _ => Err(Error::invalid(violations)),
             };
         }
         let mut violations = Vec::new();
@@ -92,7 +95,11 @@ impl CustomTool {
                         kinds.join(" or ")
                     }
                 };
-                violations.push(Violation::new(&place, format!("must be of type {wanted}")));
+                let wanted = match (wanted.as_str(), error.instance().is_array()) {
+                    ("object", true) => format!("must be {MAP}"),
+                    _ => format!("must be of type {wanted}"),
+                };
+                violations.push(Violation::new(&place, wanted));
             }
             // What the value is may be long, or secret.
             _ => {
@@ -190,10 +197,9 @@ fn fields(given: &Map<String, Json>, schema: &Map<String, Json>) -> Map<String, 
     let mut fields = Map::new();
     for (name, value) in given {
         let schema = schema_of(name);
-        let knows_no_null = |schema: &Json| schema.get("type").is_some() && !is_one(schema, "null");
-        let is_left_out = value.is_null() && schema.is_some_and(knows_no_null);
+        let is_left_out = value.is_null() && schema.is_some_and(|schema| !takes_null(schema));
         if !is_left_out {
-            let value = schema.map_or_else(|| value.clone(), |schema| coerced(value, schema));
+            let value = schema.map_or_else(|| exact(value), |schema| coerced(value, schema));
             fields.insert(name.clone(), value);
         }
     }
@@ -220,23 +226,76 @@ fn coerced(value: &Json, schema: &Json) -> Json {
             }
             match schema.get("items") {
                 Some(schema) => items.iter().map(|item| coerced(item, schema)).collect(),
-                None => value.clone(),
+                None => exact(value),
             }
         }
         (Json::String(text), Some(_)) if !is_one(schema, "string") => {
-            let is_wanted = |read: &Json| match read {
-                Json::Bool(_) => is_one(schema, "boolean"),
-                Json::Number(_) => is_one(schema, "number") || is_one(schema, "integer"),
-                Json::Null | Json::String(_) | Json::Array(_) | Json::Object(_) => false,
-            };
-            let read = serde_json::from_str(text.trim()).ok();
-            let read = read.filter(is_wanted);
-            read.map_or_else(|| value.clone(), |read| plainly(&read, &|_: &str| None))
+            let is_number = is_one(schema, "number") || is_one(schema, "integer");
+            let number = number_of(text).filter(|_| is_number);
+            let flag = text.trim().to_lowercase().parse().ok();
+            let flag = flag.filter(|_: &bool| is_one(schema, "boolean"));
+            match (number, flag) {
+                (Some(number), _) => exact(&number.into()),
+                (None, Some(flag)) => flag.into(),
+                (None, None) => value.clone(),
+            }
         }
-        // A number without a fraction is the same with one that is 0, and no program wants that.
-        (Json::Number(_), _) => plainly(value, &|_: &str| None),
-        _ => value.clone(),
+        _ => exact(value),
     }
+}
+
+/// A number without a fraction is the same with one that is 0, and no program wants that.
+fn exact(value: &Json) -> Json {
+    plainly(value, &|_: &str| None)
+}
+
+/// Finds whole numbers that are none any more: who reads JSON rounds those that are too large, and a command would
+/// be given another one.
+fn rounded(value: &Json, schema: &Json, place: &str, violations: &mut Vec<Violation>) {
+    if violations.len() > MOST_VIOLATIONS {
+        return;
+    }
+    match value {
+        Json::Object(fields) => {
+            for (name, value) in fields {
+                let named = schema.get("properties").and_then(|named| named.get(name));
+                let schema = named.or_else(|| schema.get("additionalProperties"));
+                let place = match place.is_empty() {
+                    true => name.clone(),
+                    false => format!("{place}.{name}"),
+                };
+                rounded(value, schema.unwrap_or(&Json::Null), &place, violations);
+            }
+        }
+        Json::Array(items) => {
+            let schema = schema.get("items").unwrap_or(&Json::Null);
+            for (index, item) in items.iter().enumerate() {
+                rounded(item, schema, &format!("{place}[{index}]"), violations);
+            }
+        }
+        Json::Number(number) if number.is_f64() && is_one(schema, "integer") => {
+            let text = "is too large to be passed on as it is: the most are 64 bits";
+            violations.push(Violation::new(place, text));
+        }
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}
+    }
+}
+
+/// Whether a schema knows null.
+fn takes_null(schema: &Json) -> bool {
+    let Some(keywords) = schema.as_object() else {
+        return schema != &Json::Bool(false);
+    };
+    keywords
+        .iter()
+        .all(|(keyword, value)| match (keyword.as_str(), value) {
+            ("type", _) => is_one(schema, "null"),
+            ("const", value) => value.is_null(),
+            ("enum", Json::Array(values)) => values.iter().any(Json::is_null),
+            ("anyOf" | "oneOf", Json::Array(choices)) => choices.iter().any(takes_null),
+            ("allOf", Json::Array(all)) => all.iter().all(takes_null),
+            _ => true,
+        })
 }
 
 /// Whether a schema names this type.

@@ -270,3 +270,90 @@ fn a_schema_that_cannot_be_used_is_told() {
         assert!(problems[0].contains(part), "{problems:?}");
     }
 }
+
+#[test]
+fn numbers_arrive_as_they_were_given_or_not_at_all() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "i": {"type": "integer"},
+            "n": {"type": "number"},
+            "any": {},
+            "list": {"type": "array", "items": {"type": "integer"}},
+        },
+        "additionalProperties": false,
+    });
+    let tool = tool(
+        &["x", "--i={i}", "--n={n}", "--any={any}", "--list={list}"],
+        schema,
+    )
+    .unwrap();
+    for (params, arguments) in [
+        (json!({"i": " +07 "}), "--i=7"),
+        (json!({"i": "2.0"}), "--i=2"),
+        (json!({"i": u64::MAX}), "--i=18446744073709551615"),
+        (
+            json!({"i": i64::MIN.to_string()}),
+            "--i=-9223372036854775808",
+        ),
+        (json!({"n": "1e2"}), "--n=100"),
+        (json!({"n": 2.5}), "--n=2.5"),
+        (json!({"any": {"b": 1e2}}), "--any={\"b\":100}"),
+    ] {
+        let argv = tool.call(&given(params.clone()), plain).unwrap().argv;
+        assert_eq!(argv, ["x", arguments], "{params}");
+    }
+    for (params, field) in [
+        (json!({"i": "12345678901234567890123"}), "i"),
+        (json!({"i": 18_446_744_073_709_551_616.0}), "i"),
+        (json!({"i": 9_007_199_254_740_993.0}), "i"),
+        (json!({"list": [1, 1e30]}), "list[1]"),
+    ] {
+        let refused = tool.call(&given(params.clone()), plain).unwrap_err();
+        let fields: Vec<_> = refused.violations.iter().map(|one| &*one.field).collect();
+        assert_eq!(fields, [field], "{params}");
+        assert!(refused.message.contains("too large"), "{refused:?}");
+    }
+}
+
+#[test]
+fn null_is_as_good_as_not_given_where_the_schema_has_none() {
+    for (schema, is_left_out) in [
+        (json!({"enum": ["a"]}), true),
+        (json!({"enum": ["a", null]}), false),
+        (json!({"const": 1}), true),
+        (
+            json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+            true,
+        ),
+        (
+            json!({"oneOf": [{"type": "string"}, {"type": "null"}]}),
+            false,
+        ),
+        (
+            json!({"allOf": [{"minLength": 1}, {"type": "string"}]}),
+            true,
+        ),
+        (json!({"type": ["string", "null"]}), false),
+        (json!({}), false),
+    ] {
+        let whole =
+            json!({"type": "object", "properties": {"a": schema}, "additionalProperties": false});
+        let tool = tool(&["x", "--a={a}"], whole).unwrap();
+        let read = tool.read(&given(json!({"a": null})), 10).unwrap();
+        assert_eq!(!read.contains_key("a"), is_left_out, "{schema}");
+    }
+}
+
+#[test]
+fn a_map_that_is_a_wrong_list_says_what_it_may_be() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"m": {"type": "object", "additionalProperties": {"type": "string"}}},
+        "additionalProperties": false,
+    });
+    let tool = tool(&["x", "{m}"], schema).unwrap();
+    let twice = json!({"m": [{"key": "a", "value": "b"}, {"key": "a", "value": "c"}]});
+    let refused = tool.call(&given(twice), plain).unwrap_err();
+    assert!(refused.message.contains("no key twice"), "{refused:?}");
+}

@@ -3,12 +3,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::described::{FORMATS, describe, is_one_of};
+use super::described::{FORMATS, choose_any, describe, each_inner, is_one_of};
 use crate::daemon::catalog::definition::Definition;
 
 /// One tool.
 pub(super) fn tool(tool: &Definition) -> Value {
     let mut schema = tool.input.clone();
+    choose_any(&mut schema);
     describe(&mut schema, &is_kept);
     choose(&mut schema);
     json!({
@@ -20,21 +21,7 @@ pub(super) fn tool(tool: &Definition) -> Value {
 
 /// Writes a value that may be of several types as a choice, as the SDK does, there and in what is in it.
 fn choose(schema: &mut Map<String, Value>) {
-    for keyword in ["properties", "$defs"] {
-        let inner = schema.get_mut(keyword).and_then(Value::as_object_mut);
-        let inner = inner.into_iter().flat_map(Map::values_mut);
-        inner.filter_map(Value::as_object_mut).for_each(choose);
-    }
-    for keyword in ["items", "additionalProperties"] {
-        if let Some(inner) = schema.get_mut(keyword).and_then(Value::as_object_mut) {
-            choose(inner);
-        }
-    }
-    for keyword in ["anyOf", "allOf"] {
-        let inner = schema.get_mut(keyword).and_then(Value::as_array_mut);
-        let inner = inner.into_iter().flatten();
-        inner.filter_map(Value::as_object_mut).for_each(choose);
-    }
+    each_inner(schema, &mut choose);
     let Some(Value::Array(kinds)) = schema.get("type").cloned() else {
         return;
     };
@@ -78,6 +65,14 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_of_several_is_any_of_them() {
+        let mut schema = json!({"oneOf": [{"type": "string"}, {"oneOf": [{"type": "null"}]}]});
+        choose_any(schema.as_object_mut().unwrap());
+        let choices = json!([{"type": "string"}, {"anyOf": [{"type": "null"}]}]);
+        assert_eq!(schema, json!({ "anyOf": choices }));
+    }
 
     #[test]
     fn several_types_are_a_choice() {

@@ -26,27 +26,44 @@ pub(super) fn is_one_of(formats: &[&str], format: &Value) -> bool {
         .is_some_and(|format| formats.contains(&format))
 }
 
-/// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
-pub(super) fn describe(schema: &mut Map<String, Value>, kept: &impl Fn(&str, &Value) -> bool) {
-    let mut moved = Vec::new();
-    let keywords = std::mem::take(schema);
-    for (keyword, mut value) in keywords {
-        let is_kept = kept(&keyword, &value);
-        match (keyword.as_str(), &mut value) {
+/// Writes `oneOf` as `anyOf`, which more vendors know, there and in what is in it.
+pub(super) fn choose_any(schema: &mut Map<String, Value>) {
+    if !schema.contains_key("anyOf")
+        && let Some(choices) = schema.remove("oneOf")
+    {
+        schema.insert("anyOf".to_owned(), choices);
+    }
+    each_inner(schema, &mut choose_any);
+}
+
+/// Shows the schemas that are directly in a schema.
+pub(super) fn each_inner(
+    schema: &mut Map<String, Value>,
+    visit: &mut impl FnMut(&mut Map<String, Value>),
+) {
+    for (keyword, value) in schema {
+        match (keyword.as_str(), value) {
             ("properties" | "$defs", Value::Object(inner)) => {
-                for schema in inner.values_mut().filter_map(Value::as_object_mut) {
-                    describe(schema, kept);
-                }
+                let inner = inner.values_mut().filter_map(Value::as_object_mut);
+                inner.for_each(&mut *visit);
             }
-            ("items" | "additionalProperties", Value::Object(inner)) => describe(inner, kept),
+            ("items" | "additionalProperties", Value::Object(inner)) => visit(inner),
             ("anyOf" | "allOf" | "oneOf", Value::Array(inner)) => {
-                for schema in inner.iter_mut().filter_map(Value::as_object_mut) {
-                    describe(schema, kept);
-                }
+                let inner = inner.iter_mut().filter_map(Value::as_object_mut);
+                inner.for_each(&mut *visit);
             }
             _ => {}
         }
-        if is_kept {
+    }
+}
+
+/// Moves all keywords from `schema` to its description that are not `kept`, there and in what is in it.
+pub(super) fn describe(schema: &mut Map<String, Value>, kept: &impl Fn(&str, &Value) -> bool) {
+    each_inner(schema, &mut |inner| describe(inner, kept));
+    let mut moved = Vec::new();
+    let keywords = std::mem::take(schema);
+    for (keyword, value) in keywords {
+        if kept(&keyword, &value) {
             schema.insert(keyword, value);
         } else if !SILENT.contains(&keyword.as_str()) {
             moved.push(format!("{keyword}: {value}"));

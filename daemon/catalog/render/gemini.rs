@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    described::{describe, is_one_of},
+    described::{choose_any, describe, each_inner, is_one_of},
     entries::entries,
 };
 use crate::daemon::catalog::definition::Definition;
@@ -59,11 +59,57 @@ fn declaration(tool: &Definition) -> Value {
         .is_some_and(|properties| !properties.is_empty());
     if has_parameters {
         let mut schema = tool.input.clone();
+        choose_any(&mut schema);
+        give_types(&mut schema);
         describe(&mut schema, &is_kept);
         spell(&mut schema);
         declaration["parameters"] = schema.into();
     }
     declaration
+}
+
+/// Says of which type every value is: those are refused that are of none. What else is known of it then has to
+/// do; of what may be anything, that it is a text.
+fn give_types(schema: &mut Map<String, Value>) {
+    each_inner(schema, &mut give_types);
+    if schema.contains_key("type") || schema.contains_key("anyOf") {
+        return;
+    }
+    let first = |keyword: &str| {
+        schema
+            .get(keyword)?
+            .as_array()?
+            .iter()
+            .find(|one| !one.is_null())
+    };
+    let of_all = || {
+        let all = schema.get("allOf")?.as_array()?;
+        all.iter().find_map(|one| one.get("type"))
+    };
+    let kind = if let Some(kind) = of_all() {
+        kind.clone()
+    } else if schema.contains_key("properties") {
+        "object".into()
+    } else if schema.contains_key("items") {
+        "array".into()
+    } else {
+        let value = schema.get("const").or_else(|| first("enum"));
+        let kind = match value {
+            Some(Value::Bool(_)) => "boolean",
+            Some(Value::Number(number)) if number.is_f64() => "number",
+            Some(Value::Number(_)) => "integer",
+            Some(Value::Array(_)) => "array",
+            Some(Value::Object(_)) => "object",
+            Some(Value::Null | Value::String(_)) | None => "string",
+        };
+        kind.into()
+    };
+    schema.insert("type".to_owned(), kind);
+    if let Some(Value::String(text)) = schema.get("const") {
+        let only = json!([text]);
+        schema.remove("const");
+        schema.insert("enum".to_owned(), only);
+    }
 }
 
 fn is_kept(keyword: &str, value: &Value) -> bool {
@@ -90,15 +136,7 @@ fn spell(schema: &mut Map<String, Value>) {
         *schema = entries(values, schema);
     }
     schema.remove("additionalProperties");
-    // What has names is an object, what has values to choose from a text, and every list is one of something.
-    let kind = match schema.get("type") {
-        None if schema.contains_key("properties") => Some("object"),
-        None if schema.contains_key("enum") => Some("string"),
-        Some(_) | None => None,
-    };
-    if let Some(kind) = kind {
-        schema.insert("type".to_owned(), kind.into());
-    }
+    // Every list is one of something.
     if schema.get("type").is_some_and(|kind| kind == "array") && !schema.contains_key("items") {
         schema.insert("items".to_owned(), json!({"type": "string"}));
     }
@@ -141,6 +179,73 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_value_is_of_some_type() {
+        let definition = |schema: Value| Definition {
+            name: "x".to_owned(),
+            title: String::new(),
+            description: "X.".to_owned(),
+            input: json!({"type": "object", "properties": {"a": schema}})
+                .as_object()
+                .unwrap()
+                .clone(),
+            output: None,
+            hints: crate::daemon::catalog::definition::Hints {
+                read_only: true,
+                destructive: false,
+                idempotent: true,
+                open_world: false,
+            },
+            risk: crate::api::v1::Risk::ReadOnly,
+            requires_approval: false,
+        };
+        for (schema, expected) in [
+            (json!({}), json!({"type": "string"})),
+            (
+                json!({"const": "k"}),
+                json!({"type": "string", "enum": ["k"]}),
+            ),
+            (
+                json!({"const": 7}),
+                json!({"type": "integer", "description": "{const: 7}"}),
+            ),
+            (
+                json!({"enum": [null, 1.5]}),
+                json!({"type": "number", "description": "{enum: [null,1.5]}"}),
+            ),
+            (
+                json!({"enum": ["a", "b"]}),
+                json!({"type": "string", "enum": ["a", "b"]}),
+            ),
+            (
+                json!({"oneOf": [{"type": "string"}, {"const": true}]}),
+                json!({"anyOf": [
+                    {"type": "string"},
+                    {"type": "boolean", "description": "{const: true}"},
+                ]}),
+            ),
+            (
+                json!({"allOf": [{"minLength": 2}, {"type": "string"}]}),
+                json!({
+                    "type": "string",
+                    "description": "{allOf: [{\"minLength\":2,\"type\":\"string\"},{\"type\":\"string\"}]}",
+                }),
+            ),
+            (
+                json!({"properties": {"b": {}}}),
+                json!({"type": "object", "properties": {"b": {"type": "string"}}}),
+            ),
+            (
+                json!({"items": {}}),
+                json!({"type": "array", "items": {"type": "string"}}),
+            ),
+        ] {
+            let declaration = declaration(&definition(schema.clone()));
+            let rendered = &declaration["parameters"]["properties"]["a"];
+            assert_eq!(rendered, &expected, "{schema}");
+        }
+    }
+
+    #[test]
     fn schemas_are_spelled_as_google_does() {
         let mut schema = json!({
             "type": "object",
@@ -154,7 +259,7 @@ mod tests {
                 },
                 "lines": {"type": "integer", "minimum": 1},
                 "any": {"type": "array"},
-                "one": {"enum": ["a"]},
+                "one": {"type": "string", "enum": ["a"]},
                 "level": {"type": "integer", "enum": [1, 2]},
             },
         });
