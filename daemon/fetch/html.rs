@@ -5,7 +5,7 @@
 
 mod tag;
 
-use std::{fmt::Write as _, io, rc::Rc};
+use std::{borrow::Cow, fmt::Write as _, io, ops::Deref, rc::Rc};
 
 use htmd::{HtmlToMarkdown, Node};
 use markup5ever_rcdom::NodeData;
@@ -14,10 +14,18 @@ use url::Url;
 
 use self::tag::{Kind, Place, Tag};
 
-/// Elements in one another; whatever is deeper is as good as in the deepest of them.
+/// Elements in one another; whatever is deeper is as good as in the deepest of them. Parts that are nothing but
+/// parts do not count.
 const DEPTH: usize = 48;
+/// Blocks in one another: what they hold has room for links.
+const BLOCKS: usize = 40;
+/// What is written for a block that means nothing but lines of its own.
+const PART: &str = "div";
 /// Elements of a page, each of which takes some hundred bytes. Of the rest, there is the text.
 const ELEMENTS: usize = 100_000;
+/// Pieces of a page in its tables that are in none of their cells. A parser puts each before its table, at a cost that
+/// grows with what is there already; the rest is given cells.
+const OUTSIDE: usize = 256;
 /// Longest URL of a link.
 const LONGEST_LINK: usize = 4096;
 
@@ -68,7 +76,7 @@ fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) {
     }
     let breaks = match kind {
         Some(Kind::Block | Kind::Line | Kind::Rule) => true,
-        Some(Kind::Cell | Kind::Inline | Kind::Picture | Kind::Unseen) | None => false,
+        Some(Kind::Cell | Kind::Inline | Kind::Picture | Kind::Base | Kind::Unseen) | None => false,
     };
     if breaks {
         end_line(text);
@@ -100,7 +108,9 @@ fn plain(page: &str, base: &Url) -> String {
         page: String::with_capacity(page.len()),
         open: Vec::new(),
         elements: 0,
-        base,
+        base: Cow::Borrowed(base),
+        has_base: false,
+        outside: 0,
     };
     let mut rest = page;
     while let Some(at) = memchr(b'<', rest.as_bytes()) {
@@ -157,14 +167,41 @@ fn behind<'a>(rest: &'a str, name: &str) -> &'a str {
 
 struct Writer<'a> {
     page: String,
-    open: Vec<&'static tag::Known>,
+    open: Vec<Open>,
     elements: usize,
-    base: &'a Url,
+    base: Cow<'a, Url>,
+    /// Whether the page has said what its links are relative to: the first word counts.
+    has_base: bool,
+    /// Pieces that were in a table, and in no cell.
+    outside: usize,
+}
+
+/// An element that was begun.
+#[derive(Debug)]
+struct Open {
+    known: &'static tag::Known,
+    /// How many parts it stands for beside the first: parts in parts are parts one after the other.
+    more: usize,
+}
+
+impl Deref for Open {
+    type Target = tag::Known;
+
+    fn deref(&self) -> &tag::Known {
+        self.known
+    }
 }
 
 impl Writer<'_> {
     /// Writes a text. What stands for a character goes on doing so.
     fn text(&mut self, text: &str) {
+        if !text.chars().all(is_space) {
+            if self.open.last().is_some_and(|open| open.written == "pre") {
+                // It is code, also where the page does not say so: it is written as it is.
+                self.imply("code");
+            }
+            self.keep_in_cell();
+        }
         let mut pieces = text.split('<');
         self.escaped(pieces.next().unwrap_or_default());
         for piece in pieces {
@@ -180,13 +217,46 @@ impl Writer<'_> {
         }
     }
 
+    /// Begins an element that the page does not have.
+    fn imply(&mut self, name: &str) {
+        if let Some(known) = tag::find(name.as_bytes()) {
+            write(&mut self.page, format_args!("<{}>", known.written));
+            self.open.push(Open { known, more: 0 });
+        }
+    }
+
+    /// Gives what comes a cell, where it is in a table, in none, and not among the first to be so.
+    fn keep_in_cell(&mut self) {
+        let mut open = self.open.iter().rev();
+        let within = open.find(|open| open.kind != Kind::Inline);
+        let missing: &[&str] = match within.map(|open| open.written) {
+            Some("table") => &["tr", "td"],
+            Some("tr") => &["td"],
+            _ => return,
+        };
+        self.outside += 1;
+        if self.outside > OUTSIDE {
+            missing.iter().for_each(|name| self.imply(name));
+        }
+    }
+
     fn open(&mut self, known: &'static tag::Known, tag: &Tag<'_>) {
+        if known.kind == Kind::Base {
+            return self.found_base(tag);
+        }
         if self.elements >= ELEMENTS {
             return;
         }
         self.elements += 1;
+        if !matches!(known.written, "tr" | "td" | "th") {
+            self.keep_in_cell();
+        }
         match known.kind {
-            Kind::Unseen => {}
+            Kind::Unseen | Kind::Base => {}
+            Kind::Line if self.is_open("pre") => self.text("\n"),
+            // There is nothing but code in code.
+            Kind::Rule | Kind::Picture if self.is_open("pre") => {}
+            Kind::Inline if self.is_open("pre") && known.written != "code" => {}
             Kind::Line | Kind::Rule => write(&mut self.page, format_args!("<{}>", known.written)),
             Kind::Picture => self.picture(tag),
             Kind::Inline => {
@@ -213,10 +283,50 @@ impl Writer<'_> {
                     self.close_down_to(self.open.len() - 1);
                 }
                 self.close_siblings(known);
-                if self.open.len() < DEPTH {
-                    self.begin(known, tag);
+                // A table without a cell throws out what it holds, at some cost.
+                let needed = match known.written {
+                    "table" => 3,
+                    "tr" => 2,
+                    _ => 1,
+                };
+                let depth = self.open.len() + needed;
+                match self.open.last_mut() {
+                    Some(last) if last.written == PART && known.written == PART => {
+                        last.more += 1;
+                        self.next_part();
+                    }
+                    _ if depth <= BLOCKS => self.begin(known, tag),
+                    _ => self.end_of_deepest(known),
                 }
             }
+        }
+    }
+
+    /// Ends a part, and begins another.
+    fn next_part(&mut self) {
+        if self.page.ends_with("<div>") {
+            return; // there is nothing in this one
+        }
+        write(&mut self.page, format_args!("</{PART}><{PART}>"));
+    }
+
+    /// What is too deep to be an element is at least apart from what is around it.
+    fn end_of_deepest(&mut self, known: &tag::Known) {
+        let is_cell = known.kind == Kind::Cell;
+        let between = if is_cell { " " } else { "<br>" };
+        if !self.page.ends_with(between) {
+            self.page.push_str(between);
+        }
+    }
+
+    fn found_base(&mut self, tag: &Tag<'_>) {
+        let Some(given) = tag.attribute("href").filter(|_| !self.has_base) else {
+            return;
+        };
+        self.has_base = true;
+        let found = self.base.join(given).ok();
+        if let Some(url) = found.filter(|url| matches!(url.scheme(), "http" | "https")) {
+            self.base = Cow::Owned(url);
         }
     }
 
@@ -255,7 +365,7 @@ impl Writer<'_> {
             _ => {}
         }
         self.page.push('>');
-        self.open.push(known);
+        self.open.push(Open { known, more: 0 });
     }
 
     fn picture(&mut self, tag: &Tag<'_>) {
@@ -299,8 +409,20 @@ impl Writer<'_> {
     /// Closes an element with all that is in it, where it is open: for inline ones, in the same block, for
     /// others, in the same cell of a table.
     fn close(&mut self, known: &tag::Known) {
+        // Blocks of code are one piece, however many the page makes of them.
+        if known.written == "code" && self.is_open("pre") {
+            return;
+        }
         for (at, open) in self.open.iter().enumerate().rev() {
-            if open.name == known.name {
+            let is_it = open.name == known.name || open.written == PART && known.written == PART;
+            if is_it && open.more > 0 {
+                self.close_down_to(at + 1);
+                if let Some(open) = self.open.last_mut() {
+                    open.more -= 1;
+                }
+                return self.next_part();
+            }
+            if is_it {
                 return self.close_down_to(at);
             }
             let is_border = if known.kind == Kind::Inline {
@@ -315,8 +437,8 @@ impl Writer<'_> {
     }
 
     fn close_down_to(&mut self, depth: usize) {
-        for known in self.open.drain(depth..).rev() {
-            write(&mut self.page, format_args!("</{}>", known.written));
+        for open in self.open.drain(depth..).rev() {
+            write(&mut self.page, format_args!("</{}>", open.written));
         }
     }
 

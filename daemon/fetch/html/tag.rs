@@ -20,6 +20,8 @@ pub(super) enum Kind {
     Rule,
     /// A picture: it holds nothing.
     Picture,
+    /// What links are relative to: it holds nothing.
+    Base,
     /// What nobody sees, nor what it holds.
     Unseen,
 }
@@ -91,6 +93,7 @@ const KNOWN: &[Known] = &[
     known(Kind::Line, "br", "br"),
     known(Kind::Rule, "hr", "hr"),
     known(Kind::Picture, "img", "img"),
+    known(Kind::Base, "base", "base"),
     known(Kind::Unseen, "iframe", "iframe"),
     known(Kind::Unseen, "math", "math"),
     known(Kind::Unseen, "noembed", "noembed"),

@@ -133,6 +133,11 @@ fn pages_that_are_made_to_hurt_are_read_soon() {
     for page in [
         "<div>".repeat(COUNT),
         "<table><tr><td>".repeat(COUNT),
+        "<div><table>x".repeat(COUNT),
+        "<table><tr>x".repeat(COUNT),
+        "<table><br>".repeat(COUNT),
+        "<pre>x".repeat(COUNT),
+        "<div>x".repeat(COUNT),
         "<ul><li>".repeat(COUNT),
         "<blockquote>".repeat(COUNT) + "x",
         different + &"<p>".repeat(COUNT),
@@ -152,5 +157,72 @@ fn pages_that_are_made_to_hurt_are_read_soon() {
         assert!(markdown.len() < page.len() * 60, "{start}");
         assert!(text.len() <= page.len(), "{start}");
         assert!(begun.elapsed() < Duration::from_secs(60), "{start}");
+    }
+}
+
+#[test]
+fn what_is_as_it_was_written_is_code() {
+    for (page, expected) in [
+        (
+            "<pre>if a:\n    b = c*d*e\n# no heading\n&lt;x&gt;</pre>after",
+            "```\nif a:\n    b = c*d*e\n# no heading\n<x>\n```\n\nafter",
+        ),
+        (
+            "<div class=highlight><pre><span></span><b>import</b> <a href=x>os</a><br># one<img src=y></pre></div>",
+            "```\nimport os\n# one\n```",
+        ),
+        (
+            "<pre>\n<code class=language-rs>a</code>\n<code>b</code></pre>",
+            "```rs\na\nb\n```",
+        ),
+    ] {
+        assert_eq!(as_markdown(page), expected, "{page}");
+    }
+}
+
+#[test]
+fn parts_in_parts_are_no_deeper() {
+    let deep = |open: &str, count: usize| {
+        format!(
+            "{}<p>one</p><p>two <a href=/x>LINK</a></p>",
+            open.repeat(count)
+        )
+    };
+    let expected = "one\n\ntwo [LINK](https://example.com/x)";
+    assert_eq!(as_markdown(&deep("<div><section>", 200)), expected);
+    let quoted = as_markdown(&deep("<blockquote>", 200));
+    let words: Vec<_> = quoted
+        .split([' ', '>', '\n'])
+        .filter(|word| !word.is_empty())
+        .collect();
+    assert_eq!(words, ["one", "two", "[LINK](https://example.com/x)"]);
+    for (page, expected) in [
+        (
+            "<div>a<div>b<div>c</div>d</div>e</div>f",
+            "a\n\nb\n\nc\n\nd\n\ne\n\nf",
+        ),
+        (
+            "<div><div><ul><li><div>a</div></li><li>b</ul></div>c</div>",
+            "*   a\n\n*   b\n\nc",
+        ),
+        ("<div><div><ul><li>a</div>b", "*   a\n\nb"),
+    ] {
+        assert_eq!(as_markdown(page), expected, "{page}");
+    }
+}
+
+#[test]
+fn links_are_relative_to_what_the_page_says() {
+    for (base, expected) in [
+        ("/docs/v2/", "https://example.com/docs/v2/intro"),
+        ("http://other.test/x/y", "http://other.test/x/intro"),
+        ("javascript:x", "https://example.com/dir/intro"),
+        (
+            "/first/><base href=/second/",
+            "https://example.com/first/intro",
+        ),
+    ] {
+        let page = format!("<base href={base}><a href=intro>x</a>");
+        assert_eq!(as_markdown(&page), format!("[x]({expected})"), "{base}");
     }
 }
