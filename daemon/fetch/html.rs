@@ -28,6 +28,8 @@ const ELEMENTS: usize = 100_000;
 const OUTSIDE: usize = 256;
 /// Longest URL of a link.
 const LONGEST_LINK: usize = 4096;
+/// Bytes of links that are written as whole URLs: each has what it is relative to in it. The rest is as it was given.
+const LINKS: usize = 8 << 20;
 
 /// A page as Markdown, its links as URLs.
 pub(super) fn markdown(page: &str, base: &Url) -> io::Result<String> {
@@ -111,6 +113,7 @@ fn plain(page: &str, base: &Url) -> String {
         base: Cow::Borrowed(base),
         has_base: false,
         outside: 0,
+        links: 0,
     };
     let mut rest = page;
     while let Some(at) = memchr(b'<', rest.as_bytes()) {
@@ -174,6 +177,8 @@ struct Writer<'a> {
     has_base: bool,
     /// Pieces that were in a table, and in no cell.
     outside: usize,
+    /// Bytes of links that were written as whole URLs.
+    links: usize,
 }
 
 /// An element that was begun.
@@ -320,7 +325,8 @@ impl Writer<'_> {
     }
 
     fn found_base(&mut self, tag: &Tag<'_>) {
-        let Some(given) = tag.attribute("href").filter(|_| !self.has_base) else {
+        let given = tag.attribute("href").filter(|_| !self.has_base);
+        let Some(given) = given.filter(|given| given.len() <= LONGEST_LINK) else {
             return;
         };
         self.has_base = true;
@@ -384,9 +390,16 @@ impl Writer<'_> {
         let Some(value) = value.filter(|value| value.len() <= LONGEST_LINK) else {
             return;
         };
-        match self.base.join(value) {
-            Ok(url) => self.attribute(name, url.as_str()),
-            Err(_) => self.attribute(name, value),
+        let url = match self.links < LINKS {
+            true => self.base.join(value).ok(),
+            false => None,
+        };
+        match url {
+            Some(url) => {
+                self.links += url.as_str().len();
+                self.attribute(name, url.as_str());
+            }
+            None => self.attribute(name, value),
         }
     }
 

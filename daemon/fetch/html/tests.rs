@@ -129,6 +129,8 @@ fn pages_that_are_made_to_hurt_are_read_soon() {
     const COUNT: usize = 40_000;
     let begun = Instant::now();
     let attributes: String = (0..COUNT).map(|number| format!(" a{number}=1")).collect();
+    let long_base = format!("<base href=/{}>", "x".repeat(4000));
+    let longest_base = format!("<base href=/{}>", "x".repeat(1 << 20));
     let different: String = (0..COUNT).map(|number| format!("<b a={number}>")).collect();
     for page in [
         "<div>".repeat(COUNT),
@@ -136,6 +138,8 @@ fn pages_that_are_made_to_hurt_are_read_soon() {
         "<div><table>x".repeat(COUNT),
         "<table><tr>x".repeat(COUNT),
         "<table><br>".repeat(COUNT),
+        long_base + &"<a href=x>y</a>".repeat(COUNT),
+        longest_base + &"<a href=x>y</a>".repeat(COUNT),
         "<pre>x".repeat(COUNT),
         "<div>x".repeat(COUNT),
         "<ul><li>".repeat(COUNT),
