@@ -3,16 +3,19 @@
 //! that follows. So the parser gets none but what is written here, in one pass over the page: elements that mean
 //! something for Markdown, closed in the order in which they were opened, so deep and so many of them at most.
 
+mod lines;
 mod tag;
 
-use std::{borrow::Cow, fmt::Write as _, io, ops::Deref, rc::Rc};
+use std::{borrow::Cow, fmt::Write as _, io, ops::Deref};
 
-use htmd::{HtmlToMarkdown, Node};
-use markup5ever_rcdom::NodeData;
+use htmd::HtmlToMarkdown;
 use memchr::{memchr, memmem};
 use url::Url;
 
-use self::tag::{Kind, Place, Tag};
+use self::{
+    lines::{is_space, write_text},
+    tag::{Kind, Place, Tag},
+};
 
 /// Elements in one another; whatever is deeper is as good as in the deepest of them. Parts that are nothing but
 /// parts do not count.
@@ -43,65 +46,6 @@ pub(super) fn text(page: &str, base: &Url) -> io::Result<String> {
     write_text(&tree, &mut text, false);
     text.truncate(text.trim_end().len());
     Ok(text)
-}
-
-/// Writes the text of a node, which is no deeper than [`plain`] lets it be.
-fn write_text(node: &Rc<Node>, text: &mut String, is_verbatim: bool) {
-    let mut kind = None;
-    let mut is_verbatim = is_verbatim;
-    match &node.data {
-        NodeData::Text { contents } if is_verbatim => text.push_str(&contents.borrow()),
-        NodeData::Text { contents } => {
-            for (number, word) in contents.borrow().split_ascii_whitespace().enumerate() {
-                let is_apart = number > 0 || contents.borrow().starts_with(is_space);
-                if is_apart && !text.is_empty() && !text.ends_with(is_space) {
-                    text.push(' ');
-                }
-                text.push_str(word);
-            }
-            if contents.borrow().ends_with(is_space)
-                && !text.is_empty()
-                && !text.ends_with(is_space)
-            {
-                text.push(' ');
-            }
-        }
-        NodeData::Element { name, .. } => {
-            let tag = tag::find(name.local.as_bytes());
-            kind = tag.map(|tag| tag.kind);
-            is_verbatim |= tag.is_some_and(|tag| tag.written == "pre");
-        }
-        NodeData::Document
-        | NodeData::Doctype { .. }
-        | NodeData::Comment { .. }
-        | NodeData::ProcessingInstruction { .. } => {}
-    }
-    let breaks = match kind {
-        Some(Kind::Block | Kind::Line | Kind::Rule) => true,
-        Some(Kind::Cell | Kind::Inline | Kind::Picture | Kind::Base | Kind::Unseen) | None => false,
-    };
-    if breaks {
-        end_line(text);
-    }
-    for child in node.children.borrow().iter() {
-        write_text(child, text, is_verbatim);
-    }
-    match kind {
-        Some(Kind::Block) => end_line(text),
-        Some(Kind::Cell) => text.push(' '),
-        _ => {}
-    }
-}
-
-fn end_line(text: &mut String) {
-    text.truncate(text.trim_end_matches(' ').len());
-    if !text.is_empty() && !text.ends_with('\n') {
-        text.push('\n');
-    }
-}
-
-fn is_space(letter: char) -> bool {
-    letter.is_ascii_whitespace()
 }
 
 /// The page that the parser gets.
@@ -187,6 +131,10 @@ struct Open {
     known: &'static tag::Known,
     /// How many parts it stands for beside the first: parts in parts are parts one after the other.
     more: usize,
+    /// Of a table, whether it has a row.
+    has_rows: bool,
+    /// Of a row, what its cells are.
+    cells: Option<&'static tag::Known>,
 }
 
 impl Deref for Open {
@@ -222,11 +170,33 @@ impl Writer<'_> {
         }
     }
 
+    fn push(&mut self, known: &'static tag::Known) {
+        let mut cells = None;
+        let table = self.open.iter_mut().rfind(|open| open.written == "table");
+        if let Some(table) = table.filter(|_| known.written == "tr") {
+            cells = tag::find(b"td").filter(|_| table.has_rows);
+            table.has_rows = true;
+        }
+        self.open.push(Open {
+            known,
+            more: 0,
+            has_rows: false,
+            cells,
+        });
+    }
+
+    /// What a cell is written as: in Markdown the first row is the head of its table or none is, and no row has cells
+    /// of both kinds.
+    fn cell(&mut self, known: &'static tag::Known) -> &'static tag::Known {
+        let row = self.open.iter_mut().rfind(|open| open.written == "tr");
+        row.map_or(known, |row| row.cells.get_or_insert(known))
+    }
+
     /// Begins an element that the page does not have.
     fn imply(&mut self, name: &str) {
         if let Some(known) = tag::find(name.as_bytes()) {
             write(&mut self.page, format_args!("<{}>", known.written));
-            self.open.push(Open { known, more: 0 });
+            self.push(known);
         }
     }
 
@@ -288,6 +258,10 @@ impl Writer<'_> {
                     self.close_down_to(self.open.len() - 1);
                 }
                 self.close_siblings(known);
+                let known = match known.kind == Kind::Cell {
+                    true => self.cell(known),
+                    false => known,
+                };
                 // A table without a cell throws out what it holds, at some cost.
                 let needed = match known.written {
                     "table" => 3,
@@ -371,7 +345,7 @@ impl Writer<'_> {
             _ => {}
         }
         self.page.push('>');
-        self.open.push(Open { known, more: 0 });
+        self.push(known);
     }
 
     fn picture(&mut self, tag: &Tag<'_>) {
@@ -427,7 +401,9 @@ impl Writer<'_> {
             return;
         }
         for (at, open) in self.open.iter().enumerate().rev() {
-            let is_it = open.name == known.name || open.written == PART && known.written == PART;
+            let is_it = open.name == known.name
+                || open.written == PART && known.written == PART
+                || open.kind == Kind::Cell && known.kind == Kind::Cell;
             if is_it && open.more > 0 {
                 self.close_down_to(at + 1);
                 if let Some(open) = self.open.last_mut() {

@@ -230,3 +230,22 @@ fn links_are_relative_to_what_the_page_says() {
         assert_eq!(as_markdown(&page), format!("[x]({expected})"), "{base}");
     }
 }
+
+#[test]
+fn no_cell_is_lost() {
+    let head = "| name | bob |\n| ---- | --- |";
+    for (page, expected) in [
+        (
+            "<table><tr><th>name</th><td>bob</td></tr></table>after",
+            format!("{head}\n\nafter"),
+        ),
+        (
+            "<table><tr><th>name<th>bob<tr><th>age</th><td>5</td></table>",
+            format!("{head}\n| age  | 5   |"),
+        ),
+    ] {
+        assert_eq!(as_markdown(page), expected, "{page}");
+    }
+    let inner = "<table><tr><td><table><tr><th>a<td>b</table></td><td>c</td></tr></table>";
+    assert_eq!(as_text(inner).split_whitespace().collect::<String>(), "abc");
+}
