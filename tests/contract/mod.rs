@@ -10,3 +10,5 @@ mod lint;
 mod options;
 /// What clients were promised.
 mod promises;
+/// What released contracts have.
+mod released;

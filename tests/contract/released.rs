@@ -1,0 +1,130 @@
+//! Compatibility with released contracts, by the rules of `buf breaking` for `WIRE_JSON`: what a
+//! release had keeps its numbers, names, types, labels and streams. More may come.
+//!
+//! A folder `released` holds a listing of the contract for each release. Run
+//! `JIG_RELEASE=1 cargo test contract::released` when the version of the package is released: it
+//! writes the listing of that version.
+
+use std::{collections::BTreeSet, env, fs, path::PathBuf};
+
+use prost_reflect::{Cardinality, FieldDescriptor, Kind, MethodDescriptor};
+
+use super::descriptors::{enums, messages, methods};
+use crate::tidy::none;
+
+/// Only the options of tools and fields are declared here. They are read by name nowhere but in
+/// the protos themselves, so their names may change and their numbers may not.
+const OPTIONS: &str = "jig/v1/options.proto";
+
+#[test]
+fn clients_of_released_contracts_are_served() {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/contract/released");
+    let current = listing();
+    if env::var_os("JIG_RELEASE").is_some() {
+        let lines: Vec<&str> = current.iter().map(String::as_str).collect();
+        let file = folder.join(concat!(env!("CARGO_PKG_VERSION"), ".txt"));
+        fs::write(file, lines.join("\n") + "\n").unwrap();
+    }
+
+    let mut releases = 0;
+    let mut broken = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let release = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let released = fs::read_to_string(&path).unwrap();
+        let lost = missing(&released, &current);
+        broken.extend(lost.map(|line| format!("{release}: {line}")));
+        releases += 1;
+    }
+    assert_ne!(releases, 0, "no released contract was found");
+    none(
+        "parts of released contracts that are gone or differ",
+        broken,
+    );
+}
+
+#[test]
+fn a_difference_is_found() {
+    let current = listing();
+    let whole: Vec<&str> = current.iter().map(String::as_str).collect();
+    assert_eq!(missing(&whole.join("\n"), &current).count(), 0);
+
+    for line in [
+        "field jig.v1.RunRequest 1 command int32 optional",
+        "field jig.v1.RunRequest 1 script string optional",
+        "field jig.v1.RunRequest 99 command string optional",
+        "value jig.v1.Outcome 1 OUTCOME_STOPPED",
+        "rpc jig.v1.ToolService.Run jig.v1.RunRequest -> stream jig.v1.RunResponse",
+    ] {
+        assert_eq!(missing(line, &current).collect::<Vec<_>>(), [line]);
+    }
+}
+
+fn missing<'a>(released: &'a str, current: &'a BTreeSet<String>) -> impl Iterator<Item = &'a str> {
+    released.lines().filter(|line| !current.contains(*line))
+}
+
+/// A line for each RPC, field and enum value.
+fn listing() -> BTreeSet<String> {
+    let rpcs = methods().into_iter().map(|method| rpc_line(&method));
+    let fields = messages().into_iter().flat_map(|message| {
+        let fields: Vec<_> = message.fields().map(|field| field_line(&field)).collect();
+        fields
+    });
+    let values = enums().into_iter().flat_map(|kind| {
+        let name = kind.full_name().to_owned();
+        let line = |number, value: &str| format!("value {name} {number} {value}");
+        let values: Vec<_> = kind
+            .values()
+            .map(|value| line(value.number(), value.name()))
+            .collect();
+        values
+    });
+    rpcs.chain(fields).chain(values).collect()
+}
+
+fn rpc_line(method: &MethodDescriptor) -> String {
+    let stream = |streams| if streams { "stream " } else { "" };
+    format!(
+        "rpc {} {}{} -> {}{}",
+        method.full_name(),
+        stream(method.is_client_streaming()),
+        method.input().full_name(),
+        stream(method.is_server_streaming()),
+        method.output().full_name(),
+    )
+}
+
+fn field_line(field: &FieldDescriptor) -> String {
+    let message = field.parent_message();
+    let is_option = message.parent_file().name() == OPTIONS;
+    let name = if is_option { "-" } else { field.name() };
+    let kind = match field.kind() {
+        Kind::Message(message) if field.is_map() => {
+            let value = message.map_entry_value_field();
+            format!(
+                "map<{:?},{:?}>",
+                message.map_entry_key_field().kind(),
+                value.kind()
+            )
+        }
+        kind => format!("{kind:?}"),
+    };
+    let label = match field.cardinality() {
+        Cardinality::Repeated => "repeated",
+        Cardinality::Required => "required",
+        Cardinality::Optional if field.supports_presence() => "present",
+        Cardinality::Optional => "optional",
+    };
+    let oneof = field
+        .containing_oneof()
+        .filter(|oneof| !oneof.is_synthetic());
+    let oneof = oneof
+        .map(|oneof| format!(" in {}", oneof.name()))
+        .unwrap_or_default();
+    format!(
+        "field {} {} {name} {kind} {label}{oneof}",
+        message.full_name(),
+        field.number()
+    )
+}
