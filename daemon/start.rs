@@ -21,7 +21,7 @@ use tokio::runtime::Runtime;
 pub(super) use self::error::StartError;
 use self::{error::io_error, isolation::Keeper, reload::Reload, serving::Prepared};
 use super::{
-    config::{Config, args::Args, listen::Address, tools},
+    config::{Config, args::Args, listen::Address, protected::Protection, tools},
     embedded::{self, Durable},
     privileges,
     sandbox::{
@@ -108,6 +108,7 @@ where
         listen: vec![format!("unix:{}", socket.display())],
         workspace: vec![format!("workspace={}", workspace.display())],
         state_dir: Some(folder.path().join("state")),
+        protect: std::env::var("JIG_PROTECT").into_iter().collect(),
         ..Default::default()
     };
     let config = Config::load(args)?;
@@ -197,7 +198,11 @@ fn prepare_sandboxes(
         if workspace.follow_links {
             opened.follow_links().map_err(failed)?;
         }
-        opened.protect(&workspace.protected).map_err(failed)?;
+        let protection = &workspace.protection;
+        opened.protect(&protection.names()).map_err(failed)?;
+        if purpose == Purpose::Serving {
+            log_protection(&workspace.name, protection);
+        }
         opened.sync_changes(config.sync_files);
         workspaces.push(opened);
     }
@@ -242,6 +247,20 @@ fn prepare_sandboxes(
     Ok((workspaces, keeper, runtime))
 }
 
+/// Says what is protected without having been asked for.
+fn log_protection(workspace: &str, protection: &Protection) {
+    if let Some(problem) = &protection.problem {
+        tracing::warn!(workspace, problem, "the repository's .git is not protected");
+    } else if !protection.required && !protection.paths.is_empty() {
+        tracing::info!(
+            workspace,
+            paths = protection.names().join(", "),
+            remedy = "--protect none lets tools and commands change them",
+            "the workspace is a repository: what makes git run programs is protected"
+        );
+    }
+}
+
 /// Finds out how the memory of runs can be held.
 fn accounting(config: &Config, purpose: Purpose) -> Accounting {
     if purpose == Purpose::OneCall {
@@ -277,7 +296,8 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
             identity: workspace.identity(),
             mount_path: config.mount_path.clone(),
             binds: config.binds.clone(),
-            protected: config.protected.clone(),
+            protected: config.protection.paths.clone(),
+            requires_protection: config.protection.required,
             keeps_home: config.keeps_home,
             kept_home,
         });

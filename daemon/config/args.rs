@@ -54,6 +54,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]
     pub(crate) network: Option<String>,
 
+    /// What neither file tools nor commands may change in workspaces: a path, @git (what makes git run
+    /// programs), @agent-configs (what editors and agents take commands from), or none. Default:
+    /// @git where the workspace is a repository. Can be given several times
+    #[arg(long, value_name = "WHAT", env = "JIG_PROTECT")]
+    pub(crate) protect: Vec<String>,
+
     /// A directory or file that commands see, read-only, at the same path or at DEST. Can be given
     /// several times
     #[arg(long, value_name = "PATH[:DEST]", env = "JIG_BIND_RO")]
@@ -93,6 +99,7 @@ impl Args {
         for list in [
             &mut self.listen,
             &mut self.workspace,
+            &mut self.protect,
             &mut self.bind_ro,
             &mut self.bind,
             &mut self.path,

@@ -82,6 +82,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         file.workspaces,
         &common,
         file.sandbox.home.as_deref(),
+        &args.protect,
         &mut problems,
     );
     let files = [

@@ -78,8 +78,7 @@ pub(super) struct Workspace {
     #[serde(default)]
     pub(super) bind_ro: Vec<String>,
     pub(super) symlinks: Option<String>,
-    #[serde(default)]
-    pub(super) protected: Vec<String>,
+    pub(super) protected: Option<Vec<String>>,
     pub(super) home: Option<String>,
 }
 

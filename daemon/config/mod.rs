@@ -15,6 +15,7 @@ mod limits;
 pub(crate) mod listen;
 mod network;
 pub(crate) mod policy;
+pub(crate) mod protected;
 pub(crate) mod renewal;
 pub(crate) mod requests;
 pub(crate) mod sessions;
@@ -24,7 +25,10 @@ mod workspaces;
 
 use std::{env, path::PathBuf, time::Duration};
 
-use self::{jobs::Jobs, keys::Keys, listen::Address, requests::Requests, sessions::Sessions};
+use self::{
+    jobs::Jobs, keys::Keys, listen::Address, protected::Protection, requests::Requests,
+    sessions::Sessions,
+};
 use crate::daemon::{
     outside::policy::Policy,
     sandbox::{
@@ -152,8 +156,8 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) binds: Vec<Bind>,
     /// Whether file tools follow symbolic links that stay in the workspace.
     pub(crate) follow_links: bool,
-    /// Paths in it that nobody may change.
-    pub(crate) protected: Vec<String>,
+    /// Paths in it that neither file tools nor commands may change.
+    pub(crate) protection: Protection,
     /// Whether its commands find in their home directory what those before them left there.
     pub(crate) keeps_home: bool,
 }

@@ -3,13 +3,14 @@
 use std::{
     collections::HashSet,
     fs,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use super::{
     WorkspaceConfig,
     exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
     file,
+    protected::Protection,
 };
 use crate::daemon::sandbox::plan::{Bind, DEFAULT_MOUNT_PATH};
 
@@ -19,6 +20,7 @@ pub(super) fn workspaces(
     tables: Vec<file::Workspace>,
     common: &[Bind],
     home: Option<&str>,
+    protect: &[String],
     problems: &mut Vec<String>,
 ) -> Vec<WorkspaceConfig> {
     let plain = |text: &str| {
@@ -33,7 +35,7 @@ pub(super) fn workspaces(
             bind: Vec::new(),
             bind_ro: Vec::new(),
             symlinks: None,
-            protected: Vec::new(),
+            protected: None,
             home: None,
         }
     };
@@ -117,15 +119,12 @@ pub(super) fn workspaces(
                 false
             }
         };
-        let protected = workspace.protected.iter();
-        let protected = protected.filter_map(|text| match protected_path(text) {
-            Some(path) => Some(path),
-            None => {
-                problems.push(format!("workspace {name}: protected = {text:?}: give a path in the workspace, relative to it and without .. (\".git/hooks\")"));
-                None
-            }
+        let protect = (!protect.is_empty()).then_some(protect);
+        let written = workspace.protected.as_deref().or(protect);
+        let protection = Protection::of(written, &path).unwrap_or_else(|problem| {
+            problems.push(format!("workspace {name}: protected: {problem}"));
+            Protection::default()
         });
-        let protected = protected.collect();
         let keeps_home = match workspace.home.as_deref() {
             None => keeps_homes,
             home => keeps_home(home, &format!("workspace {name}: home"), problems),
@@ -136,7 +135,7 @@ pub(super) fn workspaces(
             mount_path,
             binds,
             follow_links,
-            protected,
+            protection,
             keeps_home,
         });
     }
@@ -155,22 +154,9 @@ fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> b
     }
 }
 
-/// A path that may be protected, without what means nothing in it.
-fn protected_path(text: &str) -> Option<String> {
-    let mut names = Vec::new();
-    for component in Path::new(text).components() {
-        match component {
-            Component::CurDir => {}
-            Component::Normal(name) => names.push(name.to_str()?),
-            Component::RootDir | Component::ParentDir | Component::Prefix(_) => return None,
-        }
-    }
-    (!names.is_empty() && !text.contains('\0')).then(|| names.join("/"))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{keeps_home, protected_path};
+    use super::keeps_home;
 
     #[test]
     fn a_home_is_kept_only_where_that_is_asked_for() {
@@ -188,22 +174,6 @@ mod tests {
                 "{written:?}"
             );
             assert_eq!(!problems.is_empty(), wrong, "{written:?}");
-        }
-    }
-
-    #[test]
-    fn protected_paths_lie_in_the_workspace() {
-        for (text, expected) in [
-            (".git/hooks", Some(".git/hooks")),
-            ("./a//b/.", Some("a/b")),
-            ("", None),
-            (".", None),
-            ("/etc", None),
-            ("a/../b", None),
-            ("..", None),
-            ("a\0", None),
-        ] {
-            assert_eq!(protected_path(text).as_deref(), expected, "{text:?}");
         }
     }
 }

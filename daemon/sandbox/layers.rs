@@ -147,6 +147,7 @@ impl Isolation {
             (_, false) => "an allowlist of system calls, without ptrace",
         };
         layers.push(self.layer(&Row("seccomp", [On(seccomp); 3])));
+        layers.extend(self.protected_paths());
         layers.push(self.memory_limit());
         layers.push(self.cpu_share());
         self.tell_network(&mut layers);
@@ -180,6 +181,21 @@ impl Isolation {
             },
         });
         layers
+    }
+
+    /// Paths of the workspace that commands cannot change, where there are any.
+    fn protected_paths(&self) -> Option<Layer> {
+        if self.protected.is_empty() {
+            return None;
+        }
+        let paths = self.protected.join(", ");
+        let applied = self.level.has_namespaces();
+        let detail = if applied {
+            format!("read-only for commands and file tools: {paths}")
+        } else {
+            format!("file tools refuse to change {paths}; commands can, since that needs a mount")
+        };
+        Some(self.told("protected_paths", applied, detail))
     }
 
     fn memory_limit(&self) -> Layer {

@@ -43,6 +43,8 @@ pub(crate) struct Isolation {
     pub(crate) accounting: Accounting,
     /// Whether the home directory is the workspace's, and not the run's.
     pub(crate) keeps_home: bool,
+    /// Paths of the workspace that the operator protects.
+    pub(crate) protected: Vec<String>,
 }
 
 /// A level that this host does not give.

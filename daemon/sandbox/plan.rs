@@ -1,7 +1,7 @@
 //! What the launcher is to build: the part of the configuration that sandboxes depend on, sent to
 //! it once when it starts.
 
-use std::path::PathBuf;
+use std::{borrow::Cow, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -60,12 +60,33 @@ pub(crate) struct WorkspacePlan {
     /// More directories and files that its commands see.
     pub(crate) binds: Vec<Bind>,
     /// Paths in it that its commands may not change.
-    pub(crate) protected: Vec<String>,
+    pub(crate) protected: Vec<Protected>,
+    /// Whether the operator asked for that. Otherwise a level that cannot enforce it is given all
+    /// the same.
+    pub(crate) requires_protection: bool,
     /// Whether all its runs have one home directory, in place of a fresh one each.
     pub(crate) keeps_home: bool,
     /// That directory, bound over the fresh one; none where it is only looked whether commands could
     /// be run, which leaves the state directory alone.
     pub(crate) kept_home: Option<Bind>,
+}
+
+/// A path of a workspace that commands may not change.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Protected {
+    /// Relative to the workspace.
+    pub(crate) path: String,
+    /// What is made there if nothing exists, so that commands cannot make it.
+    pub(crate) missing: Placeholder,
+}
+
+/// What stands in for a protected path that is missing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Placeholder {
+    /// An empty directory.
+    Directory,
+    /// A file with this content.
+    File(Cow<'static, str>),
 }
 
 /// A directory or file of the daemon's file system that commands see.

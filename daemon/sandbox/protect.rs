@@ -12,22 +12,25 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat2},
+    fs::{Mode, OFlags, ResolveFlags, mkdirat, open, openat, openat2},
+    io::write,
     mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree},
 };
 
-use super::stage::{Failure, Stage, at};
+use super::{
+    plan::{Placeholder, Protected},
+    stage::{Failure, Stage, at},
+};
 use crate::daemon::sys::{
     Errno,
     mount::{attribute, set_attributes},
 };
 
 /// Protects `paths` in the workspace that is mounted at `workspace`, a path relative to the working
-/// directory. One that is not there is made, as an empty directory: otherwise commands could make
-/// it.
-pub(super) fn protect(workspace: &Path, paths: &[String]) -> Result<(), Failure> {
+/// directory. One that is missing is made, as its placeholder: otherwise commands could make it.
+pub(super) fn protect(workspace: &Path, paths: &[Protected]) -> Result<(), Failure> {
     let mut mounted = HashSet::new();
-    for path in paths {
+    for Protected { path, missing } in paths {
         let failed = |errno| at(Stage::BuildRoot, path)(errno);
         let mut here = open(
             workspace,
@@ -41,17 +44,22 @@ pub(super) fn protect(workspace: &Path, paths: &[String]) -> Result<(), Failure>
             so_far.push(name);
             let last = names.peek().is_none();
             if mounted.insert(so_far.clone()) || last {
-                let found = find(&here, name).map_err(failed)?;
+                let missing = if last {
+                    missing
+                } else {
+                    &Placeholder::Directory
+                };
+                let found = find(&here, name, missing).map_err(failed)?;
                 mount_onto_itself(&found, last).map_err(failed)?;
             }
             // Opened again: this is the mount now.
-            here = find(&here, name).map_err(failed)?;
+            here = find(&here, name, &Placeholder::Directory).map_err(failed)?;
         }
     }
     Ok(())
 }
 
-fn find(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
+fn find(directory: &OwnedFd, name: &str, missing: &Placeholder) -> Result<OwnedFd, Errno> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let find = || {
         openat2(
@@ -64,7 +72,7 @@ fn find(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
     };
     match find() {
         Err(Errno::NOENT) => {
-            mkdirat(directory, name, Mode::from_raw_mode(0o755))?;
+            make(directory, name, missing)?;
             find()
         }
         // BENEATH refuses to enter the mount that was just made: a name cannot lead elsewhere.
@@ -76,6 +84,22 @@ fn find(directory: &OwnedFd, name: &str) -> Result<OwnedFd, Errno> {
             ResolveFlags::NO_SYMLINKS,
         ),
         found => found,
+    }
+}
+
+fn make(directory: &OwnedFd, name: &str, placeholder: &Placeholder) -> Result<(), Errno> {
+    match placeholder {
+        Placeholder::Directory => mkdirat(directory, name, Mode::from_raw_mode(0o755)),
+        Placeholder::File(content) => {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let file = openat(directory, name, flags, Mode::from_raw_mode(0o644))?;
+            let written = write(&file, content.as_bytes())?;
+            if written == content.len() {
+                Ok(())
+            } else {
+                Err(Errno::NOSPC)
+            }
+        }
     }
 }
 

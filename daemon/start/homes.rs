@@ -104,6 +104,7 @@ fn name(config: &WorkspaceConfig) -> String {
 #[cfg(test)]
 mod tests {
     use super::{WorkspaceConfig, name};
+    use crate::daemon::config::protected::Protection;
 
     fn of(workspace: &str, path: &str) -> String {
         name(&WorkspaceConfig {
@@ -112,7 +113,7 @@ mod tests {
             mount_path: "/workspace".into(),
             binds: Vec::new(),
             follow_links: false,
-            protected: Vec::new(),
+            protection: Protection::default(),
             keeps_home: true,
         })
     }

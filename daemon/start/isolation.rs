@@ -61,6 +61,10 @@ pub(super) fn isolation(
     workspace: &str,
     found: &Proven,
 ) -> Isolation {
+    let of_workspace = config
+        .workspaces
+        .iter()
+        .find(|config| config.name == workspace);
     Isolation {
         level: found.level,
         minimum: config.minimum_level,
@@ -70,13 +74,11 @@ pub(super) fn isolation(
         allow_ptrace: config.allow_ptrace,
         network: config.network,
         accounting: accounting.clone(),
-        keeps_home: keeps_home(config, workspace),
+        keeps_home: of_workspace.is_some_and(|config| config.keeps_home),
+        protected: of_workspace
+            .map(|config| config.protection.names())
+            .unwrap_or_default(),
     }
-}
-
-fn keeps_home(config: &Config, workspace: &str) -> bool {
-    let mut workspaces = config.workspaces.iter();
-    workspaces.any(|config| config.name == workspace && config.keeps_home)
 }
 
 /// Has a workspace be where its commands see it: without namespaces, at its own path.

@@ -35,5 +35,7 @@ mod protected;
 mod race;
 /// Network namespaces that one run has after the other: 63, 76.
 mod recycled;
+/// What git runs for the operator in a repository: N16.
+mod repository;
 /// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
 mod surroundings;

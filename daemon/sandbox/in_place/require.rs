@@ -44,7 +44,12 @@ pub(super) fn require(
         let text = "mount_path asks for another path than the workspace's own, which needs a mount";
         return refused(text.to_owned());
     }
-    if let Some(path) = workspace.protected.first() {
+    let required = workspace
+        .protected
+        .first()
+        .filter(|_| workspace.requires_protection);
+    if let Some(protected) = required {
+        let path = &protected.path;
         let text = format!("{path:?} is to be protected within the workspace, which needs a mount");
         return refused(text);
     }

@@ -1,0 +1,318 @@
+//! Paths of a workspace that neither file tools nor commands may change: paths that the operator
+//! lists, and presets that stand for several.
+//!
+//! What a preset stands for is looked up once, when the daemon starts. Nothing here reads a file of
+//! the workspace or runs git: both may be hostile.
+
+use std::{
+    borrow::Cow,
+    fs,
+    path::{Component, Path},
+};
+
+use crate::daemon::sandbox::plan::{Placeholder, Protected};
+
+/// What [`Protection::of`] takes for "nothing".
+const NOTHING: &str = "none";
+/// Preset: what makes git run a program when the operator works in the repository.
+const GIT: &str = "@git";
+/// Preset: what makes editors, shells and coding agents run a program, or trust one.
+const AGENT_CONFIGS: &str = "@agent-configs";
+
+const EMPTY_FILE: Placeholder = Placeholder::File(Cow::Borrowed(""));
+
+/// Files of a git directory that name programs, or directories that have such files
+/// (gitrepository-layout(5)). A missing one is made, with a content that git reads as nothing, so
+/// that commands cannot make it. `commondir` would otherwise lead to another `config`.
+const OF_GIT: &[(&str, Placeholder)] = &[
+    ("config", EMPTY_FILE),
+    ("config.worktree", EMPTY_FILE),
+    ("commondir", Placeholder::File(Cow::Borrowed(".\n"))),
+    ("hooks", Placeholder::Directory),
+    ("info/attributes", EMPTY_FILE),
+];
+/// Of them, those of a linked worktree (git-worktree(1)), which always has `commondir`.
+const OF_GIT_WORKTREE: &[(&str, Placeholder)] =
+    &[("config.worktree", EMPTY_FILE), ("commondir", EMPTY_FILE)];
+
+/// Files and directories from which programs of the operator take commands: "write, then have a
+/// trusted program execute".
+const OF_AGENTS: &[&str] = &[
+    ".agents",
+    ".claude",
+    ".codex",
+    ".continue",
+    ".cursor",
+    ".devcontainer",
+    ".devcontainer.json",
+    ".envrc",
+    ".gemini",
+    ".idea",
+    ".mcp.json",
+    ".roo",
+    ".vscode",
+    ".windsurf",
+    ".zed",
+    "opencode.json",
+];
+/// Likewise, and protected only where it exists: a placeholder would be in the way of a new one.
+const OF_PYTHON: &str = ".venv/pyvenv.cfg";
+
+/// What is protected in a workspace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Protection {
+    /// The paths.
+    pub(crate) paths: Vec<Protected>,
+    /// Whether the operator asked for it. Otherwise it is the default, and costs no level of
+    /// isolation where it cannot be enforced.
+    pub(crate) required: bool,
+    /// Why the default could not be applied, in words for the log.
+    pub(crate) problem: Option<String>,
+}
+
+impl Protection {
+    /// What `written` stands for in the workspace at `root`; `None` is the default, `@git` where
+    /// the workspace is a repository. `Err` is a problem that the operator must fix.
+    pub(super) fn of(written: Option<&[String]>, root: &Path) -> Result<Self, String> {
+        let Some(written) = written else {
+            return Ok(Self::default_of(root));
+        };
+        let mut paths: Vec<Protected> = Vec::new();
+        for text in written {
+            let more = match text.as_str() {
+                NOTHING if written.len() == 1 => Vec::new(),
+                NOTHING => return Err(format!("{text:?} cannot be combined with other values")),
+                GIT => git(root)?,
+                AGENT_CONFIGS => agent_configs(root)?,
+                _ => vec![Protected {
+                    path: relative(text)?,
+                    missing: Placeholder::Directory,
+                }],
+            };
+            for new in more {
+                if paths.iter().all(|known| known.path != new.path) {
+                    paths.push(new);
+                }
+            }
+        }
+        Ok(Self {
+            required: !paths.is_empty(),
+            paths,
+            problem: None,
+        })
+    }
+
+    fn default_of(root: &Path) -> Self {
+        if fs::symlink_metadata(root.join(".git")).is_err() {
+            return Self::default();
+        }
+        match git(root) {
+            Ok(paths) => Self {
+                paths,
+                ..Self::default()
+            },
+            Err(problem) => Self {
+                problem: Some(problem),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// The paths alone.
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.paths
+            .iter()
+            .map(|protected| protected.path.clone())
+            .collect()
+    }
+}
+
+/// The paths of [`GIT`]. Where `.git` is a file, which leads to a directory elsewhere, or is
+/// missing, it is `.git` itself.
+fn git(root: &Path) -> Result<Vec<Protected>, String> {
+    let is_directory = is_directory(root, ".git")?;
+    if is_directory != Some(true) {
+        return Ok(vec![Protected {
+            path: ".git".to_owned(),
+            missing: Placeholder::Directory,
+        }]);
+    }
+    let mut paths = below(".git", OF_GIT);
+
+    // Linked worktrees, which may lie outside of the workspace, have their own `commondir`.
+    let worktrees = fs::read_dir(root.join(".git/worktrees"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let mut names: Vec<_> = worktrees
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    for name in names {
+        paths.extend(below(&format!(".git/worktrees/{name}"), OF_GIT_WORKTREE));
+    }
+    for protected in &paths {
+        refuse_links(root, &protected.path)?;
+    }
+    Ok(paths)
+}
+
+fn agent_configs(root: &Path) -> Result<Vec<Protected>, String> {
+    let python = fs::symlink_metadata(root.join(OF_PYTHON))
+        .is_ok()
+        .then_some(OF_PYTHON);
+    let mut paths = Vec::new();
+    for path in OF_AGENTS.iter().copied().chain(python) {
+        refuse_links(root, path)?;
+        paths.push(Protected {
+            path: path.to_owned(),
+            missing: Placeholder::Directory,
+        });
+    }
+    Ok(paths)
+}
+
+fn below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<Protected> {
+    let mut paths = Vec::new();
+    for (name, missing) in files {
+        paths.push(Protected {
+            path: format!("{folder}/{name}"),
+            missing: missing.clone(),
+        });
+    }
+    paths
+}
+
+/// Whether it is a directory; `None` if it is missing. A symbolic link could be exchanged for
+/// another one, and is refused.
+fn is_directory(root: &Path, path: &str) -> Result<Option<bool>, String> {
+    let Ok(metadata) = fs::symlink_metadata(root.join(path)) else {
+        return Ok(None);
+    };
+    if metadata.is_symlink() {
+        return Err(format!(
+            "{path} is a symbolic link, which cannot be protected; replace it by what it leads to"
+        ));
+    }
+    Ok(Some(metadata.is_dir()))
+}
+
+/// Refuses a symbolic link at any step of the path.
+fn refuse_links(root: &Path, path: &str) -> Result<(), String> {
+    let ends = path
+        .match_indices('/')
+        .map(|(at, _)| at)
+        .chain([path.len()]);
+    for end in ends {
+        is_directory(root, &path[..end])?;
+    }
+    Ok(())
+}
+
+/// A path relative to the workspace, without what means nothing in it.
+fn relative(text: &str) -> Result<String, String> {
+    let problem = || {
+        format!(
+            "give a path in the workspace, relative to it and without .. (\".git/hooks\"), {GIT}, {AGENT_CONFIGS}, or {NOTHING} alone"
+        )
+    };
+    if text.starts_with('@') || text.contains('\0') {
+        return Err(problem());
+    }
+    let mut names = Vec::new();
+    for component in Path::new(text).components() {
+        match component {
+            Component::CurDir => {}
+            Component::Normal(name) => names.push(name.to_str().ok_or_else(problem)?),
+            Component::RootDir | Component::ParentDir | Component::Prefix(_) => {
+                return Err(problem());
+            }
+        }
+    }
+    if names.is_empty() {
+        Err(problem())
+    } else {
+        Ok(names.join("/"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink, path::Path};
+
+    use super::{OF_AGENTS, Protection, relative};
+
+    fn of(written: &[&str], root: &Path) -> Result<Protection, String> {
+        let written: Vec<String> = written.iter().map(|text| (*text).to_owned()).collect();
+        Protection::of(Some(&written), root)
+    }
+
+    #[test]
+    fn protected_paths_lie_in_the_workspace() {
+        for (text, expected) in [
+            (".git/hooks", Some(".git/hooks")),
+            ("./a//b/.", Some("a/b")),
+            ("", None),
+            (".", None),
+            ("/etc", None),
+            ("a/../b", None),
+            ("..", None),
+            ("a\0", None),
+            ("@unknown", None),
+        ] {
+            assert_eq!(relative(text).ok().as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn presets_stand_for_several_paths() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        assert_eq!(of(&["@git"], root).unwrap().names(), [".git"]);
+        assert_eq!(Protection::of(None, root), Ok(Protection::default()));
+
+        fs::create_dir_all(root.join(".git/worktrees/w")).unwrap();
+        let git = of(&["@git", ".git/hooks", "x"], root).unwrap();
+        assert!(git.required);
+        let names = git.names();
+        for path in [
+            ".git/config",
+            ".git/commondir",
+            ".git/worktrees/w/commondir",
+            "x",
+        ] {
+            assert!(names.iter().any(|name| name == path), "{path} of {names:?}");
+        }
+        assert_eq!(names.iter().filter(|name| *name == ".git/hooks").count(), 1);
+
+        let default = Protection::of(None, root).unwrap();
+        assert!(!default.required && default.paths.len() + 1 == git.paths.len());
+        assert_eq!(
+            of(&["@agent-configs"], root).unwrap().paths.len(),
+            OF_AGENTS.len()
+        );
+        assert_eq!(of(&["none"], root), Ok(Protection::default()));
+        assert_eq!(of(&[], root), Ok(Protection::default()));
+        assert!(of(&["none", "@git"], root).is_err());
+    }
+
+    #[test]
+    fn links_are_not_protected() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        fs::create_dir(root.join("elsewhere")).unwrap();
+        symlink("elsewhere", root.join(".git")).unwrap();
+        assert!(of(&["@git"], root).unwrap_err().contains("symbolic link"));
+        let default = Protection::of(None, root).unwrap();
+        assert!(
+            default.paths.is_empty() && default.problem.is_some(),
+            "{default:?}"
+        );
+
+        fs::remove_file(root.join(".git")).unwrap();
+        fs::create_dir(root.join(".git")).unwrap();
+        symlink("../elsewhere", root.join(".git/info")).unwrap();
+        assert!(of(&["@git"], root).unwrap_err().contains(".git/info"));
+    }
+}

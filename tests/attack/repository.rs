@@ -1,0 +1,244 @@
+//! What a command leaves in a repository so that git runs it for the operator.
+
+use std::{
+    fs,
+    os::unix::{fs::MetadataExt as _, process::CommandExt as _},
+    process::Command,
+};
+
+use crate::{
+    files::tools::Tool,
+    support::{Daemon, Refusal, Setup, jigd, shell},
+};
+
+/// A repository without a commit, as `git init` makes it. Names that begin with a dot stand for
+/// directories that are otherwise empty.
+const REPOSITORY: &[(&str, &str)] = &[
+    (".git/HEAD", "ref: refs/heads/main\n"),
+    (
+        ".git/config",
+        "[core]\n\trepositoryformatversion = 0\n\tbare = false\n[a]\n\tb = c\n",
+    ),
+    (".git/objects/.directory", ""),
+    (".git/refs/.directory", ""),
+    (".git/refs/heads/.directory", ""),
+    (".git/hooks/.directory", ""),
+];
+
+/// What each attack has git run: a hook or a monitor that leaves a file in the workspace.
+const PROGRAM: &str = "touch PWNED; false";
+
+/// Attacks, with the program as `$1`. They may fail at any step.
+const ATTACKS: &[&str] = &[
+    "git config core.fsmonitor \"$1\"",
+    "printf '[core]\\n fsmonitor = \"%s\"\\n' \"$1\" >> .git/config",
+    "sed -i \"1i [core]\\nfsmonitor = \\\"$1\\\"\" .git/config",
+    "mkdir x; cp .git/config x/; git config -f x/config core.fsmonitor \"$1\"; mkdir x/refs x/objects; rm -f .git/commondir; echo ../x > .git/commondir",
+    "mkdir x; cp .git/config x/; mkdir x/refs x/objects; git config -f x/config core.fsmonitor \"$1\"; echo ../x > c; mv -f c .git/commondir; ln -sf ../c .git/commondir",
+    "git config extensions.worktreeConfig true; git config -f .git/config.worktree core.fsmonitor \"$1\"",
+    "printf '#!/bin/sh\\n%s\\n' \"$1\" > .git/hooks/pre-commit; chmod 755 .git/hooks/pre-commit",
+    "printf '#!/bin/sh\\n%s\\n' \"$1\" > .git/hooks/post-index-change; chmod 755 .git/hooks/*",
+    "cp -a .git g && git config -f g/config core.fsmonitor \"$1\" && mv .git h && mv g .git",
+    "cp -a .git g; git config -f g/config core.fsmonitor \"$1\"; rm -rf .git; echo 'gitdir: g' > .git",
+    "git init -q --separate-git-dir g; git config -f g/config core.fsmonitor \"$1\"",
+];
+
+#[tokio::test]
+async fn a_repository_makes_git_run_nothing_for_the_operator() {
+    for setup in [
+        repository(),
+        repository().workspace_owner(12345),
+        repository().user(12345),
+    ] {
+        let daemon = setup.start().await;
+        developers_can_work(&daemon).await;
+        tools_change_nothing(&daemon).await;
+        // Some destroy the repository, which is theirs to change.
+        attack(&daemon).await;
+        let log = daemon.log();
+        assert!(
+            log.contains("what makes git run programs is protected"),
+            "{log}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_attacks_work_where_the_operator_protects_nothing() {
+    let daemon = repository().arguments(&["--protect", "none"]).start().await;
+    run(&daemon, ATTACKS[0]).await;
+    operator_works(&daemon);
+    assert!(
+        daemon.file("PWNED").exists(),
+        "the test finds an attack that succeeds"
+    );
+    assert!(!daemon.file(".git/commondir").exists());
+}
+
+#[tokio::test]
+async fn a_level_without_mounts_is_given_all_the_same() {
+    let daemon = repository().at_l1().start().await;
+    let isolation = daemon.info().await.isolation.unwrap();
+    assert_eq!(isolation.level, "L1");
+    let layer = isolation
+        .layers
+        .iter()
+        .find(|layer| layer.name == "protected_paths")
+        .unwrap();
+    assert!(
+        !layer.applied && layer.detail.contains("commands can"),
+        "{layer:?}"
+    );
+    tools_change_nothing(&daemon).await;
+}
+
+#[tokio::test]
+async fn a_git_file_is_not_exchanged() {
+    let link = "gitdir: ../elsewhere\n";
+    let daemon = Setup::new().workspace_file(".git", link).start().await;
+    for command in [
+        "rm -f .git; mkdir .git",
+        "echo gitdir: x > .git",
+        "mv .git x",
+    ] {
+        assert_ne!(
+            daemon.run(shell(command)).await.exit_code,
+            Some(0),
+            "{command}"
+        );
+    }
+    assert_eq!(fs::read_to_string(daemon.file(".git")).unwrap(), link);
+}
+
+#[tokio::test]
+async fn presets_cover_what_agents_and_editors_read() {
+    let table = "protected = [\"@git\", \"@agent-configs\"]";
+    let setup = repository().workspace_file(".venv/pyvenv.cfg", "home = /usr\n");
+    let daemon = setup
+        .workspace_file(".mcp.json", "{}\n")
+        .workspace_table(table)
+        .start()
+        .await;
+    for path in [
+        ".mcp.json",
+        ".vscode/tasks.json",
+        ".claude/settings.json",
+        ".envrc",
+        ".venv/pyvenv.cfg",
+    ] {
+        let command = format!("mkdir -p $(dirname {path}); echo x > {path}");
+        assert_ne!(
+            daemon.run(shell(&command)).await.exit_code,
+            Some(0),
+            "{path}"
+        );
+        check_denied(&daemon, path).await;
+    }
+    assert_eq!(
+        fs::read_to_string(daemon.file(".mcp.json")).unwrap(),
+        "{}\n"
+    );
+    attack(&daemon).await;
+}
+
+#[test]
+fn values_that_stand_for_nothing_are_refused() {
+    for value in ["@gti", "/etc", "../x"] {
+        let output = jigd(&[
+            "--workspace",
+            "/usr/share/doc",
+            "--protect",
+            value,
+            "--check",
+        ]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(78), "{said}");
+        assert!(
+            said.contains("@git, @agent-configs, or none alone"),
+            "{said}"
+        );
+    }
+}
+
+fn repository() -> Setup {
+    let add = |setup: Setup, (path, content): &(&str, &str)| setup.workspace_file(path, content);
+    REPOSITORY.iter().fold(Setup::new(), add)
+}
+
+async fn attack(daemon: &Daemon) {
+    for attack in ATTACKS {
+        run(daemon, attack).await;
+        operator_works(daemon);
+        assert!(!daemon.file("PWNED").exists(), "{attack}");
+        run(daemon, "rm -rf x g c h").await;
+    }
+}
+
+async fn run(daemon: &Daemon, script: &str) {
+    let command = format!("set -- '{PROGRAM}'; cd /workspace 2>/dev/null\n{script}");
+    daemon.run(shell(&command)).await;
+}
+
+/// Does what a shell's prompt, an editor and the operator do.
+fn operator_works(daemon: &Daemon) {
+    let owner = fs::metadata(daemon.file(".git")).unwrap();
+    for arguments in [
+        &["status"][..],
+        &["add", "-A"],
+        &["commit", "--allow-empty", "-qm", "x"],
+    ] {
+        let git = Command::new("git")
+            .args([
+                "-c",
+                "safe.directory=*",
+                "-c",
+                "user.name=o",
+                "-c",
+                "user.email=o@localhost",
+            ])
+            .args(arguments)
+            .current_dir(daemon.workspace())
+            .uid(owner.uid())
+            .gid(owner.gid())
+            .env("HOME", "/nonexistent")
+            .env(
+                "GIT_CEILING_DIRECTORIES",
+                daemon.workspace().parent().unwrap(),
+            )
+            .output();
+        drop(git.unwrap());
+    }
+}
+
+async fn tools_change_nothing(daemon: &Daemon) {
+    for path in [
+        ".git/config",
+        ".git/commondir",
+        ".git/hooks/pre-commit",
+        ".git/config.worktree",
+    ] {
+        check_denied(daemon, path).await;
+    }
+}
+
+async fn check_denied(daemon: &Daemon, path: &str) {
+    let status = Tool::Write.call(daemon, path).await.unwrap_err();
+    assert_eq!(Refusal::of(&status).reason, "POLICY_DENIED", "{path}");
+}
+
+/// Commits, branches, merges and stashes work; the configuration can be read, and says what it is.
+async fn developers_can_work(daemon: &Daemon) {
+    let script = "
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@localhost GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@localhost
+set -e
+git switch -qc work; echo one > one; git add one; git commit -qm one
+git switch -qc side; echo two > two; git add two; git commit -qm two
+git switch -q work; echo three >> one; git commit -qam three; git merge -q -m merged side
+echo four >> one; git stash -q; git stash pop -q; git reset -q --hard; git rebase -q side work; git gc -q
+git worktree add -q /tmp/tree side; git worktree list | wc -l
+git tag finished; git fsck --no-progress 2>&1 | grep -v dangling || true
+git config a.b
+git config a.b d 2>/dev/null || echo unchanged; git config a.b";
+    let output = daemon.output(shell(script)).await;
+    assert_eq!(output, "2\nc\nunchanged\nc\n");
+}
