@@ -23,6 +23,8 @@ mod admission;
 mod approvals;
 /// What a hostile command tries, by the numbers of the catalogue of attacks.
 mod attack;
+/// Clients that send a socket's path as authority.
+mod authority;
 /// Requests that are refused before anything is started.
 mod bad_input;
 /// Tools that are called by their names, with the command `jig`.

@@ -21,6 +21,7 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::transport::server::Connected;
 
 use super::{
+    authority::AuthorityRewriter,
     peer,
     places::{FAREWELL, Place, STRANGERS_PATIENCE, Standing, Term},
 };
@@ -46,6 +47,8 @@ pub(super) enum Socket {
 #[derive(Debug)]
 pub(crate) struct Connection {
     socket: Socket,
+    /// For a Unix socket, whose path some clients send as authority.
+    authority: Option<AuthorityRewriter>,
     /// There until the preface has come.
     greeting: Option<Greeting>,
     /// There until a call was let in.
@@ -151,8 +154,10 @@ impl Connection {
             patience: Box::pin(sleep(PREFACE_PATIENCE)),
             draining: Box::pin(draining.cancelled_owned()),
         };
+        let authority = matches!(socket, Socket::Unix(_)).then(AuthorityRewriter::new);
         Self {
             socket,
+            authority,
             greeting: Some(greeting),
             probation: Some(Probation::begin(place.standing())),
             origin,
@@ -209,6 +214,9 @@ impl AsyncRead for Connection {
             Socket::Tcp(socket) => Pin::new(socket).poll_read(context, buffer),
             Socket::Unix(socket) => Pin::new(socket).poll_read(context, buffer),
         };
+        if let Some(authority) = &mut this.authority {
+            authority.rewrite(&mut buffer.filled_mut()[before..]);
+        }
         let standing = this.place.standing();
         if let Some(probation) = &mut this.probation
             && probation.is_over(standing, context)

@@ -10,6 +10,7 @@
 //! 6. [`intake`] counts the call, and takes its request in whole before it is decoded.
 
 mod auth;
+mod authority;
 mod connection;
 mod deadline;
 mod dismissal;

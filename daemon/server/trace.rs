@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use opentelemetry::{KeyValue, trace::SpanKind};
 use tonic::{Code, Status, body::Body};
@@ -71,36 +71,8 @@ impl TraceLayer {
             attributes.push(KeyValue::new(semconv::RPC_METHOD, "_OTHER"));
             "grpc".to_owned()
         };
-        if let Some(authority) = request
-            .uri()
-            .authority()
-            .filter(|authority| !authority.host().is_empty())
-        {
-            attributes.push(KeyValue::new(
-                semconv::SERVER_ADDRESS,
-                authority.host().to_owned(),
-            ));
-            attributes.extend(
-                authority
-                    .port_u16()
-                    .map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))),
-            );
-        }
-        match request.extensions().get::<Peer>().map(|peer| &peer.end) {
-            Some(End::Tcp(peer)) => {
-                attributes.push(KeyValue::new(
-                    semconv::NETWORK_PEER_ADDRESS,
-                    peer.ip().to_string(),
-                ));
-                let port = i64::from(peer.port());
-                attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
-            }
-            Some(End::Unix(Some(path))) => {
-                let path = path.display().to_string();
-                attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, path));
-            }
-            Some(End::Unix(None) | End::Unknown) | None => {}
-        }
+        let peer = request.extensions().get::<Peer>();
+        attributes.extend(addresses(request.uri(), peer.map(|peer| &peer.end)));
         let parent = self.telemetry.propagators().extract(request.headers());
         let span = Span::start(
             self.telemetry.tracer(),
@@ -121,6 +93,36 @@ impl TraceLayer {
         }
         span
     }
+}
+
+/// Where the call was sent, and where it comes from. A Unix socket is its path: clients send that, or
+/// anything else, as authority.
+fn addresses(uri: &Uri, end: Option<&End>) -> Vec<KeyValue> {
+    if let Some(End::Unix(path)) = end {
+        let path = path.iter().map(|path| path.display().to_string());
+        return path
+            .flat_map(|path| {
+                [
+                    KeyValue::new(semconv::SERVER_ADDRESS, path.clone()),
+                    KeyValue::new(semconv::NETWORK_PEER_ADDRESS, path),
+                ]
+            })
+            .collect();
+    }
+    let mut attributes = Vec::new();
+    let authority = uri.authority();
+    if let Some(authority) = authority.filter(|authority| !authority.host().is_empty()) {
+        let host = authority.host().to_owned();
+        attributes.push(KeyValue::new(semconv::SERVER_ADDRESS, host));
+        let port = authority.port_u16();
+        attributes.extend(port.map(|port| KeyValue::new(semconv::SERVER_PORT, i64::from(port))));
+    }
+    if let Some(End::Tcp(peer)) = end {
+        let (address, port) = (peer.ip().to_string(), i64::from(peer.port()));
+        attributes.push(KeyValue::new(semconv::NETWORK_PEER_ADDRESS, address));
+        attributes.push(KeyValue::new(semconv::NETWORK_PEER_PORT, port));
+    }
+    attributes
 }
 
 impl<S> Layer<S> for TraceLayer {

@@ -20,6 +20,7 @@ install_tools() {
     timeout 300 npm install --no-save --no-audit --no-fund --loglevel=error --prefix "$tools" "@bufbuild/buf@$buf_version"
   fi
   install_sdks
+  install_unix
 }
 
 # The packages of the vendors of models, by npm and by pip, into a folder of their own: npm takes away what it did not put there.
@@ -39,4 +40,19 @@ install_sdks() {
   timeout 300 "$sdks/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$from/requirements.txt"
   wait "$npm"
   cat "$from/package.json" "$from/requirements.txt" >"$sdks/installed"
+}
+
+# gRPC for Python, which is its C core, and for Java.
+install_unix() {
+  local from=tests/clients/unix unix=$tools/unix
+  if cat "$from/pom.xml" "$from/requirements.txt" | cmp -s - "$unix/installed"; then
+    return
+  fi
+  echo "installing gRPC for Python and Java"
+  rm -rf "$unix"
+  mkdir "$unix"
+  python3 -m venv "$unix/python"
+  timeout 300 "$unix/python/bin/pip" install --quiet --disable-pip-version-check --requirement "$from/requirements.txt"
+  timeout 600 mvn --quiet --batch-mode --file "$from/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$unix/java"
+  cat "$from/pom.xml" "$from/requirements.txt" >"$unix/installed"
 }

@@ -1,0 +1,380 @@
+//! Makes a host name of the `:authority` that gRPC's C core, grpc-java and grpc-swift send over a Unix
+//! socket: its path, which h2 rejects with PROTOCOL_ERROR (hyperium/h2#442, hyperium/h2#487).
+//!
+//! Each byte that a host name cannot have is replaced in the read buffer by one that it can have. No
+//! length changes, so frames and the sizes of HPACK's dynamic table stay as they are, and h2's table
+//! holds the replaced value. Hence no table is needed here, and nothing is buffered.
+
+#[cfg(test)]
+mod tests;
+
+/// Client connection preface (RFC 9113, section 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const FRAME_HEADER_BYTES: usize = 9;
+// Types and flags of frames (RFC 9113, section 6).
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+const PADDED: u8 = 0x08;
+const PRIORITY: u8 = 0x20;
+const PRIORITY_BYTES: u32 = 5;
+
+/// Index of `:authority` in HPACK's static table (RFC 7541, appendix A).
+const AUTHORITY_INDEX: u32 = 1;
+const AUTHORITY_NAME: &[u8] = b":authority";
+/// The same in HPACK's Huffman code.
+const AUTHORITY_NAME_HUFFMAN: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
+/// Largest shift of a continued integer: no field block is longer than such numbers can say.
+const MAX_INTEGER_SHIFT: u32 = 14;
+
+/// Reads what a client sends on one connection, and rewrites values of `:authority` in it.
+#[derive(Debug)]
+pub(super) struct AuthorityRewriter {
+    frame: Frame,
+    field: Field,
+}
+
+/// Position in the sequence of frames.
+#[derive(Debug, Clone, Copy)]
+enum Frame {
+    Preface {
+        matched: usize,
+    },
+    Header {
+        bytes: [u8; FRAME_HEADER_BYTES],
+        filled: usize,
+    },
+    /// Before the length of the padding of a frame with `left` more bytes.
+    PadLength {
+        left: u32,
+        priority: u32,
+    },
+    /// Bytes to skip, bytes of a field block, bytes of padding.
+    Payload {
+        skip: u32,
+        block: u32,
+        padding: u32,
+    },
+    /// It is not HTTP/2 as it should be, which h2 reports.
+    Malformed,
+}
+
+/// Position in a field block (RFC 7541, section 6).
+#[derive(Debug, Clone, Copy)]
+enum Field {
+    Start,
+    /// In an integer that has more bytes.
+    Integer {
+        value: u32,
+        shift: u32,
+        meaning: Integer,
+    },
+    /// Before the length of a string.
+    Length(Text),
+    /// In a name, with what is left of `:authority` where it was that so far.
+    Name {
+        left: u32,
+        rest: Option<&'static [u8]>,
+    },
+    Value {
+        left: u32,
+        coding: Coding,
+    },
+    Malformed,
+}
+
+/// What an integer says.
+#[derive(Debug, Clone, Copy)]
+enum Integer {
+    /// The index of a whole field, or a size of the dynamic table.
+    Other,
+    NameIndex,
+    PlainLength(Text),
+    HuffmanLength(Text),
+}
+
+/// What a string is.
+#[derive(Debug, Clone, Copy)]
+enum Text {
+    Name,
+    Authority,
+    OtherValue,
+}
+
+/// How the bytes of a value are read.
+#[derive(Debug, Clone, Copy)]
+enum Coding {
+    /// Not at all: it is another field's.
+    Skipped,
+    Plain,
+    Huffman(Code),
+}
+
+/// The bits of a symbol of the Huffman code that were read.
+#[derive(Debug, Clone, Copy, Default)]
+struct Code {
+    bits: u32,
+    count: u32,
+}
+
+impl AuthorityRewriter {
+    /// At the begin of a connection.
+    pub(super) fn new() -> Self {
+        Self {
+            frame: Frame::Preface { matched: 0 },
+            field: Field::Start,
+        }
+    }
+
+    /// Rewrites the next bytes of the connection.
+    pub(super) fn rewrite(&mut self, mut data: &mut [u8]) {
+        while let Some(&mut first) = data.first_mut() {
+            let mut taken = 1;
+            self.frame = match self.frame {
+                Frame::Malformed => return,
+                Frame::Preface { matched } if PREFACE.get(matched) != Some(&first) => {
+                    Frame::Malformed
+                }
+                Frame::Preface { matched } if matched + 1 == PREFACE.len() => Frame::START,
+                Frame::Preface { matched } => Frame::Preface {
+                    matched: matched + 1,
+                },
+                Frame::Header { mut bytes, filled } => {
+                    bytes[filled] = first;
+                    match filled + 1 {
+                        FRAME_HEADER_BYTES => self.begin_payload(bytes),
+                        filled => Frame::Header { bytes, filled },
+                    }
+                }
+                Frame::PadLength { left, priority } => {
+                    let padding = u32::from(first);
+                    match left.checked_sub(1 + priority + padding) {
+                        Some(block) => Frame::payload(priority, block, padding),
+                        None => Frame::Malformed,
+                    }
+                }
+                Frame::Payload {
+                    skip,
+                    block,
+                    padding,
+                } => {
+                    let part = [skip, block].into_iter().find(|&part| part > 0);
+                    let available = u32::try_from(data.len()).unwrap_or(u32::MAX);
+                    let count = part.unwrap_or(padding).min(available);
+                    taken = count as usize;
+                    if skip > 0 {
+                        Frame::payload(skip - count, block, padding)
+                    } else if block > 0 {
+                        for byte in &mut data[..taken] {
+                            self.field = self.field.next(byte);
+                        }
+                        Frame::payload(0, block - count, padding)
+                    } else {
+                        Frame::payload(0, 0, padding - count)
+                    }
+                }
+            };
+            data = &mut data[taken..];
+        }
+    }
+
+    fn begin_payload(&mut self, header: [u8; FRAME_HEADER_BYTES]) -> Frame {
+        let [length_1, length_2, length_3, kind, flags, ..] = header;
+        let left = u32::from_be_bytes([0, length_1, length_2, length_3]);
+        match kind {
+            HEADERS => {
+                self.field = Field::Start;
+                let has = |flag| flags & flag != 0;
+                let priority = if has(PRIORITY) { PRIORITY_BYTES } else { 0 };
+                if has(PADDED) && left > 0 {
+                    return Frame::PadLength { left, priority };
+                }
+                match left.checked_sub(priority) {
+                    Some(block) => Frame::payload(priority, block, 0),
+                    None => Frame::Malformed,
+                }
+            }
+            CONTINUATION => Frame::payload(0, left, 0),
+            _ => Frame::payload(left, 0, 0),
+        }
+    }
+}
+
+impl Frame {
+    const START: Self = Self::Header {
+        bytes: [0; FRAME_HEADER_BYTES],
+        filled: 0,
+    };
+
+    fn payload(skip: u32, block: u32, padding: u32) -> Self {
+        if (skip, block, padding) == (0, 0, 0) {
+            return Self::START;
+        }
+        Self::Payload {
+            skip,
+            block,
+            padding,
+        }
+    }
+}
+
+impl Field {
+    fn next(self, byte: &mut u8) -> Self {
+        match self {
+            Self::Malformed => Self::Malformed,
+            Self::Start => match *byte {
+                byte if byte & 0x80 != 0 => Self::integer(byte, 7, Integer::Other),
+                byte if byte & 0x40 != 0 => Self::integer(byte, 6, Integer::NameIndex),
+                byte if byte & 0x20 != 0 => Self::integer(byte, 5, Integer::Other),
+                byte => Self::integer(byte, 4, Integer::NameIndex),
+            },
+            Self::Integer {
+                value,
+                shift,
+                meaning,
+            } => {
+                let value = value + (u32::from(*byte & 0x7f) << shift);
+                if *byte & 0x80 == 0 {
+                    return Self::after_integer(value, meaning);
+                }
+                if shift == MAX_INTEGER_SHIFT {
+                    return Self::Malformed;
+                }
+                Self::Integer {
+                    value,
+                    shift: shift + 7,
+                    meaning,
+                }
+            }
+            Self::Length(text) => {
+                let meaning = match *byte & 0x80 {
+                    0 => Integer::PlainLength(text),
+                    _ => Integer::HuffmanLength(text),
+                };
+                Self::integer(*byte, 7, meaning)
+            }
+            Self::Name { left, rest } => {
+                let rest = rest.and_then(|rest| rest.strip_prefix(&[*byte]));
+                if left == 1 {
+                    return Self::Length(Text::value(rest.is_some_and(<[u8]>::is_empty)));
+                }
+                Self::Name {
+                    left: left - 1,
+                    rest,
+                }
+            }
+            Self::Value { left, mut coding } => {
+                match &mut coding {
+                    Coding::Skipped => {}
+                    Coding::Plain => {
+                        let fits = byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+                        *byte = if fits { *byte } else { b'.' };
+                    }
+                    Coding::Huffman(code) => code.rewrite(byte),
+                }
+                if left == 1 {
+                    return Self::Start;
+                }
+                Self::Value {
+                    left: left - 1,
+                    coding,
+                }
+            }
+        }
+    }
+
+    /// Begins an integer in the lowest `prefix` bits of a byte (RFC 7541, section 5.1).
+    fn integer(byte: u8, prefix: u32, meaning: Integer) -> Self {
+        let largest = (1 << prefix) - 1;
+        let value = u32::from(byte) & largest;
+        if value < largest {
+            return Self::after_integer(value, meaning);
+        }
+        Self::Integer {
+            value,
+            shift: 0,
+            meaning,
+        }
+    }
+
+    fn after_integer(value: u32, meaning: Integer) -> Self {
+        match (meaning, value) {
+            (Integer::Other, _) => Self::Start,
+            (Integer::NameIndex, 0) => Self::Length(Text::Name),
+            (Integer::NameIndex, index) => Self::Length(Text::value(index == AUTHORITY_INDEX)),
+            (Integer::PlainLength(text), length) => {
+                text.begin(length, AUTHORITY_NAME, Coding::Plain)
+            }
+            (Integer::HuffmanLength(text), length) => {
+                let coding = Coding::Huffman(Code::default());
+                text.begin(length, AUTHORITY_NAME_HUFFMAN, coding)
+            }
+        }
+    }
+}
+
+impl Text {
+    fn value(is_authority: bool) -> Self {
+        if is_authority {
+            Self::Authority
+        } else {
+            Self::OtherValue
+        }
+    }
+
+    /// Begins a string; `name` is how `:authority` would be written in its coding.
+    fn begin(self, length: u32, name: &'static [u8], coding: Coding) -> Field {
+        match (self, length) {
+            (Self::Name, 0) => Field::Length(Self::OtherValue),
+            (Self::Name, left) => Field::Name {
+                left,
+                rest: Some(name),
+            },
+            (Self::Authority | Self::OtherValue, 0) => Field::Start,
+            (Self::Authority, left) => Field::Value { left, coding },
+            (Self::OtherValue, left) => Field::Value {
+                left,
+                coding: Coding::Skipped,
+            },
+        }
+    }
+}
+
+impl Code {
+    /// Rewrites the symbols of paths that no host name has by setting one bit of each: ` ` and `%`
+    /// become `-` and `.`, `/` becomes `3`, `:` becomes `B`. Other such symbols are left to h2.
+    fn rewrite(&mut self, byte: &mut u8) {
+        for bit in (0..8).rev() {
+            self.bits = self.bits << 1 | u32::from(*byte >> bit & 1);
+            self.count += 1;
+            if matches!(
+                (self.count, self.bits),
+                (5, 0b0_1010) | (6, 0b01_1000) | (7, 0b101_1100)
+            ) {
+                *byte |= 1 << bit;
+                self.bits |= 1;
+            }
+            if self.is_complete() {
+                *self = Self::default();
+            }
+        }
+    }
+
+    /// Whether the bits are a symbol. The code is canonical: all symbols of a length are below a bound
+    /// (RFC 7541, appendix B). Longer codes have no printable ASCII character but `\`.
+    fn is_complete(self) -> bool {
+        let bound = match self.count {
+            5 => 0xa,
+            6 => 0x2e,
+            7 => 0x7c,
+            8 => 0xfe,
+            10 => 0x3fd,
+            11 => 0x7fd,
+            12 => 0xffc,
+            13 => 0x1ffe,
+            14 => 0x3ffe,
+            15 => 0x7fff,
+            _ => return false,
+        };
+        self.bits < bound
+    }
+}

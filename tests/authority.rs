@@ -1,0 +1,109 @@
+//! Clients that send the path of a Unix socket as `:authority`, byte for byte as they write it.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+};
+
+use crate::support::{Daemon, patience};
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+
+fn frame(kind: u8, flags: u8, stream: u8, content: &[u8]) -> Vec<u8> {
+    let length = u16::try_from(content.len()).unwrap().to_be_bytes();
+    [&[0], &length[..], &[kind, flags, 0, 0, 0, stream], content].concat()
+}
+
+/// A string of HPACK, without Huffman code.
+fn string(text: &str) -> Vec<u8> {
+    let length = u8::try_from(text.len()).unwrap();
+    assert!(length < 127);
+    [&[length], text.as_bytes()].concat()
+}
+
+/// The fields of a health check with an authority. It and the path are put into the dynamic table.
+fn first_call(authority: &[u8]) -> Vec<u8> {
+    let path = [&[0x44][..], &string("/grpc.health.v1.Health/Check")].concat();
+    let kind = [&[0x0f, 16][..], &string("application/grpc")].concat();
+    let te = [&[0x00][..], &string("te"), &string("trailers")].concat();
+    [&[0x83, 0x86][..], &path, authority, &kind, &te].concat()
+}
+
+/// The same by the dynamic table: the authority came last, the path before it.
+fn second_call() -> Vec<u8> {
+    let kind = [&[0x0f, 16][..], &string("application/grpc")].concat();
+    let te = [&[0x00][..], &string("te"), &string("trailers")].concat();
+    [&[0x83, 0x86, 0xbf, 0xbe][..], &kind, &te].concat()
+}
+
+/// Sends calls in parts of some bytes, and reads until each stream has an answer or was reset, with the
+/// type of the frame that says so.
+fn answers(daemon: &Daemon, calls: &[u8], streams: usize, part: usize) -> BTreeMap<u8, u8> {
+    let mut connection = UnixStream::connect(daemon.socket()).unwrap();
+    connection.set_read_timeout(Some(patience())).unwrap();
+    let settings = frame(SETTINGS, 0, 0, &[]);
+    let sent = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, calls].concat();
+    for part in sent.chunks(part) {
+        connection.write_all(part).unwrap();
+    }
+    let mut answers = BTreeMap::new();
+    while answers.len() < streams {
+        let mut head = [0; 9];
+        connection.read_exact(&mut head).unwrap();
+        let [a, b, c, kind, .., stream] = head;
+        let length = u32::from_be_bytes([0, a, b, c]);
+        let mut content = vec![0; usize::try_from(length).unwrap()];
+        connection.read_exact(&mut content).unwrap();
+        assert_ne!(kind, GOAWAY, "{content:?}");
+        if [HEADERS, RST_STREAM].contains(&kind) {
+            answers.entry(stream).or_insert(kind);
+        }
+    }
+    answers
+}
+
+#[tokio::test]
+async fn a_sockets_path_as_authority_is_taken() {
+    let daemon = Daemon::start().await;
+    let message = |stream| frame(0, END_STREAM, stream, &[0; 5]);
+    let answered = BTreeMap::from([(1, HEADERS), (3, HEADERS)]);
+    for authority in [
+        // As gRPC's C core writes it.
+        [
+            &[0x40][..],
+            &string(":authority"),
+            &string("tmp%2Fa%2Fjig.sock"),
+        ]
+        .concat(),
+        // As grpc-java does.
+        [&[0x41][..], &string("/tmp/a b/jig.sock")].concat(),
+        // `%2Ftmp%2Fa b.sock` in Huffman code.
+        b"\x41\x8d\x54\x58\x53\x4d\x6a\x8b\x08\xd4\x8d\x74\x1c\x9d\x7f".to_vec(),
+        [&[0x41][..], &string("localhost:50051")].concat(),
+    ] {
+        let (first, second) = (first_call(&authority), second_call());
+        let (begin, end) = first.split_at(first.len() / 2);
+        for whole in [
+            [frame(HEADERS, END_HEADERS, 1, &first)].concat(),
+            [
+                frame(HEADERS, 0, 1, begin),
+                frame(CONTINUATION, END_HEADERS, 1, end),
+            ]
+            .concat(),
+        ] {
+            let second = frame(HEADERS, END_HEADERS, 3, &second);
+            let calls = [whole, message(1), second, message(3)].concat();
+            for part in [1, 1 << 20] {
+                let answers = answers(&daemon, &calls, 2, part);
+                assert_eq!(answers, answered, "{}", authority.escape_ascii());
+            }
+        }
+    }
+}
