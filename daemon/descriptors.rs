@@ -99,6 +99,22 @@ pub(crate) fn are_missing(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
+/// What the operator can do about a socket that cannot be made, accepted or driven for want of
+/// something that the kernel bounds; none for other errors. epoll_ctl(2) says ENOSPC.
+pub(crate) fn remedy(error: &io::Error) -> Option<&'static str> {
+    Some(match error.raw_os_error()? {
+        libc::EMFILE => {
+            "raise the limit of open files that the daemon is started with (ulimit -n, LimitNOFILE= of systemd)"
+        }
+        libc::ENFILE => "raise fs.file-max (sysctl), or end the programs that hold many files",
+        libc::ENOSPC => {
+            "raise fs.epoll.max_user_watches (sysctl), or end the programs of the daemon's user that hold many epoll watches"
+        }
+        libc::ENOBUFS | libc::ENOMEM => "give the machine, or the daemon's cgroup, more memory",
+        _ => return None,
+    })
+}
+
 /// Whether a call failed because descriptors ran out.
 pub(crate) fn ran_out(error: &Error) -> bool {
     let cause = error.cause.as_deref();

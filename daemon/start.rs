@@ -22,6 +22,7 @@ pub(super) use self::error::StartError;
 use self::{error::io_error, isolation::Keeper, reload::Reload, serving::Prepared};
 use super::{
     config::{Config, args::Args, listen::Address, protected::Protection, tools},
+    descriptors,
     embedded::{self, Durable},
     privileges,
     sandbox::{
@@ -243,6 +244,10 @@ fn prepare_sandboxes(
         .thread_name("jigd")
         .enable_all()
         .build()
+        .map_err(|error| match descriptors::remedy(&error) {
+            Some(remedy) => io::Error::other(format!("{error}: {remedy}")),
+            None => error,
+        })
         .map_err(io_error("starting the runtime"))?;
     Ok((workspaces, keeper, runtime))
 }

@@ -47,6 +47,8 @@ mod events;
 mod fetch;
 /// The tools that read and change files.
 mod files;
+/// How the daemon reports that it is well.
+mod health;
 /// As whom commands run, and to whom the files belong that they make.
 mod identity;
 /// Calls by the names of their tools, in any vocabulary, one or several at a time.

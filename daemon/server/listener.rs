@@ -13,22 +13,25 @@ use std::{
 
 use rustix::{fs::Mode, io::Errno};
 use tokio::{
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, UnixListener, UnixStream},
     sync::mpsc,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
     connection::{Connection, Socket},
+    health::Health,
     places::Places,
 };
-use crate::daemon::{config::listen::Address, task};
+use crate::daemon::{config::listen::Address, descriptors, task};
 
 /// Connections accepted but not yet served.
 const BACKLOG: usize = 16;
 /// Pause after accept(2) has failed for want of descriptors or memory: it would fail again at once.
 const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
+/// Wait for a connection after that before a socket pair is tried in its place.
+const PROBE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Sockets that are bound, but not driven by the runtime yet.
 #[derive(Debug)]
@@ -95,8 +98,12 @@ impl Listeners {
         addresses.flatten().map(|address| address.port()).collect()
     }
 
-    /// Accepts connections on all of them until `stop`.
-    pub(super) fn accept(self, stop: CancellationToken) -> mpsc::Receiver<io::Result<Connection>> {
+    /// Accepts connections on all of them until `stop`, and reports to `health` where it cannot.
+    pub(super) fn accept(
+        self,
+        health: &Health,
+        stop: CancellationToken,
+    ) -> mpsc::Receiver<io::Result<Connection>> {
         let (sender, receiver) = mpsc::channel(BACKLOG);
         let tcp = self
             .tcp
@@ -112,6 +119,7 @@ impl Listeners {
                     let door = Door {
                         sender: sender.clone(),
                         places: Places::new(),
+                        health: health.clone(),
                         stop: stop.clone(),
                     };
                     task::spawn("accept", door.accept_until_stopped(acceptor));
@@ -158,6 +166,7 @@ impl Acceptor {
 struct Door {
     sender: mpsc::Sender<io::Result<Connection>>,
     places: Places,
+    health: Health,
     stop: CancellationToken,
 }
 
@@ -173,41 +182,65 @@ impl Door {
     }
 
     async fn accept_all(&self, acceptor: &Acceptor) {
-        // One line tells of all attempts until there is one that does not fail so.
-        let mut is_told = false;
         loop {
-            match acceptor.accept().await {
-                Ok(socket) => {
-                    is_told = false;
-                    let origin = socket.origin();
-                    let Some(place) = self.places.take(origin, socket.peer()).await else {
-                        tracing::debug!(?origin, "a connection was closed: its peer has too many");
-                        continue;
-                    };
-                    let stop = self.stop.clone();
-                    let connection = Connection::new(socket, origin, place, stop);
-                    if self.sender.send(Ok(connection)).await.is_err() {
-                        return;
+            let socket = match acceptor.accept().await {
+                Ok(socket) => Some(socket),
+                Err(error) => match descriptors::remedy(&error) {
+                    Some(remedy) => self.accept_again(acceptor, &error, remedy).await,
+                    // The peer went away between connecting and being accepted.
+                    None => {
+                        tracing::debug!(%error, "a connection was lost before it was accepted");
+                        None
                     }
-                }
-                Err(error)
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
-                    ) =>
-                {
-                    if !is_told {
-                        tracing::warn!(%error, "no connection can be accepted for now");
-                    }
-                    is_told = true;
-                    sleep(EXHAUSTED_PAUSE).await;
-                }
-                // The peer went away between connecting and being accepted.
-                Err(error) => {
-                    tracing::debug!(%error, "a connection was lost before it was accepted");
-                }
+                },
+            };
+            let Some(socket) = socket else { continue };
+            let origin = socket.origin();
+            let Some(place) = self.places.take(origin, socket.peer()).await else {
+                tracing::debug!(?origin, "a connection was closed: its peer has too many");
+                continue;
+            };
+            let connection = Connection::new(socket, origin, place, self.stop.clone());
+            if self.sender.send(Ok(connection)).await.is_err() {
+                return;
             }
         }
+    }
+
+    /// Tries until connections can be accepted again; returns the first one, if there is one already.
+    /// All listeners that fail at one time log one line.
+    async fn accept_again(
+        &self,
+        acceptor: &Acceptor,
+        error: &io::Error,
+        remedy: &str,
+    ) -> Option<Socket> {
+        let failing = self.health.change(|known| {
+            known.failing_listeners += 1;
+            known.failing_listeners
+        });
+        if failing.await == 1 {
+            tracing::error!(%error, remedy, "no connection can be accepted: health is NOT_SERVING");
+        }
+        let accepted = loop {
+            sleep(EXHAUSTED_PAUSE).await;
+            match timeout(PROBE_INTERVAL, acceptor.accept()).await {
+                Ok(Ok(socket)) => break Some(socket),
+                Ok(Err(error)) if descriptors::remedy(&error).is_some() => {}
+                Ok(Err(_lost)) => break None,
+                // No client connects. A pair needs more than a connection does.
+                Err(_elapsed) if UnixStream::pair().is_ok() => break None,
+                Err(_elapsed) => {}
+            }
+        };
+        let failing = self.health.change(|known| {
+            known.failing_listeners -= 1;
+            known.failing_listeners
+        });
+        if failing.await == 0 {
+            tracing::info!("connections are accepted again");
+        }
+        accepted
     }
 }
 

@@ -15,6 +15,7 @@ mod connection;
 mod deadline;
 mod dismissal;
 mod explain;
+mod health;
 mod intake;
 pub(crate) mod listener;
 mod panic;
@@ -23,6 +24,7 @@ mod places;
 mod trace;
 
 use std::{
+    collections::{BTreeSet, HashSet},
     io::{self, Write as _},
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -35,9 +37,12 @@ use tokio::{
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic_health::{ServingStatus, server::HealthReporter};
 
-use self::listener::Listeners;
+use self::{
+    health::{Conditions, Health},
+    listener::Listeners,
+    trace::STANDARD_METHODS,
+};
 use crate::{
     api::{
         self,
@@ -129,15 +134,20 @@ pub(crate) async fn serve(
         runs_commands,
     } = services;
     let drain = pipeline.drain.clone();
-    let (health, health_service) = tonic_health::server::health_reporter();
-    report_health(&health, true, runs_commands).await;
+    let (reporter, health_service) = tonic_health::server::health_reporter();
+    let methods: HashSet<_> = pipeline.catalog.methods().map(str::to_owned).collect();
+    let services = methods
+        .iter()
+        .map(String::as_str)
+        .chain(STANDARD_METHODS)
+        .filter_map(|method| method.split_once('/'));
+    let services: BTreeSet<_> = services.map(|(service, _)| service.to_owned()).collect();
+    let conditions = Conditions {
+        runs_commands,
+        ..Conditions::default()
+    };
+    let health = Health::report(reporter, services.into_iter().collect(), conditions).await;
 
-    let methods = pipeline
-        .catalog
-        .methods()
-        .map(str::to_owned)
-        .chain(foreign_methods())
-        .collect();
     let upload = pipeline.catalog.measure("jig.v1.TransferService/Upload");
     let largest_part = upload.map_or(0, |measure| measure.most_bytes);
     let router = Server::builder()
@@ -187,7 +197,7 @@ pub(crate) async fn serve(
         .add_service(DaemonServiceServer::new(info));
     let addresses = listeners.addresses();
     // Its end would be the server's.
-    let accepted = listeners.accept(drain.begun_token());
+    let accepted = listeners.accept(&health, drain.begun_token());
     let incoming = ReceiverStream::new(accepted).chain(tokio_stream::pending());
     // Not when the drain begins: who talks to a process that goes on meanwhile goes on, too. New
     // connections are not taken, and other calls are refused by the pipeline.
@@ -212,13 +222,13 @@ pub(crate) async fn serve(
             tracing::error!(
                 "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
             );
-            report_health(&health, true, false).await;
+            health.change(|known| known.runs_commands = false).await;
         })
     };
     let end_at_once = until.told().await;
     watch.abort();
     tracing::info!("draining");
-    report_health(&health, false, false).await;
+    health.change(|known| known.is_draining = true).await;
     drain.begin();
     finish_calls(&drain, end_at_once, drain_timeout).await;
     // Who watches has seen all of them end.
@@ -300,31 +310,6 @@ impl Signals {
     }
 }
 
-/// Tells the health of each service, and of the whole, which is that of the tools: a daemon that
-/// runs no command is not ready.
-async fn report_health(health: &HealthReporter, serving: bool, runs_commands: bool) {
-    let status = |serving| {
-        if serving {
-            ServingStatus::Serving
-        } else {
-            ServingStatus::NotServing
-        }
-    };
-    for (service, serving) in [
-        ("", serving && runs_commands),
-        ("jig.v1.ToolService", serving && runs_commands),
-        ("jig.v1.ProcessService", serving && runs_commands),
-        ("jig.v1.ApprovalService", serving),
-        ("jig.v1.ArtifactService", serving),
-        ("jig.v1.EventService", serving),
-        ("jig.v1.TransferService", serving),
-        ("jig.v1.JobService", serving && runs_commands),
-        ("jig.v1.DaemonService", serving),
-    ] {
-        health.set_service_status(service, status(serving)).await;
-    }
-}
-
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(api::FILE_DESCRIPTOR_SET)
@@ -352,18 +337,6 @@ fn reflection_v1alpha() -> tonic_reflection::server::v1alpha::ServerReflectionSe
         .build_v1alpha()
         .expect("the descriptors were read when the daemon was built")
         .max_decoding_message_size(LARGEST_QUESTION)
-}
-
-/// Methods of the standard services.
-fn foreign_methods() -> impl Iterator<Item = String> {
-    [
-        "grpc.health.v1.Health/Check",
-        "grpc.health.v1.Health/Watch",
-        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    ]
-    .into_iter()
-    .map(str::to_owned)
 }
 
 /// When the daemon started, by both clocks.

@@ -6,13 +6,13 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{self, Poll, ready},
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use opentelemetry::{KeyValue, trace::SpanKind};
+use opentelemetry::{Context, KeyValue, trace::SpanKind};
 use tonic::{Code, Status, body::Body};
 use tower::{Layer, Service};
 use ulid::Ulid;
@@ -22,6 +22,14 @@ use crate::daemon::{
     door::metadata::Arrival,
     telemetry::{Telemetry, semconv, spans::Span},
 };
+
+/// Methods of the standard services. Probes and tools call them all the time: their calls have no span.
+pub(super) const STANDARD_METHODS: [&str; 4] = [
+    "grpc.health.v1.Health/Check",
+    "grpc.health.v1.Health/Watch",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+];
 
 /// The layer.
 #[derive(Debug, Clone)]
@@ -58,8 +66,12 @@ impl TraceLayer {
         }
     }
 
-    fn start(&self, request: &Request<Body>, call_id: &str) -> Span {
+    /// Starts the span of a call below `parent`; none for a standard service.
+    fn start(&self, request: &Request<Body>, call_id: &str, parent: &Context) -> Option<Span> {
         let asked = request.uri().path().trim_start_matches('/');
+        if STANDARD_METHODS.contains(&asked) {
+            return None;
+        }
         let mut attributes = vec![
             KeyValue::new(semconv::RPC_SYSTEM_NAME, "grpc"),
             KeyValue::new(semconv::CALL_ID, call_id.to_owned()),
@@ -73,13 +85,12 @@ impl TraceLayer {
         };
         let peer = request.extensions().get::<Peer>();
         attributes.extend(addresses(request.uri(), peer.map(|peer| &peer.end)));
-        let parent = self.telemetry.propagators().extract(request.headers());
         let span = Span::start(
             self.telemetry.tracer(),
             name.clone(),
             SpanKind::Server,
             attributes,
-            &parent,
+            parent,
         );
         if name == "grpc" {
             span.set_text(semconv::RPC_METHOD_ORIGINAL, asked);
@@ -91,7 +102,7 @@ impl TraceLayer {
         {
             span.set_text(semconv::REQUEST_ID, id);
         }
-        span
+        Some(span)
     }
 }
 
@@ -145,19 +156,22 @@ where
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, S::Error>> + Send>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+    fn poll_ready(&mut self, context: &mut task::Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call_id = Ulid::generate().to_string();
-        let span = self.layer.start(&request, &call_id);
+        let propagators = self.layer.telemetry.propagators();
+        let parent = propagators.extract(request.headers());
+        let span = self.layer.start(&request, &call_id, &parent);
+        let context = span.as_ref().map_or(parent, |span| span.context().clone());
         let arrival = Arrival {
             call_id: call_id.clone(),
-            context: span.context().clone(),
+            context,
         };
         request.extensions_mut().insert(arrival);
-        let mut open = Open(Some(span));
+        let mut open = Open(span);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let mut response = match answer.await {
@@ -216,7 +230,7 @@ impl HttpBody for Traced {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
+        context: &mut task::Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         match &frame {

@@ -1,0 +1,95 @@
+//! Health (`grpc.health.v1`): of the whole, of each service, and under two names for probes.
+//!
+//! | name | SERVING while |
+//! |---|---|
+//! | `liveness` | the process answers: a restart mends nothing else |
+//! | `readiness`, and the empty name | calls are taken, connections are accepted, and commands are run |
+//! | a service | the same, of commands only where they are its work |
+
+use std::sync::Arc;
+
+use tokio::sync::Mutex;
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+/// For a probe that restarts the daemon.
+const LIVENESS: &str = "liveness";
+/// For a probe that sends calls elsewhere.
+const READINESS: &str = "readiness";
+/// Services whose work is to run commands.
+const RUN_COMMANDS: [&str; 4] = [
+    "jig.v1.InvokeService",
+    "jig.v1.JobService",
+    "jig.v1.ProcessService",
+    "jig.v1.ToolService",
+];
+
+/// What is reported, and from what.
+#[derive(Clone)]
+pub(super) struct Health(Arc<Mutex<Report>>);
+
+struct Report {
+    reporter: HealthReporter,
+    services: Vec<String>,
+    conditions: Conditions,
+}
+
+/// What the daemon knows about itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Conditions {
+    pub(super) is_draining: bool,
+    pub(super) runs_commands: bool,
+    /// Listeners that can accept no connection at the moment.
+    pub(super) failing_listeners: usize,
+}
+
+impl Health {
+    /// Reports the health of these services, and of the whole.
+    pub(super) async fn report(
+        reporter: HealthReporter,
+        services: Vec<String>,
+        conditions: Conditions,
+    ) -> Self {
+        reporter
+            .set_service_status(LIVENESS, ServingStatus::Serving)
+            .await;
+        let report = Report {
+            reporter,
+            services,
+            conditions,
+        };
+        report.publish().await;
+        Self(Arc::new(Mutex::new(report)))
+    }
+
+    /// Changes what is known; returns what `change` does. Changes are reported one after the other.
+    pub(super) async fn change<T>(&self, change: impl FnOnce(&mut Conditions) -> T) -> T {
+        let mut report = self.0.lock().await;
+        let result = change(&mut report.conditions);
+        report.publish().await;
+        result
+    }
+}
+
+impl Report {
+    async fn publish(&self) {
+        let Conditions {
+            is_draining,
+            runs_commands,
+            failing_listeners,
+        } = self.conditions;
+        let serves = !is_draining && failing_listeners == 0;
+        let wholes = ["", READINESS].map(|name| (name, true));
+        let services = self.services.iter().map(|service| {
+            let name = service.as_str();
+            (name, RUN_COMMANDS.contains(&name))
+        });
+        for (name, needs_commands) in wholes.into_iter().chain(services) {
+            let status = if serves && (runs_commands || !needs_commands) {
+                ServingStatus::Serving
+            } else {
+                ServingStatus::NotServing
+            };
+            self.reporter.set_service_status(name, status).await;
+        }
+    }
+}
