@@ -1,9 +1,9 @@
-//! Health: under which names it is reported, and that it says so when connections cannot be accepted at
-//! the moment.
+//! Health: under which names it is reported, and that it says so when connections cannot be accepted or
+//! the state directory is lost.
 
 use std::{collections::BTreeSet, fs, os::unix::net::UnixStream, path::Path, process::Command};
 
-use jig::api::FILE_DESCRIPTOR_SET;
+use jig::api::{FILE_DESCRIPTOR_SET, v1::CreateDirectoryRequest};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, prlimit};
@@ -12,7 +12,7 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::support::{Daemon, HostProgram, Setup, eventually, promptly, shell};
+use crate::support::{Daemon, HostProgram, Refusal, Setup, eventually, promptly, shell, with};
 
 /// Has epoll_ctl(2) of the daemon fail as it does when its user has no watches left, while a file is
 /// there. The real limit is the machine's: other tests would lack watches too.
@@ -182,6 +182,62 @@ async fn a_daemon_without_epoll_watches_says_so_once_until_it_accepts_again() {
     assert!(said[0].contains("fs.epoll.max_user_watches"), "{log}");
     let status = check(daemon.new_connection(), "").await;
     assert_eq!(status, Ok(ServingStatus::Serving));
+}
+
+#[tokio::test]
+async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twice() {
+    let daemon = Daemon::start().await;
+    let under = |id: &str, path: &str| {
+        let path = path.to_owned();
+        with("jig-request-id", id, CreateDirectoryRequest { path })
+    };
+    daemon
+        .tools()
+        .create_directory(under("before", "a"))
+        .await
+        .unwrap();
+    let (state, aside) = (daemon.state(), daemon.beside("aside"));
+    for replaced in [false, true] {
+        fs::rename(&state, &aside).unwrap();
+        if replaced {
+            let copied = Command::new("cp").arg("-r").args([&aside, &state]).status();
+            assert!(copied.unwrap().success());
+        }
+        // At once, and not only when somebody looks.
+        for path in ["b", "a"] {
+            let refused = daemon.tools().create_directory(under("after", path)).await;
+            let refusal = Refusal::of(&refused.unwrap_err());
+            assert_eq!(refusal.reason, "INTERNAL");
+            assert!(
+                refusal.message.contains("removed or replaced"),
+                "{refusal:?}"
+            );
+        }
+        becomes(&daemon, ServingStatus::NotServing).await;
+        assert!(!daemon.file("b").exists());
+        // What needs no claim goes on.
+        daemon.output(shell("true")).await;
+        if replaced {
+            fs::remove_dir_all(&state).unwrap();
+        }
+        fs::rename(&aside, &state).unwrap();
+        becomes(&daemon, ServingStatus::Serving).await;
+    }
+    daemon
+        .tools()
+        .create_directory(under("after", "b"))
+        .await
+        .unwrap();
+    let log = daemon.log();
+    assert_eq!(
+        lines(&log, "calls that need it are refused").len(),
+        2,
+        "{log}"
+    );
+    assert_eq!(lines(&log, "is in place again").len(), 2, "{log}");
+    // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
+    fs::remove_file(state.join("lock")).unwrap();
+    becomes(&daemon, ServingStatus::NotServing).await;
 }
 
 #[tokio::test]

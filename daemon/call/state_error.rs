@@ -44,6 +44,12 @@ pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
             format!("{error}; nothing was started: retry after the time given"),
         )
         .retry_after(RETRY_AFTER),
+        DatabaseError::Lost => Error::new(
+            Reason::Internal,
+            format!(
+                "{error}: what needs it could be done twice, so nothing was started; its operator must put it back, or restart the daemon"
+            ),
+        ),
         DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
             Reason::Internal,
             format!("{error}; nothing was started: its operator must mend it"),

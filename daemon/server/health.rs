@@ -3,7 +3,7 @@
 //! | name | SERVING while |
 //! |---|---|
 //! | `liveness` | the process answers: a restart mends nothing else |
-//! | `readiness`, and the empty name | calls are taken, connections are accepted, and commands are run |
+//! | `readiness`, and the empty name | calls are taken, connections are accepted, the state directory is there, and commands are run |
 //! | a service | the same, of commands only where they are its work |
 
 use std::sync::Arc;
@@ -40,6 +40,7 @@ pub(super) struct Conditions {
     pub(super) runs_commands: bool,
     /// Listeners that can accept no connection at the moment.
     pub(super) failing_listeners: usize,
+    pub(super) has_lost_state: bool,
 }
 
 impl Health {
@@ -76,8 +77,9 @@ impl Report {
             is_draining,
             runs_commands,
             failing_listeners,
+            has_lost_state,
         } = self.conditions;
-        let serves = !is_draining && failing_listeners == 0;
+        let serves = !is_draining && failing_listeners == 0 && !has_lost_state;
         let wholes = ["", READINESS].map(|name| (name, true));
         let services = self.services.iter().map(|service| {
             let name = service.as_str();

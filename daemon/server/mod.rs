@@ -32,6 +32,7 @@ use std::{
 
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
     time::timeout,
 };
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
@@ -100,6 +101,8 @@ pub(crate) struct Services {
     pub(crate) sandboxes: Arc<Sandboxes>,
     /// Whether commands are run.
     pub(crate) runs_commands: bool,
+    /// Whether the state directory is lost, where that is looked at.
+    pub(crate) state_lost: Option<watch::Receiver<bool>>,
 }
 
 /// How the daemon is told to end.
@@ -132,6 +135,7 @@ pub(crate) async fn serve(
         info,
         sandboxes,
         runs_commands,
+        state_lost,
     } = services;
     let drain = pipeline.drain.clone();
     let (reporter, health_service) = tonic_health::server::health_reporter();
@@ -215,6 +219,15 @@ pub(crate) async fn serve(
     }
     tracing::info!(addresses = ?addresses, "serving");
 
+    if let Some(mut state_lost) = state_lost {
+        let health = health.clone();
+        task::spawn("state watch", async move {
+            while state_lost.changed().await.is_ok() {
+                let is_lost = *state_lost.borrow_and_update();
+                health.change(|known| known.has_lost_state = is_lost).await;
+            }
+        });
+    }
     let watch = {
         let health = health.clone();
         task::spawn("keeper watch", async move {

@@ -122,6 +122,16 @@ pub(super) async fn serve(
         });
     };
     let database = database(&store, announce)?;
+    let mut state_lost = None;
+    if announce {
+        let files = store
+            .files()
+            .map_err(io_error("looking at the state directory"))?;
+        let files = Arc::new(files);
+        database.depend_on(Arc::clone(&files));
+        state_lost = Some(files.are_lost());
+        files.watch();
+    }
     if announce {
         let begun = life::begin(&database, &store.life()).await;
         begun.map_err(unreadable)?;
@@ -189,6 +199,7 @@ pub(super) async fn serve(
         info,
         sandboxes: Arc::clone(&sandboxes),
         runs_commands,
+        state_lost,
     };
     let served = server::serve(listeners, services, until, config.drain_timeout, announce).await;
     sandboxes.close();

@@ -35,4 +35,5 @@ pub(crate) mod session;
 mod session_folders;
 pub(crate) mod sessions;
 pub(crate) mod state_dir;
+pub(crate) mod state_files;
 pub(crate) mod uploads;

@@ -13,7 +13,9 @@ use rustix::{
     io::Errno,
 };
 
-use super::{job_params::JobParams, sessions::Sessions, uploads::UploadRecords};
+use super::{
+    job_params::JobParams, sessions::Sessions, state_files::StateFiles, uploads::UploadRecords,
+};
 
 /// A state directory that this daemon holds, until it is dropped.
 #[derive(Debug)]
@@ -65,6 +67,12 @@ impl StateDir {
     /// The file that says which daemon wrote to the database last.
     pub(crate) fn life(&self) -> PathBuf {
         self.path.join("life")
+    }
+
+    /// The files that must stay where they are now, once the database is open.
+    pub(crate) fn files(&self) -> io::Result<StateFiles> {
+        let names = ["lock", "jig.db", "jig.db-wal"];
+        StateFiles::new(names.map(|name| self.path.join(name)))
     }
 
     /// Whether daemons have left jobs or sessions here. What cannot be looked at counts for nothing.

@@ -3,12 +3,14 @@
 
 use std::{
     io,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     thread::{self, JoinHandle},
 };
 
 use rusqlite::{Connection, ErrorCode, Transaction, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
+
+use crate::daemon::store::state_files::StateFiles;
 
 /// What may wait for the thread; more wait where they ask.
 const WAITING: usize = 1024;
@@ -28,7 +30,11 @@ struct Thread {
     /// None once it is to end.
     orders: Option<mpsc::Sender<Order>>,
     thread: Option<JoinHandle<()>>,
+    files: Files,
 }
+
+/// Files without which nothing is changed.
+type Files = Arc<OnceLock<Arc<StateFiles>>>;
 
 /// Something to do with the connection.
 struct Order {
@@ -87,6 +93,9 @@ pub(crate) enum DatabaseError {
         "the daemon's database is damaged: stop the daemon and restore jig.db, or move it away to begin with an empty one"
     )]
     Damaged(#[source] Arc<rusqlite::Error>),
+    /// It is not where it was opened: what is written to it is gone with this daemon.
+    #[error("the daemon's state directory was removed or replaced")]
+    Lost,
     /// Anything else.
     #[error("the daemon's database cannot be used")]
     Failed(#[source] Arc<rusqlite::Error>),
@@ -112,13 +121,21 @@ impl Database {
     /// Has a thread of its own do what is asked of `connection`.
     pub(super) fn serve(connection: Connection) -> io::Result<Self> {
         let (orders, waiting) = mpsc::channel(WAITING);
+        let files = Files::default();
+        let of_thread = Arc::clone(&files);
         let thread = thread::Builder::new()
             .name("jigd-database".to_owned())
-            .spawn(move || serve(connection, waiting))?;
+            .spawn(move || serve(connection, waiting, &of_thread))?;
         Ok(Self(Arc::new(Thread {
             orders: Some(orders),
             thread: Some(thread),
+            files,
         })))
+    }
+
+    /// Changes nothing any more from when one of these files is lost.
+    pub(crate) fn depend_on(&self, files: Arc<StateFiles>) {
+        let _again = self.0.files.set(files);
     }
 
     /// Does `work`: all of it or, if it fails, nothing. It goes on when whoever asked is gone. It may be
@@ -189,7 +206,7 @@ impl Drop for Thread {
 }
 
 /// Does what is asked until nobody can ask any more.
-fn serve(mut connection: Connection, mut orders: mpsc::Receiver<Order>) {
+fn serve(mut connection: Connection, mut orders: mpsc::Receiver<Order>, files: &Files) {
     while let Some(first) = orders.blocking_recv() {
         let mut changes: Vec<Box<dyn Work>> = Vec::new();
         let mut next = Some(first);
@@ -205,7 +222,14 @@ fn serve(mut connection: Connection, mut orders: mpsc::Receiver<Order>) {
                 false => None,
             };
         }
-        change(&mut connection, changes);
+        let is_lost = !changes.is_empty() && files.get().is_some_and(|files| files.check());
+        if is_lost {
+            for work in changes {
+                work.tell(Err(DatabaseError::Lost));
+            }
+        } else {
+            change(&mut connection, changes);
+        }
     }
 }
 
