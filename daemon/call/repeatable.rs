@@ -48,6 +48,7 @@ impl Pipeline {
                 principal: incoming.principal.name().to_owned(),
                 workspace,
                 id,
+                holder: self.requests.holder(&incoming.principal),
             },
             deadline: incoming.deadline,
             asked: Asked {
@@ -56,6 +57,17 @@ impl Pipeline {
                 fingerprint: self.requests.fingerprint(&request.encode_to_vec()),
             },
         }))
+    }
+
+    /// Drops what is kept for request ids of keys that are revoked. Without a key file, nothing is.
+    pub(crate) async fn drop_revoked_answers(&self) {
+        let Some(holders) = self.access.key_holders() else {
+            return;
+        };
+        if let Err(error) = self.requests.keep_holders(holders).await {
+            // No caller gets them all the same: a claim names its holder.
+            tracing::warn!(%error, "answers to request ids of revoked keys could not be dropped");
+        }
     }
 
     /// Claims the id of a call.

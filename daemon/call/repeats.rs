@@ -69,7 +69,7 @@ mod tests {
         store::{
             database::Database,
             keeping::Bounds,
-            requests::{Asked, Key, RequestLog},
+            requests::{Asked, Holder, Key, RequestLog},
         },
         task,
     };
@@ -89,6 +89,7 @@ mod tests {
             principal: "p".to_owned(),
             workspace: "w".to_owned(),
             id: "id".to_owned(),
+            holder: Holder::default(),
         };
         let asked = Asked {
             method: "m".to_owned(),

@@ -107,6 +107,7 @@ impl Reload {
             access.set_keys(keys, catalog, &names)?;
             // There may have been none before.
             pipeline.share();
+            pipeline.drop_revoked_answers().await;
         }
         pipeline.policy.replace(settings);
         tracing::info!(rules, keys = count, "the configuration was read again");

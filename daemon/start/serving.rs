@@ -167,6 +167,7 @@ pub(super) async fn serve(
         jobs,
     });
     pipeline.share();
+    pipeline.drop_revoked_answers().await;
     pipeline.do_jobs();
     if let Some(reload) = reload {
         reload.watch(Arc::clone(&pipeline));

@@ -40,7 +40,13 @@ pub(crate) struct Key {
     pub(crate) workspace: String,
     /// The id.
     pub(crate) id: String,
+    /// What tells the caller from another that had its name before.
+    pub(crate) holder: Holder,
 }
+
+/// The key that a caller has shown, as [`RequestLog::holder`] makes it; empty where it has none.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Holder(Vec<u8>);
 
 /// What was asked under it. A repeat asks the same.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,7 +114,41 @@ impl RequestLog {
         hash.finalize().into()
     }
 
-    /// Claims a request id, unless it was claimed before.
+    /// What tells the holder of the key with this digest from others.
+    pub(crate) fn holder(&self, digest: Option<&[u8]>) -> Holder {
+        Holder(digest.map_or_else(Vec::new, |digest| self.fingerprint(digest).to_vec()))
+    }
+
+    /// Drops what belongs to a key that is none of `keys`, given as principals and what tells their
+    /// holders. What an earlier daemon wrote says no holder: it becomes the present one's.
+    pub(crate) async fn keep_holders(
+        &self,
+        keys: Vec<(String, Holder)>,
+    ) -> Result<(), DatabaseError> {
+        let drop_others = move |connection: &Connection| {
+            let mut adopt = connection.prepare_cached(
+                "UPDATE request SET holder = ?2 WHERE principal = ?1 AND holder = x''",
+            )?;
+            for (principal, holder) in &keys {
+                adopt.execute(params![principal, holder.0])?;
+            }
+            let mut select = connection.prepare_cached(
+                "SELECT DISTINCT principal, holder FROM request WHERE principal LIKE 'key:%'",
+            )?;
+            let found = select.query_map([], |row| Ok((row.get(0)?, Holder(row.get(1)?))))?;
+            let found: Vec<(String, Holder)> = found.collect::<rusqlite::Result<_>>()?;
+            let mut delete = connection
+                .prepare_cached("DELETE FROM request WHERE principal = ?1 AND holder = ?2")?;
+            for (principal, holder) in found.iter().filter(|found| !keys.contains(found)) {
+                delete.execute(params![principal, holder.0])?;
+            }
+            Ok(())
+        };
+        self.database.apply(drop_others).await
+    }
+
+    /// Claims a request id, unless it was claimed before. A claim of another holder is dropped: that
+    /// one's key is revoked.
     pub(crate) async fn claim(&self, key: Key, asked: Asked) -> Result<Found, DatabaseError> {
         let life = self.life.clone();
         self.database
@@ -116,10 +156,10 @@ impl RequestLog {
                 Some(found) => Ok(found),
                 None => {
                     let mut insert = connection.prepare_cached(
-                        "INSERT INTO request (principal, workspace, id, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+                        "INSERT OR REPLACE INTO request (principal, workspace, id, holder, method, session, fingerprint, life, begun_ms) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
                     )?;
                     insert.execute(params![
-                        key.principal, key.workspace, key.id, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
+                        key.principal, key.workspace, key.id, key.holder.0, asked.method, asked.session, asked.fingerprint, life, milliseconds::now()
                     ])?;
                     Ok(Found::New)
                 }
@@ -133,9 +173,9 @@ impl RequestLog {
         self.change(key, move |connection, key| {
             connection
                 .prepare_cached(
-                    "UPDATE request SET step = ?4 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                    "UPDATE request SET step = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, step])
+                .execute(params![key.principal, key.workspace, key.id, key.holder.0, step])
         })
         .await
     }
@@ -146,9 +186,9 @@ impl RequestLog {
         self.change(key, move |connection, key| {
             connection
                 .prepare_cached(
-                    "UPDATE request SET ended_ms = NULL, life = ?4 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                    "UPDATE request SET ended_ms = NULL, life = ?5 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id, life])
+                .execute(params![key.principal, key.workspace, key.id, key.holder.0, life])
         })
         .await
     }
@@ -159,10 +199,10 @@ impl RequestLog {
         self.change(key, move |connection, key| {
             connection
                 .prepare_cached(
-                    "UPDATE request SET answer = ?4, answer_bytes = ?5, ended_ms = ?6 WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                    "UPDATE request SET answer = ?5, answer_bytes = ?6, ended_ms = ?7 WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
                 .execute(params![
-                    key.principal, key.workspace, key.id, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
+                    key.principal, key.workspace, key.id, key.holder.0, &*answer, i64::try_from(bytes).unwrap_or(i64::MAX), milliseconds::now()
                 ])
         })
         .await?;
@@ -175,9 +215,9 @@ impl RequestLog {
         self.change(key, |connection, key| {
             connection
                 .prepare_cached(
-                    "DELETE FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+                    "DELETE FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
                 )?
-                .execute(params![key.principal, key.workspace, key.id])
+                .execute(params![key.principal, key.workspace, key.id, key.holder.0])
         })
         .await
     }
@@ -220,7 +260,7 @@ impl RequestLog {
 
 fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Option<Found>> {
     let mut select = connection.prepare_cached(
-        "SELECT method, session, fingerprint, life, step, answer FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3",
+        "SELECT method, session, fingerprint, life, step, answer FROM request WHERE principal = ?1 AND workspace = ?2 AND id = ?3 AND holder = ?4",
     )?;
     let found = |row: &Row<'_>| {
         let asked = Asked {
@@ -243,14 +283,17 @@ fn find(connection: &Connection, key: &Key, life: &str) -> rusqlite::Result<Opti
         })
     };
     select
-        .query_row(params![key.principal, key.workspace, key.id], found)
+        .query_row(
+            params![key.principal, key.workspace, key.id, key.holder.0],
+            found,
+        )
         .optional()
 }
 
 /// Notes of claims whose work has ended without an answer that they have ended.
 fn end_lost(connection: &Connection, goes_on: &impl Fn(&Key) -> bool) -> rusqlite::Result<()> {
     let mut select = connection.prepare_cached(
-        "SELECT rowid, principal, workspace, id FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
+        "SELECT rowid, principal, workspace, id, holder FROM request INDEXED BY request_by_holder WHERE ended_ms IS NULL",
     )?;
     let mut update =
         connection.prepare_cached("UPDATE request SET ended_ms = ?2 WHERE rowid = ?1")?;
@@ -259,6 +302,7 @@ fn end_lost(connection: &Connection, goes_on: &impl Fn(&Key) -> bool) -> rusqlit
             principal: row.get(1)?,
             workspace: row.get(2)?,
             id: row.get(3)?,
+            holder: Holder(row.get(4)?),
         };
         Ok((row.get(0)?, key))
     })?;

@@ -7,6 +7,7 @@ mod kept;
 mod model;
 mod repeated;
 mod restarted;
+mod revoked;
 mod unusable;
 mod uploads;
 mod waiting;

@@ -165,6 +165,11 @@ impl Access {
         self.holders().is_some()
     }
 
+    /// The callers that have keys; none where there is no key file.
+    pub(crate) fn key_holders(&self) -> Option<Vec<Arc<Principal>>> {
+        Some(self.holders()?.values().cloned().collect())
+    }
+
     /// Whether there are several callers, who are told apart by their keys.
     pub(crate) fn has_several(&self) -> bool {
         self.holders().is_some_and(|holders| holders.len() > 1)

@@ -163,6 +163,11 @@ impl Principal {
         }
     }
 
+    /// What its key is known by; none without a key.
+    pub(crate) fn digest(&self) -> Option<&Digest> {
+        self.digest.as_ref()
+    }
+
     /// What it may do.
     pub(crate) fn role(&self) -> Role {
         self.role

@@ -19,6 +19,7 @@
 pub(super) mod answer;
 mod callers;
 mod heirs;
+mod holders;
 mod mark;
 mod reused;
 mod state;

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::daemon::{
     error::Reason,
-    store::{database::Database, keeping::Bounds},
+    store::{database::Database, keeping::Bounds, requests::Holder},
 };
 
 /// Longer than another program may hold the database at all.
@@ -46,6 +46,7 @@ fn key(id: &str) -> Key {
         principal: "p".to_owned(),
         workspace: "w".to_owned(),
         id: id.to_owned(),
+        holder: Holder::default(),
     }
 }
 

@@ -69,6 +69,11 @@ impl Digest {
         self.0.ct_eq(&other.0).into()
     }
 
+    /// It as bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// Reads one as it is written: 64 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let digits = text.as_bytes();

@@ -16,6 +16,7 @@ fn key(principal: &str, id: &str) -> Key {
         principal: principal.to_owned(),
         workspace: "w".to_owned(),
         id: id.to_owned(),
+        holder: Holder::default(),
     }
 }
 

@@ -1,0 +1,28 @@
+//! Whose request ids they are: those of a revoked key are not those of the next key of its name.
+
+use std::sync::Arc;
+
+use super::Idempotency;
+use crate::daemon::{
+    call::access::principal::Principal,
+    config::keys::Digest,
+    store::{database::DatabaseError, requests::Holder},
+};
+
+impl Idempotency {
+    /// What tells a caller from another that had its name before.
+    pub(in crate::daemon::call) fn holder(&self, principal: &Principal) -> Holder {
+        self.log.holder(principal.digest().map(Digest::bytes))
+    }
+
+    /// Drops the claims and answers of all keys but these callers'. Work of a revoked key goes on to its
+    /// end, for those who wait for it; the next holder of the name claims its id anew.
+    pub(crate) async fn keep_holders(
+        &self,
+        holders: impl IntoIterator<Item = Arc<Principal>>,
+    ) -> Result<(), DatabaseError> {
+        let holders = holders.into_iter();
+        let keys = holders.map(|holder| (holder.name().to_owned(), self.holder(&holder)));
+        self.log.keep_holders(keys.collect()).await
+    }
+}
