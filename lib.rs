@@ -27,7 +27,8 @@
 //!   outside/        which hosts and addresses may be reached, for both
 //!   process/        one command: spec, environment, input, output, stop ladder, outcome, supervision;
 //!                   for those that are watched, the transcript, its readers, and the registry
-//!   sandbox/        the processes that make sandboxes, the layers, levels, the pool
+//!   sandbox/        the processes that make sandboxes, the layers, levels, the pool; in seccomp/, the system calls of
+//!                   commands, and the kernel flaws that these do not reach
 //!   sys/            system calls; the only module with `unsafe`
 //!   store/          state directory, database, request ids, jobs, approvals, rules, sessions, events, artifacts
 //!   keys.rs         the key file, for `jig key`

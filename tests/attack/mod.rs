@@ -37,5 +37,7 @@ mod race;
 mod recycled;
 /// What git runs for the operator in a repository: N16.
 mod repository;
+/// Parts of the kernel that commands hardly need: N1 to N3b.
+mod surface;
 /// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
 mod surroundings;

@@ -5,6 +5,7 @@
 use super::{
     BUILDING, INSPECTION, REFUSE, index,
     program::{Action, Condition, Decision, Test, Verdict, assemble},
+    sockets::TYPE,
     table,
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
@@ -36,8 +37,6 @@ macro_rules! own_of_kind {
 }
 
 const NO_FAMILY: Verdict = Verdict::Refuse(Errno::AFNOSUPPORT);
-/// The bits of a socket's type that are not flags (SOCK_TYPE_MASK).
-const TYPE: u32 = 0xf;
 
 /// What stands in place of what the higher levels decide.
 const INSTEAD: &[(i64, Action)] = &[

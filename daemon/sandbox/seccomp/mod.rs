@@ -1,17 +1,40 @@
 //! Which system calls a command may make.
 //!
-//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM,
-//! what is newer than the lists answers ENOSYS, so that programs fall back to what they knew
-//! before. It is loaded in two parts, because the kernel compiles a filter anew for each sandbox:
-//! the large part once, by the template, with the calls still open that building a sandbox needs;
-//! the small part by each sandbox, closing those.
+//! An allowlist: what is neither in [`allowed`] nor decided here by its arguments answers EPERM.
+//! What is in [`absent`], or newer than the lists, answers ENOSYS, so that programs fall back to what
+//! they knew before.
+//!
+//! The filter is loaded in two parts, because the kernel compiles one anew for each sandbox: the large
+//! part once, by the template, with the calls still open that building a sandbox needs; the small part
+//! by each sandbox, closing those.
+//!
+//! # Kernel flaws that are not reachable
+//!
+//! Commands share the host's kernel, so that a flaw in it is a way out of any sandbox. The filter keeps
+//! them from the parts that had most of them. Three flaws of 2026 let a process write into the page
+//! cache of files that it may only read, those of other containers included:
+//!
+//! | flaw | mechanism | what commands are refused |
+//! |---|---|---|
+//! | Copy Fail, CVE-2026-31431 | `algif_aead` decrypts in place into pages that splice(2) has put into its socket | AF_ALG by socket(2) and socketpair(2); io_uring, which makes sockets too; 32-bit and x32 calls, whose numbers a filter could mistake |
+//! | Dirty Frag, CVE-2026-43284 and CVE-2026-43500 | ESP and RxRPC decrypt in place what MSG_SPLICE_PAGES has put into a packet | NETLINK_XFRM and AF_KEY, without which there is no key for ESP; UDP_ENCAP, by which ESP arrives in UDP; AF_RXRPC; user and network namespaces, in which a command could configure any of them |
+//! | Fragnesia, CVE-2026-46300 | ESP in TCP forgets, when it joins packets, that their pages are shared | TCP_ULP, whatever the name of the protocol; NETLINK_XFRM and namespaces as above |
+//!
+//! The test `cases_n1_n2_and_n3_copy_fail_dirty_frag_and_fragnesia_are_not_reachable` tries all of it, as
+//! root and as an ordinary user, at L3, L2 and L1, and with the network `host`.
+//! `case_n3b_little_of_the_kernel_is_offered_to_commands` tries the rest: every protocol of AF_INET and
+//! AF_INET6 ([`sockets`]), asynchronous contexts and secret memory ([`absent`]), line disciplines, merged
+//! pages, and the init's priority.
 
+mod absent;
 mod allowed;
 pub(super) mod in_place;
 mod program;
+mod sockets;
 
 use self::{
-    allowed::{ALLOWED, LAST_KNOWN, recent},
+    absent::ABSENT,
+    allowed::{ALLOWED, LAST_KNOWN},
     program::{Action, Condition, Decision, Test, Verdict, assemble},
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
@@ -29,6 +52,8 @@ const BLOCK_DEVICE: u32 = 0o060_000;
 /// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its
 /// mode.
 const CREATES: u32 = 0o100 | 0o20_000_000;
+/// Not in the libc crate yet.
+const PR_SET_MEMORY_MERGE: u32 = 67;
 
 const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
 
@@ -38,56 +63,55 @@ macro_rules! refuse_if {
     };
 }
 
-/// Address families that a command may use. Everything else, AF_VSOCK, AF_ALG and AF_PACKET among
-/// them, has a history of holes and no use here.
-const FAMILIES: Action = Action::Decide(Decision {
-    tests: &[
-        Test {
-            all: &[Condition::Equals(0, libc::AF_UNIX as u32)],
-            then: Verdict::Allow,
-        },
-        Test {
-            all: &[Condition::Equals(0, libc::AF_INET as u32)],
-            then: Verdict::Allow,
-        },
-        Test {
-            all: &[Condition::Equals(0, libc::AF_INET6 as u32)],
-            then: Verdict::Allow,
-        },
-        // getifaddrs(3) asks rtnetlink.
-        Test {
-            all: &[
-                Condition::Equals(0, libc::AF_NETLINK as u32),
-                Condition::Equals(2, libc::NETLINK_ROUTE as u32),
+/// Refuses what is about the init (1 as the second argument) for a process or a group as target, and
+/// whatever is about all processes of a user.
+macro_rules! not_of_init {
+    ($process:literal, $group:literal, $user:literal) => {
+        Action::Decide(Decision {
+            tests: &[
+                Test {
+                    all: &[Condition::Equals(0, $process), Condition::Equals(1, 1)],
+                    then: REFUSE,
+                },
+                Test {
+                    all: &[Condition::Equals(0, $group), Condition::Equals(1, 1)],
+                    then: REFUSE,
+                },
+                Test {
+                    all: &[Condition::Equals(0, $user)],
+                    then: REFUSE,
+                },
             ],
-            then: Verdict::Allow,
-        },
-    ],
-    otherwise: Verdict::Refuse(Errno::AFNOSUPPORT),
-});
+            otherwise: Verdict::Allow,
+        })
+    };
+}
 
 /// Calls decided by their arguments.
 const DECIDED: &[(i64, Action)] = &[
-    (libc::SYS_socket, FAMILIES),
-    (libc::SYS_socketpair, FAMILIES),
-    // IPV6_FLOWLABEL_MGR leaves labels in the network namespace, which the slot's next run gets.
-    (
-        libc::SYS_setsockopt,
-        Action::Decide(Decision {
-            tests: &[Test {
-                all: &[
-                    Condition::Equals(1, libc::IPPROTO_IPV6 as u32),
-                    Condition::Equals(2, 32),
-                ],
-                then: REFUSE,
-            }],
-            otherwise: Verdict::Allow,
-        }),
-    ),
-    // TIOCSTI types into a terminal, TIOCLINUX pastes into a console.
+    (libc::SYS_socket, sockets::SOCKETS),
+    (libc::SYS_socketpair, sockets::SOCKETS),
+    (libc::SYS_setsockopt, sockets::OPTIONS),
+    // TIOCSTI types into a terminal, TIOCLINUX pastes into a console. TIOCSETD loads line disciplines
+    // by number (n_gsm, n_hdlc, slip and ppp each had a flaw that made root); which one lies behind a
+    // pointer that seccomp cannot follow, so that setting N_TTY, which every terminal has already, is
+    // refused too.
     (
         libc::SYS_ioctl,
-        refuse_if!(Condition::Equals(1, 0x5412), Condition::Equals(1, 0x541c)),
+        refuse_if!(
+            Condition::Equals(1, 0x5412),
+            Condition::Equals(1, 0x541c),
+            Condition::Equals(1, 0x5423),
+        ),
+    ),
+    // Merging equal pages tells by its timing what other runs have in memory (KSM).
+    (
+        libc::SYS_prctl,
+        refuse_if!(Condition::Equals(0, PR_SET_MEMORY_MERGE)),
+    ),
+    (
+        libc::SYS_madvise,
+        refuse_if!(Condition::Equals(2, libc::MADV_MERGEABLE as u32)),
     ),
     // Querying (0xffffffff), plain Linux, and UNAME26 variants; ADDR_NO_RANDOMIZE, which debuggers and
     // sanitizers (ThreadSanitizer where the kernel shuffles much) need, and which makes nothing easier
@@ -170,9 +194,6 @@ const DECIDED: &[(i64, Action)] = &[
             otherwise: Verdict::Allow,
         }),
     ),
-    // Its mode lies behind a pointer, so the bits above could not be seen. Programs fall back to
-    // openat.
-    (libc::SYS_openat2, Action::Refuse(Errno::NOSYS)),
     (
         libc::SYS_mknod,
         refuse_if!(
@@ -207,28 +228,19 @@ const DECIDED: &[(i64, Action)] = &[
         libc::SYS_sched_setaffinity,
         refuse_if!(Condition::Equals(0, 1)),
     ),
-    // Programs that meet these fall back to older calls.
-    (libc::SYS_clone3, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_io_uring_setup, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_io_uring_enter, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_io_uring_register, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_open_tree, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_move_mount, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_fsopen, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_fsconfig, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_fsmount, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_fspick, Action::Refuse(Errno::NOSYS)),
-    (libc::SYS_mount_setattr, Action::Refuse(Errno::NOSYS)),
-    (recent::OPEN_TREE_ATTR, Action::Refuse(Errno::NOSYS)),
+    // These two reach it by its group and by its user as well: PRIO_PROCESS, PRIO_PGRP, and all of
+    // PRIO_USER. A command still tunes itself and its children.
+    (libc::SYS_setpriority, not_of_init!(0, 1, 2)),
+    // IOPRIO_WHO_PROCESS, IOPRIO_WHO_PGRP, IOPRIO_WHO_USER.
+    (libc::SYS_ioprio_set, not_of_init!(1, 2, 3)),
 ];
 
 /// Calls with which one process looks into another. They stay in the run's process namespace, and a
-/// debugger needs them.
+/// debugger needs them. It does not need process_madvise(2), which could mark pages as mergeable.
 const INSPECTION: &[i64] = &[
     libc::SYS_ptrace,
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
     libc::SYS_pidfd_getfd,
     libc::SYS_kcmp,
 ];
@@ -320,7 +332,9 @@ fn table() -> Vec<Action> {
     let mut actions = vec![Action::Refuse(Errno::PERM); index(LAST_KNOWN) + 1];
     let allowed = ALLOWED.iter().flat_map(|group| group.calls);
     let allowed = allowed.map(|number| (*number, Action::Allow));
-    for (number, action) in allowed.chain(DECIDED.iter().copied()) {
+    let absent = ABSENT.iter().flat_map(|group| group.calls);
+    let absent = absent.map(|number| (*number, Action::Refuse(Errno::NOSYS)));
+    for (number, action) in allowed.chain(absent).chain(DECIDED.iter().copied()) {
         if let Some(entry) = actions.get_mut(index(number)) {
             *entry = action;
         }
