@@ -3,6 +3,7 @@
 
 mod error;
 mod homes;
+mod host_sockets;
 mod isolation;
 mod reload;
 mod serving;
@@ -19,7 +20,10 @@ use std::{
 use tokio::runtime::Runtime;
 
 pub(super) use self::error::StartError;
-use self::{error::io_error, isolation::Keeper, reload::Reload, serving::Prepared};
+use self::{
+    error::io_error, host_sockets::HostSockets, isolation::Keeper, reload::Reload,
+    serving::Prepared,
+};
 use super::{
     config::{Config, args::Args, listen::Address, protected::Protection, tools},
     descriptors,
@@ -87,7 +91,13 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         + &tools::report(&config.tools);
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
         let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
-        report += &isolation::report(workspace, &isolation);
+        let sockets = HostSockets::find(
+            &config,
+            workspace.name(),
+            isolation.level,
+            isolation.landlock_abi,
+        );
+        report += &isolation::report(workspace, &isolation, &sockets);
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
         }

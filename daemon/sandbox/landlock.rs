@@ -22,6 +22,12 @@ const MAKE_SOCK: u64 = 1 << 9;
 const REFER: u64 = 1 << 13;
 const TRUNCATE: u64 = 1 << 14;
 const IOCTL_DEV: u64 = 1 << 15;
+/// Connecting to a Unix socket by its path, and sending to one. Sockets that were made under the same
+/// rules need no grant: these are granted nowhere, so that a run reaches those that it makes itself,
+/// and neither the host's nor, which the kernel cannot tell from them, those of other runs.
+const RESOLVE_UNIX: u64 = 1 << 16;
+/// The first version that has it (Linux 7.1).
+pub(crate) const REFUSES_HOST_SOCKETS: u32 = 9;
 /// What can be granted on a file that is no directory.
 const ON_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 
@@ -86,6 +92,9 @@ impl Rules {
                 handled |= right;
             }
         }
+        if abi >= REFUSES_HOST_SOCKETS && reach != Reach::Any {
+            handled |= RESOLVE_UNIX;
+        }
         let scoped = if abi >= 6 && reach != Reach::Any {
             SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL
         } else {
@@ -95,7 +104,7 @@ impl Rules {
             Access::Read => EXECUTE | READ_FILE | READ_DIR,
             Access::Devices => EXECUTE | READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV,
             Access::Sockets => MAKE_SOCK | REMOVE_FILE,
-            Access::Write => u64::MAX,
+            Access::Write => !RESOLVE_UNIX,
             Access::Moves => REFER,
         };
         Self {
@@ -161,7 +170,33 @@ impl Rules {
 mod tests {
     use std::{ffi::CString, fs, os::unix::fs::MetadataExt as _, thread};
 
-    use super::{Access, Errno, Reach, Rules, landlock};
+    use super::{Access, Errno, RESOLVE_UNIX, Reach, Rules, landlock};
+
+    #[test]
+    fn unix_sockets_of_others_are_refused_where_the_kernel_can() {
+        let rules = |abi, reach| {
+            let every = [
+                Access::Read,
+                Access::Devices,
+                Access::Sockets,
+                Access::Write,
+                Access::Moves,
+            ];
+            Rules::new(abi, reach, every.map(|access| (c"/".to_owned(), access)))
+        };
+        let handled = |rules: &Rules| rules.attributes.handled_access_fs & RESOLVE_UNIX != 0;
+        for reach in [Reach::Own, Reach::OwnWithoutTcp] {
+            assert!(!handled(&rules(8, reach)), "{reach:?}: it would be EINVAL");
+            for abi in [9, 10] {
+                let rules = rules(abi, reach);
+                assert!(handled(&rules), "{reach:?}");
+                let mut granted = rules.paths.iter().map(|(_, rights)| rights);
+                assert!(granted.all(|rights| rights & RESOLVE_UNIX == 0));
+            }
+        }
+        // The daemon asks name services and sends to collectors.
+        assert!(!handled(&rules(9, Reach::Any)));
+    }
 
     #[test]
     fn what_has_taken_a_directorys_place_is_not_opened() {

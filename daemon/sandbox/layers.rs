@@ -3,6 +3,7 @@
 use super::{
     cgroup::Accounting,
     entrance,
+    landlock::REFUSES_HOST_SOCKETS,
     level::{Isolation, Level},
     plan::Network,
 };
@@ -176,7 +177,7 @@ impl Isolation {
             (abi, Level::L2 | Level::L3) => Layer {
                 name: "landlock",
                 applied: true,
-                detail: format!("version {abi}"),
+                detail: format!("version {abi}; {}", host_sockets(abi)),
                 remedy: "",
             },
         });
@@ -308,6 +309,15 @@ impl Isolation {
                 layer.remedy = "give commands none, or only the hosts that they need: --network none, --network proxy";
             }
         }
+    }
+}
+
+/// Whether commands reach Unix sockets of the host in what they are shown of it.
+fn host_sockets(landlock: u32) -> &'static str {
+    if landlock >= REFUSES_HOST_SOCKETS {
+        "commands connect only to Unix sockets that their own run made"
+    } else {
+        "commands can connect to Unix sockets of the host below workspaces and binds, which it refuses from version 9 on (Linux 7.1)"
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc};
 
+use super::host_sockets::{self, HostSockets};
 use crate::daemon::{
     config::Config,
     sandbox::{
@@ -120,7 +121,11 @@ pub(super) fn log(isolation: &Isolation, failures: bool) {
 }
 
 /// What `--check` prints about a workspace.
-pub(super) fn report(workspace: &Workspace, isolation: &Isolation) -> String {
+pub(super) fn report(
+    workspace: &Workspace,
+    isolation: &Isolation,
+    sockets: &HostSockets,
+) -> String {
     let ready = isolation.is_ready();
     let mut report = format!(
         "workspace {} at {}: isolation {} {}\n",
@@ -144,6 +149,14 @@ pub(super) fn report(workspace: &Workspace, isolation: &Isolation) -> String {
         if !layer.remedy.is_empty() && isolation.refused.is_empty() {
             report += &format!("  {:<23} remedy: {}\n", "", layer.remedy);
         }
+    }
+    if let Some(sockets) = sockets.describe() {
+        report += &format!(
+            "  {:<18} no   commands can connect to these of the host: {sockets}\n  {:<23} remedy: {}\n",
+            "host_unix_sockets",
+            "",
+            host_sockets::REMEDY
+        );
     }
     report
 }

@@ -8,6 +8,7 @@ use std::{
 
 use super::{
     error::{StartError, io_error},
+    host_sockets::HostSockets,
     isolation::{self, Keeper, Probed},
     reload::Reload,
 };
@@ -93,12 +94,21 @@ pub(super) async fn serve(
     let files = FilePlaces::new(config.concurrent_file_operations);
     let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(Fetches::new);
     let mut scenes = Vec::new();
+    let mut sockets = HostSockets::default();
     for (index, mut workspace) in workspaces.into_iter().enumerate() {
         let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
             continue;
         };
         let isolation = isolation::isolation(&config, &accounting, workspace.name(), found);
         isolation::log(&isolation, announce);
+        if announce {
+            sockets.add(HostSockets::find(
+                &config,
+                workspace.name(),
+                isolation.level,
+                isolation.landlock_abi,
+            ));
+        }
         isolation::place(&mut workspace, &isolation);
         scenes.push(Scene {
             workspace: Arc::new(workspace),
@@ -110,6 +120,7 @@ pub(super) async fn serve(
             activity: Default::default(),
         });
     }
+    sockets.warn();
     // What is told about the whole is what is true of its weakest part.
     let weakest = scenes
         .iter()

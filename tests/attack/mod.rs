@@ -15,6 +15,8 @@ mod exhaustion;
 mod files;
 /// Files that are not the command's: 37, 50 to 55, 63.
 mod filesystem;
+/// Sockets of programs of the host in what commands are shown.
+mod host_sockets;
 /// Descriptors that commands send.
 mod in_flight;
 /// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65, 67 to 69, 72.
