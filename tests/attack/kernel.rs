@@ -5,7 +5,7 @@ use std::fs;
 
 use jig::api::v1::{Outcome, RunResponse};
 
-use crate::support::{Daemon, Mark, argv, check_answers, compile, eventually, shell};
+use crate::support::{Daemon, Mark, Setup, argv, check_answers, compile, eventually, shell};
 
 /// Compiles a program and runs it.
 async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResponse {
@@ -18,34 +18,69 @@ async fn run_program(daemon: &Daemon, name: &str, arguments: &[&str]) -> RunResp
 }
 
 #[tokio::test]
-async fn case_58_nothing_can_be_mounted_or_unmounted() {
-    let daemon = Daemon::start().await;
-    check_answers(
-        &run_program(&daemon, "mounts", &[]).await,
-        &[
-            ("bind", "EPERM"),
-            ("remount writable", "EPERM"),
-            ("tmpfs", "EPERM"),
-            ("proc", "EPERM"),
-            ("propagation", "EPERM"),
-            ("detach /proc", "EPERM"),
-            ("detach a mask", "EPERM"),
-            ("umount /workspace", "EPERM"),
-            ("pivot_root", "EPERM"),
-            ("chroot", "EPERM"),
-            ("fsopen", "ENOSYS"),
-            ("fsconfig", "ENOSYS"),
-            ("fsmount", "ENOSYS"),
-            ("fspick", "ENOSYS"),
-            ("open_tree", "ENOSYS"),
-            ("open_tree clone", "ENOSYS"),
-            ("open_tree_attr", "ENOSYS"),
-            ("move_mount", "ENOSYS"),
-            ("mount_setattr", "ENOSYS"),
-            ("swapon", "EPERM"),
-            ("quotactl", "EPERM"),
-        ],
-    );
+async fn cases_58_and_n22_nothing_can_be_mounted_unmounted_or_made_writable() {
+    let mut expected: Vec<(String, &str)> = [
+        ("fsopen", "ENOSYS"),
+        ("fsconfig", "ENOSYS"),
+        ("fsmount", "ENOSYS"),
+        ("fspick", "ENOSYS"),
+        ("open_tree", "ENOSYS"),
+        ("open_tree clone", "ENOSYS"),
+        ("open_tree clone of all below", "ENOSYS"),
+        ("open_tree_attr", "ENOSYS"),
+        ("open_tree_attr clone of all below", "ENOSYS"),
+        ("move_mount", "ENOSYS"),
+        ("mount_setattr", "ENOSYS"),
+        ("mount_setattr of all below", "ENOSYS"),
+        ("mount_setattr of a descriptor", "ENOSYS"),
+        ("write to /usr", "EROFS|EACCES"),
+        ("write to /", "EROFS|EACCES"),
+    ]
+    .map(|(what, right)| (what.to_owned(), right))
+    .into();
+    for what in [
+        "bind",
+        "remount writable",
+        "tmpfs",
+        "proc",
+        "propagation",
+        "detach /proc",
+        "detach a mask",
+        "umount /workspace",
+        "pivot_root",
+        "chroot",
+        "swapon",
+        "quotactl",
+    ] {
+        expected.push((what.to_owned(), "EPERM"));
+    }
+    for place in [
+        "/usr",
+        "/bin",
+        "/etc",
+        "/proc",
+        "/proc/sys",
+        "/dev",
+        "/workspace",
+    ] {
+        for how in ["", " with bind"] {
+            let what = format!("remount the file system of {place}{how}");
+            expected.push((what, "EPERM"));
+        }
+    }
+    let expected: Vec<_> = expected
+        .iter()
+        .map(|(what, right)| (what.as_str(), *right))
+        .collect();
+    for setup in [
+        Setup::new(),
+        Setup::new().user(12345),
+        Setup::new().at_l2(),
+        Setup::new().at_l1(),
+    ] {
+        let daemon = setup.start().await;
+        check_answers(&run_program(&daemon, "mounts", &[]).await, &expected);
+    }
 }
 
 #[tokio::test]
