@@ -31,6 +31,8 @@ mod memory;
 mod network;
 /// What is written, or not read: 18 to 25.
 mod output;
+/// Workspaces whose names and paths begin alike: N18.
+mod prefixes;
 /// What the operator protects: 49.
 mod protected;
 /// Paths whose meaning changes while a tool is on its way along them: 39, 46.
