@@ -15,6 +15,9 @@
 //!   uploads/NAME.json                     an upload that has begun, to be resumed or swept
 //!   embedded-uploads/DEVICE-INODE/NAME.json   those of daemons for one call, on this workspace
 //! ```
+//!
+//! The directory and what lies in it must be the daemon's user's or root's, no file a hard link and
+//! nothing a FIFO: else another user could lead what the daemon writes elsewhere, and it does not start.
 
 pub(crate) mod approvals;
 pub(crate) mod artifact;
@@ -27,6 +30,7 @@ pub(crate) mod keeping;
 pub(crate) mod life;
 pub(crate) mod milliseconds;
 mod past_sessions;
+mod planted;
 mod record_locks;
 pub(crate) mod requests;
 pub(crate) mod retention;

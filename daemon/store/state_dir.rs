@@ -14,7 +14,8 @@ use rustix::{
 };
 
 use super::{
-    job_params::JobParams, sessions::Sessions, state_files::StateFiles, uploads::UploadRecords,
+    job_params::JobParams, planted, sessions::Sessions, state_files::StateFiles,
+    uploads::UploadRecords,
 };
 
 /// A state directory that this daemon holds, until it is dropped.
@@ -44,6 +45,15 @@ pub(crate) enum OpenError {
     Full {
         /// The directory.
         path: String,
+    },
+    /// Another user may have put something into it.
+    #[error("{path} cannot be trusted as state directory")]
+    Untrusted {
+        /// The directory.
+        path: String,
+        /// Why.
+        #[source]
+        source: io::Error,
     },
     /// It cannot be made or written to.
     #[error(
@@ -122,12 +132,17 @@ impl StateDir {
             .create(path)
             .map_err(unusable)?;
         let path = fs::canonicalize(path).map_err(unusable)?;
+        planted::check(&path).map_err(|source| OpenError::Untrusted {
+            path: named.clone(),
+            source,
+        })?;
         let options = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .clone();
         let mut lock = options.open(path.join("lock")).map_err(unusable)?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {

@@ -31,6 +31,8 @@ mod memory;
 mod network;
 /// What is written, or not read: 18 to 25.
 mod output;
+/// Names that the daemon makes, taken before it comes to them: N24.
+mod planted;
 /// Workspaces whose names and paths begin alike: N18.
 mod prefixes;
 /// What the operator protects: 49.
