@@ -41,7 +41,7 @@ use url::Url;
 use self::{
     failure::{failed, origin},
     get::Get,
-    target::Target,
+    target::{Target, without_final_dot},
 };
 use super::{
     error::{Error, Reason},
@@ -120,6 +120,7 @@ impl Fetcher {
         let mut url = url.clone();
         for _ in 0..=REDIRECTS {
             url.set_fragment(None);
+            url = without_final_dot(url);
             let target = Target::of(&url).map_err(|problem| denied(&url, problem))?;
             let holds = async { Ok::<_, io::Error>(hold.clone()) };
             let Target { host, port } = &target;

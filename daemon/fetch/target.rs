@@ -62,10 +62,22 @@ pub(crate) fn parse(text: &str) -> Result<Url, String> {
         ));
     }
     let url = Url::parse(text).map_err(|error| format!("is no URL ({error}): {FORM}"))?;
+    let url = without_final_dot(url);
     match Target::of(&url) {
         Ok(_) => Ok(url),
         Err(problem) => Err(format!("{problem}: {FORM}")),
     }
+}
+
+/// Takes the final dot from the name of a host, so that what rules read, what is looked up, the `Host`
+/// field and the name in TLS are the same. A second dot stays, and makes it no name.
+pub(super) fn without_final_dot(mut url: Url) -> Url {
+    let name = url.domain().and_then(|name| name.strip_suffix('.'));
+    if let Some(name) = name.filter(|name| !name.ends_with('.')).map(str::to_owned) {
+        // Of a name that was one with its dot, setting does not fail; if it did, the dot would stay.
+        let _set = url.set_host(Some(&name));
+    }
+    url
 }
 
 #[cfg(test)]
@@ -97,6 +109,24 @@ mod tests {
                 (host, port),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn a_host_has_one_spelling() {
+        for (text, shown) in [
+            ("http://Example.COM./a./b", "http://example.com/a./b"),
+            ("https://example.com.:8443/", "https://example.com:8443/"),
+            (
+                "http://b\u{fc}cher.example\u{3002}/",
+                "http://xn--bcher-kva.example/",
+            ),
+            ("http://127.0.0.1./", "http://127.0.0.1/"),
+        ] {
+            assert_eq!(parse(text).unwrap().as_str(), shown, "{text}");
+        }
+        for text in ["http://example.com../", "http://./", "http://../"] {
+            assert!(parse(text).is_err(), "{text}");
         }
     }
 

@@ -15,6 +15,8 @@ mod exhaustion;
 mod files;
 /// Files that are not the command's: 37, 50 to 55, 63.
 mod filesystem;
+/// Names of hosts that mean one thing to one program and another to the next: N14.
+mod host_names;
 /// Sockets of programs of the host in what commands are shown.
 mod host_sockets;
 /// Descriptors that commands send.

@@ -326,6 +326,8 @@ async fn rules_go_by_what_is_fetched_however_it_is_written() {
     for address in [
         "http://site.jig.test/secret",
         "HTTP://Site.Jig.Test:80/secret/x",
+        "http://site.jig.test./secret",
+        "http://Site.Jig.Test.:80/open/../secret",
         "http://site.jig.test/open/../secret",
         "http://site.jig.test/open/%2e%2E/secret",
         "http://site.jig.test/./secret?x#y",
@@ -341,4 +343,62 @@ async fn rules_go_by_what_is_fetched_however_it_is_written() {
         );
     }
     assert_eq!(site.heads().len(), 1);
+}
+
+#[tokio::test]
+async fn case_n14_what_is_checked_is_looked_up_connected_to_and_answered() {
+    let world = world();
+    let daemon = fetching(&world, &["*.jig.test"], &[ALLOWED.1]).await;
+    let site = Site::at(&daemon, ALLOWED.1, 80, hello);
+    let names = name_server(&daemon, &[&[ALLOWED.1]]);
+    let long_name = format!("{}jig.test", "a.".repeat(123));
+    for host in [
+        "evil.test\0.jig.test",
+        "evil.test%00.jig.test",
+        "evil.test%0d%0a.jig.test",
+        "evil.test%20.jig.test",
+        "evil.test%2f.jig.test",
+        "evil.test%2e.jig.test",
+        "evil.test..jig.test",
+        "good.jig.test..",
+        ".jig.test",
+        "user@good.jig.test",
+        "good.jig.test@evil.test",
+        "good.jig.test%40evil.test",
+        "good.jig.test\\.evil.test",
+        "[::1%25lo]",
+        "[fe80::1%25lo]",
+        "[::ffff:203.0.113.10]",
+        "good.jig.test.evil.test",
+        "evil.test",
+        &long_name,
+    ] {
+        let refusal = try_fetch(&daemon, url(&format!("http://{host}/"))).await;
+        let reason = refusal.unwrap_err().reason;
+        assert!(
+            ["INVALID_PARAMS", "EGRESS_DENIED"].contains(&&*reason),
+            "{host:?}: {reason}"
+        );
+    }
+    assert_eq!(names.questions(), [""; 0]);
+    // A URL has one host, in one spelling: that of the answer, of the question, and of the field.
+    for (written, meant) in [
+        ("Good.JIG.test", "good.jig.test"),
+        ("good.jig.test.", "good.jig.test"),
+        ("good%2ejig.test", "good.jig.test"),
+        ("%67ood.jig.test", "good.jig.test"),
+        ("\u{ff47}ood.jig.test", "good.jig.test"),
+        ("good\u{3002}jig\u{3002}test", "good.jig.test"),
+        ("good\u{ad}.jig.test", "good.jig.test"),
+        ("b\u{fc}cher.jig.test", "xn--bcher-kva.jig.test"),
+        ("g\u{43e}\u{43e}d.jig.test", "xn--gd-fmca.jig.test"),
+    ] {
+        let (asked, passed) = (names.asked(), site.heads().len());
+        let fetched = fetch(&daemon, url(&format!("http://{written}/"))).await;
+        assert_eq!(names.questions().split_off(asked), [meant], "{written}");
+        let [head] = site.heads().split_off(passed).try_into().unwrap();
+        let field = format!("\r\nhost: {meant}\r\n");
+        assert_eq!(fetched.final_url, format!("http://{meant}/"), "{written}");
+        assert!(head.to_lowercase().contains(&field), "{written}: {head}");
+    }
 }

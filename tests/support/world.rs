@@ -21,12 +21,12 @@ use super::{Daemon, setup::Setup};
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Requests(Arc<Mutex<Vec<String>>>);
 
-/// A name server's answers to each question for addresses, the last of them for ever; and how many
-/// questions there were.
+/// A name server's answers to each question for addresses, the last of them for ever; and the names
+/// that questions were about.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
     answers: Arc<Mutex<VecDeque<Vec<IpAddr>>>>,
-    asked: Arc<Mutex<usize>>,
+    questions: Arc<Mutex<Vec<String>>>,
 }
 
 /// Files that name hosts, kept as long as the daemon reads them.
@@ -190,7 +190,7 @@ pub(crate) fn name_server(daemon: &Daemon, answers: &[&[&str]]) -> Names {
         .map(|addresses| addresses.iter().map(|text| text.parse().unwrap()).collect());
     let names = Names {
         answers: Arc::new(Mutex::new(parsed.collect())),
-        asked: Arc::default(),
+        questions: Arc::default(),
     };
     let kept = names.clone();
     let socket = in_network_of(daemon, || UdpSocket::bind("127.0.0.1:53").unwrap());
@@ -208,7 +208,12 @@ pub(crate) fn name_server(daemon: &Daemon, answers: &[&[&str]]) -> Names {
 impl Names {
     /// Questions for IPv4 addresses so far.
     pub(crate) fn asked(&self) -> usize {
-        *self.asked.lock().unwrap()
+        self.questions.lock().unwrap().len()
+    }
+
+    /// The names that questions for IPv4 addresses were about, as they were sent.
+    pub(crate) fn questions(&self) -> Vec<String> {
+        self.questions.lock().unwrap().clone()
     }
 
     /// The answer to a question (RFC 1035, 4.1): IPv4 and IPv6 addresses come from the same list,
@@ -219,7 +224,8 @@ impl Names {
         let mut answers = self.answers.lock().unwrap();
         let current = answers.front()?.clone();
         if kind == 1 {
-            *self.asked.lock().unwrap() += 1;
+            let name = labels(&question[12..name_end - 1]);
+            self.questions.lock().unwrap().push(name);
             if answers.len() > 1 {
                 answers.pop_front();
             }
@@ -248,6 +254,17 @@ impl Names {
         answer.extend(records.concat());
         Some(answer)
     }
+}
+
+/// A name as a question has it: each label after its length.
+fn labels(mut bytes: &[u8]) -> String {
+    let mut labels = Vec::new();
+    while let Some((length, rest)) = bytes.split_first() {
+        let (label, rest) = rest.split_at(usize::from(*length).min(rest.len()));
+        labels.push(String::from_utf8_lossy(label).into_owned());
+        bytes = rest;
+    }
+    labels.join(".")
 }
 
 impl Requests {
