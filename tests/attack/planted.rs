@@ -8,13 +8,16 @@ use std::{
         net::UnixListener,
     },
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
 };
 
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::Signal,
+};
 use tempfile::TempDir;
 
-use crate::support::jigd;
+use crate::support::{Daemon, Setup, jigd, shell};
 
 /// Another user than the daemon's.
 const OTHER: u32 = 4242;
@@ -184,5 +187,34 @@ fn case_n24_what_is_planted_at_the_socket_is_refused_and_leads_nowhere() {
         );
         assert_eq!(fs::read_to_string(&victim).unwrap(), VICTIM, "{what}");
         assert!(!folder.path().join("made").exists(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn case_n24_what_the_daemons_own_user_put_there_is_used() {
+    // Within the directory: the daemon is confined to it.
+    for user in [None, Some(12345)] {
+        let setup = match user {
+            Some(user) => Setup::new().user(user),
+            None => Setup::new(),
+        };
+        let daemon = setup.start().await;
+        daemon.output(shell("true")).await;
+        daemon.signal(Signal::KILL);
+        let (sessions, moved) = (
+            daemon.state().join("sessions"),
+            daemon.state().join("moved"),
+        );
+        let copied = Command::new("cp")
+            .arg("-a")
+            .args([&sessions, &moved])
+            .status();
+        assert!(copied.unwrap().success());
+        fs::remove_dir_all(&sessions).unwrap();
+        symlink(&moved, &sessions).unwrap();
+        std::os::unix::fs::lchown(&sessions, user, user).unwrap();
+        let daemon: Daemon = daemon.restart().await;
+        assert_eq!(daemon.output(shell("echo here")).await, "here\n");
+        assert!(moved.join("default/events.jsonl").exists());
     }
 }

@@ -1,6 +1,7 @@
 //! Who may call, and what: keys and their roles, users of this machine, and what each sees of others.
 
 mod connections;
+mod exposed;
 mod files;
 mod keys;
 mod local;

@@ -251,12 +251,12 @@ impl Daemon {
         self.place.path(name)
     }
 
-    /// The port of 127.0.0.1 that it listens on.
+    /// The port of 127.0.0.1, or of all addresses, that it listens on.
     pub(crate) fn port(&self) -> u16 {
-        let port = self
-            .addresses
-            .iter()
-            .find_map(|address| address.strip_prefix("127.0.0.1:"));
+        let port = self.addresses.iter().find_map(|address| {
+            let mut hosts = ["127.0.0.1:", "0.0.0.0:"].into_iter();
+            hosts.find_map(|host| address.strip_prefix(host))
+        });
         port.expect("it was set up to").parse().unwrap()
     }
 
