@@ -68,7 +68,8 @@ async fn attacks_on_linux_6_12() {
 async fn landlock(daemon: &Daemon) -> String {
     let layers = daemon.info().await.isolation.unwrap().layers;
     let landlock = layers.into_iter().find(|layer| layer.name == "landlock");
-    landlock.unwrap().detail
+    let detail = landlock.unwrap().detail;
+    detail.split(';').next().unwrap_or_default().to_owned()
 }
 
 #[tokio::test]
