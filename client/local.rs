@@ -111,6 +111,18 @@ impl Local {
         }
     }
 
+    /// Something that git would act on in a copy.
+    pub(crate) fn of_git(path: &Path, problem: &str) -> Self {
+        Self {
+            code: "FAILED_PRECONDITION",
+            reason: None,
+            message: format!(
+                "{path:?} {problem}: git may run what its configuration names; copy it with --with-git if you trust it"
+            ),
+            path: Some(path.display().to_string()),
+        }
+    }
+
     /// Anything else. `problem` says what could not be done.
     pub(crate) fn new(problem: &str, error: &io::Error) -> Self {
         let known = TERMS.iter().find(|(kind, ..)| *kind == error.kind());

@@ -16,6 +16,8 @@ mod delete;
 mod edit;
 /// Uploads through daemons that live as long as one call.
 mod embedded;
+/// `jig cp -r`, and what git would act on.
+mod git_copies;
 /// `list_dir`.
 mod list_directory;
 /// `read_notebook` and `edit_notebook`.

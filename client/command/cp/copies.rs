@@ -29,8 +29,10 @@ pub(super) struct Copied {
 /// Why something was left out.
 #[derive(Debug)]
 pub(super) enum Why {
-    /// It always is.
-    Git,
+    /// Its name is, or may be taken for, `.git`.
+    GitName,
+    /// A directory that git takes for a repository.
+    GitRepository,
     Symlink,
     /// A FIFO, a socket, a device.
     NoFile,
@@ -62,13 +64,13 @@ impl Copies {
         Ok(())
     }
 
-    /// Whether everything was copied that should be.
+    /// Whether everything was copied that should be. Of a `.git` it is known that it is not.
     pub(super) fn is_all(&self) -> bool {
         let lists = self.lists();
         lists
             .left_out
             .iter()
-            .all(|(_, why)| matches!(why, Why::Git))
+            .all(|(_, why)| matches!(why, Why::GitName))
     }
 
     /// Whether there is nothing to tell.
@@ -97,6 +99,11 @@ impl Copies {
                 None => format!("left out, {}: {path}", why.text()),
             });
         }
+        if let count @ 1.. = lists.left_out_of_git() {
+            output::note(&format!(
+                "left out because git would act on it: {count}; copy it too with --with-git"
+            ));
+        }
         output::stdout(text.as_bytes())
     }
 
@@ -109,10 +116,14 @@ impl Copies {
             .iter()
             .map(|(path, why)| {
                 let error = why.failure().map(Failure::json);
-                json!({ "path": path, "why": why.text(), "error": error })
+                json!({ "path": path, "why": why.text(), "reason": why.reason(), "error": error })
             })
             .collect();
-        let mut told = json!({ "files": files, "left_out": left_out });
+        let mut told = json!({
+            "files": files,
+            "left_out": left_out,
+            "left_out_of_git": lists.left_out_of_git(),
+        });
         if let (Some(end), Some(told)) = (end, told.as_object_mut()) {
             told.insert("error".to_owned(), end.json());
         }
@@ -121,6 +132,15 @@ impl Copies {
 
     fn lists(&self) -> MutexGuard<'_, Lists> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lists {
+    /// How much is left out that git would act on.
+    fn left_out_of_git(&self) -> usize {
+        let is_of_git = |why: &Why| matches!(why, Why::GitName | Why::GitRepository);
+        let left_out = self.left_out.iter();
+        left_out.filter(|(_, why)| is_of_git(why)).count()
     }
 }
 
@@ -146,13 +166,27 @@ impl Why {
 
     fn text(&self) -> &'static str {
         match self {
-            Self::Git => "as always",
+            Self::GitName => "a name that git takes for .git",
+            Self::GitRepository => "a directory that git takes for a repository",
             Self::Symlink => "a symbolic link",
             Self::NoFile => "neither a file nor a directory",
             Self::NoUtf8 => "a name that is not UTF-8",
             Self::TooLong => "a path that is too long",
             Self::Temporary => "a name that the daemon keeps for its own files",
             Self::Failed(_) => "it cannot be copied",
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::GitName => "GIT_NAME",
+            Self::GitRepository => "GIT_REPOSITORY",
+            Self::Symlink => "SYMLINK",
+            Self::NoFile => "NOT_A_FILE",
+            Self::NoUtf8 => "NOT_UTF8",
+            Self::TooLong => "PATH_TOO_LONG",
+            Self::Temporary => "RESERVED_NAME",
+            Self::Failed(_) => "FAILED",
         }
     }
 }

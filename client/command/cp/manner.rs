@@ -15,6 +15,8 @@ pub(super) const LONGEST_PATH: usize = 4095;
 pub(super) struct Manner {
     pub(super) recursive: bool,
     pub(super) no_clobber: bool,
+    /// Copies what git acts on as well.
+    pub(super) with_git: bool,
     pub(super) expect: Option<String>,
     pub(super) quiet: bool,
 }

@@ -3,12 +3,14 @@
 //! | file | holds |
 //! |---|---|
 //! | [`copies`] | what was copied and what was left out |
+//! | [`git`] | what git would act on in a copy |
 //! | [`manner`] | how it is copied, and the names that copies have |
 //! | [`place`] | where on this side a copy is put |
 //! | [`receive`] | out of the workspace |
 //! | [`send`] | into the workspace |
 
 mod copies;
+mod git;
 mod manner;
 mod place;
 mod receive;
@@ -36,6 +38,9 @@ use crate::{connection, exit, failure::Failure, global::Global};
 ///
 /// On this side a copy takes the place of a regular file or of nothing, also of the one that a
 /// symbolic link leads to which DST names. For devices and pipes there is `jig read`.
+///
+/// A copy out of the workspace is untrusted: commands and models may have written any of it. Read it
+/// before a build tool, an editor or a shell acts on it.
 #[derive(Debug, Args)]
 pub(crate) struct CpArgs {
     /// What to copy: `file`, or `:file` in the workspace.
@@ -44,14 +49,19 @@ pub(crate) struct CpArgs {
     /// Where to: `:file` in the workspace, or `file`.
     #[arg(value_name = "DST")]
     destination: String,
-    /// Copy a directory with the files and directories in it; of `.`, what is in it. `.git` is left
-    /// out. So is what cannot be copied, as symbolic links, or what a link of this side is in the way
-    /// of: it is named, with the reason, and the exit code is 1.
+    /// Copy a directory with the files and directories in it; of `.`, what is in it. Anything named
+    /// `.git` is left out. So are other directories that git takes for a repository, and what cannot
+    /// be copied, as symbolic links, or what a link of this side is in the way of: it is named, with
+    /// the reason, and the exit code is 1.
     #[arg(short, long)]
     recursive: bool,
     /// Fail where something is there.
     #[arg(short, long)]
     no_clobber: bool,
+    /// Copy `.git` and repositories too. In such a copy, git runs the programs that its configuration
+    /// names, also when a prompt or an editor calls it.
+    #[arg(long)]
+    with_git: bool,
     /// Replace the file of the workspace only if this is its SHA-256.
     #[arg(long, value_name = "SHA256", conflicts_with = "recursive")]
     expect: Option<String>,
@@ -69,6 +79,7 @@ pub(crate) fn cp(global: &Global, args: CpArgs) -> ExitCode {
     let manner = Manner {
         recursive: args.recursive,
         no_clobber: args.no_clobber,
+        with_git: args.with_git,
         expect: args.expect,
         quiet: as_json,
     };

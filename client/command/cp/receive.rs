@@ -17,6 +17,7 @@ use jig::{
 
 use super::{
     copies::{Copied, Copies, Why},
+    git::{becomes_repository, check_destination, is_dot_git},
     manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
     place::{Links, place},
 };
@@ -41,6 +42,13 @@ pub(super) async fn receive(
             None => return Err(nameless()),
         }
     }
+    if !manner.with_git {
+        if name_of(&from).is_some_and(is_dot_git) {
+            let problem = "has a name that git takes for .git";
+            return Err(Local::of_git(Path::new(&format!(":{from}")), problem).into());
+        }
+        check_destination(&to)?;
+    }
     if manner.recursive {
         match entries(&client, &from).await {
             Err(error) if error.name() == "NOT_A_DIRECTORY" => {}
@@ -64,6 +72,10 @@ async fn tree(
         path: path.to_owned(),
     };
     let mode = client.stat_path(request).await?.mode;
+    if !manner.with_git && becomes_repository(&to, names(&listed))? {
+        let problem = "is a directory that git takes for a repository";
+        return Err(Local::of_git(Path::new(&format!(":{from}")), problem).into());
+    }
     if !to.is_dir() {
         if let Some(above) = to.parent().filter(|above| !above.as_os_str().is_empty()) {
             fs::create_dir_all(above).map_err(|error| Local::file(above, &error))?;
@@ -71,17 +83,22 @@ async fn tree(
         make_directory(&to, mode)?;
     }
     let mut listed = Some(listed);
-    let mut open = vec![(from, to)];
-    while let Some((from, to)) = open.pop() {
+    let mut open = vec![(from, to, mode)];
+    while let Some((from, to, mode)) = open.pop() {
         let listed = match listed.take() {
-            Some(listed) => listed,
-            None => match entries(client, &from).await {
-                Ok(listed) => listed,
-                Err(error) => {
-                    copies.failed(format!(":{from}"), error.into())?;
-                    continue;
-                }
-            },
+            Some(listed) => Ok(Some(listed)),
+            None => open_directory(client, &from, (&to, mode), manner).await,
+        };
+        let listed = match listed {
+            Ok(Some(listed)) => listed,
+            Ok(None) => {
+                copies.leave_out(format!(":{from}"), Why::GitRepository);
+                continue;
+            }
+            Err(failure) => {
+                copies.failed(format!(":{from}"), failure)?;
+                continue;
+            }
         };
         for entry in listed.entries {
             let name = match safe_name(&entry) {
@@ -95,14 +112,13 @@ async fn tree(
             let shown = format!(":{from}");
             let is_too_long = from.len().max(to.as_os_str().len()) > LONGEST_PATH;
             match entry.r#type() {
-                FileType::Directory if name == ".git" => copies.leave_out(shown, Why::Git),
+                _ if !manner.with_git && is_dot_git(name) => {
+                    copies.leave_out(shown, Why::GitName);
+                }
                 FileType::File | FileType::Directory if is_too_long => {
                     copies.leave_out(shown, Why::TooLong);
                 }
-                FileType::Directory => match make_directory(&to, entry.mode) {
-                    Ok(()) => open.push((from, to)),
-                    Err(local) => copies.failed(shown, local.into())?,
-                },
+                FileType::Directory => open.push((from, to, entry.mode)),
                 FileType::File => match file(client, from, (&to, Links::Refuse), manner).await {
                     Ok(file) => copies.copied(file),
                     Err(failure) => copies.failed(shown, failure)?,
@@ -120,6 +136,31 @@ async fn tree(
         }
     }
     Ok(())
+}
+
+/// Lists a directory and makes its copy. None: git would take the copy for a repository, with what
+/// is in it already, as after an earlier copy, or one of a name that the file system folds to this.
+async fn open_directory(
+    client: &Client,
+    from: &str,
+    (to, mode): (&Path, u32),
+    manner: &Manner,
+) -> Result<Option<ListDirectoryResponse>, Failure> {
+    let listed = entries(client, from).await?;
+    // Before its copy is looked into, which must not be behind a link.
+    let is_link = to.symlink_metadata().is_ok_and(|there| there.is_symlink());
+    if is_link {
+        return Err(Local::link(to).into());
+    }
+    if !manner.with_git && becomes_repository(to, names(&listed))? {
+        return Ok(None);
+    }
+    make_directory(to, mode)?;
+    Ok(Some(listed))
+}
+
+fn names(listed: &ListDirectoryResponse) -> impl Iterator<Item = &str> {
+    listed.entries.iter().map(|entry| entry.name.as_str())
 }
 
 /// All entries of a directory.
@@ -178,6 +219,10 @@ async fn file(
         return Err(Local::file_exists(to).into());
     }
     let place = place(to, links)?;
+    // Where a link leads to, for what is not checked as part of a directory.
+    if links == Links::Follow && !manner.with_git {
+        check_destination(&place)?;
+    }
     let part = Part::create(&place).map_err(fails)?;
     let mut file = part.file.try_clone().map_err(fails)?;
     let progress = Progress::new(&from, manner.quiet);

@@ -17,6 +17,7 @@ use jig::{
 
 use super::{
     copies::{Copied, Copies, Why},
+    git::{is_dot_git, is_repository},
     manner::{LONGEST_PATH, Manner, is_the_daemons, join, name_of, nameless, unique},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
@@ -43,6 +44,11 @@ pub(super) async fn send(
             None if is_directory && manner.recursive => {}
             None => return Err(nameless()),
         }
+    }
+    let is_git = |path: &str| name_of(path).is_some_and(is_dot_git);
+    if !manner.with_git && (is_git(&from) || is_git(&to)) {
+        let problem = "has a name that git takes for .git";
+        return Err(Local::of_git(Path::new(&from), problem).into());
     }
     if is_directory && !manner.recursive {
         return Err(Failure::Usage(format!(
@@ -75,6 +81,15 @@ async fn tree(
                 continue;
             }
         };
+        let names = entries.iter().map(|(name, _)| name.to_string_lossy());
+        if !manner.with_git && is_repository(names) {
+            if directory == from {
+                let problem = "is a directory that git takes for a repository";
+                return Err(Local::of_git(from, problem).into());
+            }
+            copies.leave_out(directory.display().to_string(), Why::GitRepository);
+            continue;
+        }
         // Files bring their directory with them.
         let mut is_made = to.is_empty();
         for (name, kind) in entries {
@@ -85,8 +100,8 @@ async fn tree(
                 continue;
             };
             let to = join(&to, name);
-            if kind.is_dir() && name == ".git" {
-                copies.leave_out(shown, Why::Git);
+            if !manner.with_git && is_dot_git(name) {
+                copies.leave_out(shown, Why::GitName);
             } else if is_the_daemons(name) {
                 copies.leave_out(shown, Why::Temporary);
             } else if to.len() > LONGEST_PATH {

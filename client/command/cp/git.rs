@@ -1,0 +1,216 @@
+//! What git acts on without being asked. The configuration of a repository names programs that git
+//! runs, also for `git status`, which shell prompts and editors call by themselves. So a copy makes no
+//! repository unless `--with-git` insists.
+//!
+//! The names are those of `verify_path`, `is_hfs_dotgit` and `is_ntfs_dotgit` of git, and what else a
+//! file system that folds names takes for them. The directories are those of `is_git_directory`.
+
+use std::{
+    borrow::Cow,
+    fs,
+    io::{self, ErrorKind},
+    path::{Component, Path},
+};
+
+use crate::local::Local;
+
+/// Whether some file system, or git itself, takes this name for `.git`.
+pub(super) fn is_dot_git(name: &str) -> bool {
+    // A Windows client, or a mount of its file system, takes a backslash for a separator.
+    let mut parts = name.split('\\');
+    parts.any(|part| matches!(folded(part).as_str(), ".GIT" | "GIT~1"))
+}
+
+/// Whether git may take a directory with these names for a repository. Stricter than git, which also
+/// looks at what HEAD holds, and for `objects`, which the environment can place elsewhere.
+pub(super) fn is_repository<'a>(names: impl IntoIterator<Item = Cow<'a, str>>) -> bool {
+    let (mut has_head, mut has_refs) = (false, false);
+    for name in names {
+        match folded(&name).as_str() {
+            "HEAD" => has_head = true,
+            "REFS" | "COMMONDIR" => has_refs = true,
+            _ => {}
+        }
+    }
+    has_head && has_refs
+}
+
+/// Whether git may take the local directory for a repository once these names are in it as well.
+pub(super) fn becomes_repository<'a>(
+    directory: &Path,
+    names: impl IntoIterator<Item = &'a str>,
+) -> Result<bool, Local> {
+    let mut all: Vec<Cow<'_, str>> = names.into_iter().map(Cow::Borrowed).collect();
+    all.extend(names_in(directory)?.into_iter().map(Cow::Owned));
+    Ok(is_repository(all))
+}
+
+/// Refuses a local destination that is in a `.git`, or that makes a repository of the directory
+/// that it is put into.
+pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
+    let is_git = |part: Component<'_>| is_dot_git(&part.as_os_str().to_string_lossy());
+    if to.components().any(is_git) {
+        return Err(Local::of_git(to, "has a name that git takes for .git"));
+    }
+    let absolute = std::path::absolute(to).map_err(|error| Local::file(to, &error))?;
+    // The directory that is there already, and the name that is new in it.
+    let mut path = absolute.as_path();
+    while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
+        if above.is_dir() {
+            if becomes_repository(above, [&*name.to_string_lossy()])? {
+                return Err(Local::of_git(
+                    to,
+                    "is in a directory that git takes for a repository",
+                ));
+            }
+            break;
+        }
+        path = above;
+    }
+    Ok(())
+}
+
+/// Names of what is in a local directory. Nothing is in one that does not exist.
+fn names_in(directory: &Path) -> Result<Vec<String>, Local> {
+    let list = || -> io::Result<Vec<String>> {
+        let entries = match fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+        entries.map(|entry| entry.map(name)).collect()
+    };
+    list().map_err(|error| Local::file(directory, &error))
+}
+
+/// The name as file systems compare it that fold case, leave out what is not seen, or end a name
+/// before blanks, dots and a colon.
+fn folded(name: &str) -> String {
+    let seen = name.chars().filter(|character| !is_ignorable(*character));
+    let upper: String = seen.flat_map(char::to_uppercase).collect();
+    let end = upper.find(':').unwrap_or(upper.len());
+    upper[..end].trim_end_matches(['.', ' ']).to_owned()
+}
+
+/// `Default_Ignorable_Code_Point` of Unicode, which holds all that HFS+ leaves out.
+fn is_ignorable(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{202a}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fff8}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}'
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_file_systems_take_for_dot_git() {
+        for name in [
+            ".git",
+            ".GIT",
+            ".Git",
+            "git~1",
+            "GIT~1",
+            "git~1.",
+            ".git.",
+            ".git . .",
+            ".git ",
+            ".git::$INDEX_ALLOCATION",
+            ".git:x",
+            ".git . :x",
+            ".g\u{200c}it",
+            "\u{feff}.git",
+            ".git\u{202e}",
+            ".gi\u{206f}T",
+            ".g\u{ad}it",
+            ".g\u{fe0f}it",
+            ".g\u{131}t",
+            "x\\.git",
+            ".git\\config",
+        ] {
+            assert!(is_dot_git(name), "{name:?}");
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "git",
+            ".gitignore",
+            ".gitmodules",
+            ".git~1",
+            "git~2",
+            "git~10",
+            "a.git",
+            ". git",
+            " .git",
+            ".git-x",
+            ":.git",
+        ] {
+            assert!(!is_dot_git(name), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn directories_that_git_takes_for_a_repository() {
+        let is = |names: &[&'static str]| is_repository(names.iter().copied().map(Cow::Borrowed));
+        for names in [
+            &["HEAD", "objects", "refs"][..],
+            &["refs", "x", "HEAD"],
+            &["head", "OBJECTS", "Refs"],
+            &["HEAD", "commondir"],
+            &["HEAD.", "re\u{17f}s", "ref\u{17f}"],
+            &["H\u{200d}EAD", "CommonDir "],
+        ] {
+            assert!(is(names), "{names:?}");
+        }
+        for names in [
+            &[][..],
+            &["HEAD"],
+            &["refs", "objects", "config"],
+            &["HEAD.md", "refs"],
+            &["HEAD", "references"],
+        ] {
+            assert!(!is(names), "{names:?}");
+        }
+    }
+
+    #[test]
+    fn destinations_in_a_repository_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("bare/refs")).unwrap();
+        fs::create_dir(at("half")).unwrap();
+        fs::write(at("bare/HEAD"), "").unwrap();
+        fs::write(at("half/HEAD"), "").unwrap();
+        for name in [
+            ".git",
+            "x/.GIT/config",
+            "bare/config",
+            "half/refs",
+            "half/refs/heads/x",
+            "half/commondir",
+        ] {
+            assert!(check_destination(&at(name)).is_err(), "{name}");
+        }
+        for name in ["x", "x/y", "half/objects", "half/x/refs", "bare/hooks/x"] {
+            assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
+        }
+    }
+}
