@@ -34,7 +34,7 @@ fn command(daemon: &Daemon, words: &[&str]) -> Command {
     command
 }
 
-fn jig(daemon: &Daemon, words: &[&str]) -> Output {
+pub(super) fn jig(daemon: &Daemon, words: &[&str]) -> Output {
     command(daemon, words).output().unwrap()
 }
 
@@ -48,7 +48,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 /// `jig approvals` on a terminal, with somebody before it.
-struct Somebody {
+pub(super) struct Somebody {
     child: Child,
     keyboard: File,
     screen: Arc<Mutex<String>>,
@@ -88,18 +88,18 @@ impl Somebody {
         }
     }
 
-    fn before(daemon: &Daemon) -> Self {
+    pub(super) fn before(daemon: &Daemon) -> Self {
         Self::at(command(daemon, &["approvals"]))
     }
 
     /// Waits until this is seen so often.
-    async fn sees(&self, text: &str, count: usize) -> String {
+    pub(super) async fn sees(&self, text: &str, count: usize) -> String {
         let seen = || self.screen.lock().unwrap().clone();
         eventually(text, async || seen().matches(text).count() >= count).await;
         seen()
     }
 
-    fn types(&mut self, text: &str) {
+    pub(super) fn types(&mut self, text: &str) {
         self.keyboard.write_all(text.as_bytes()).unwrap();
     }
 
@@ -128,8 +128,8 @@ impl Drop for Somebody {
     }
 }
 
-const ASKS: &str = "Approve? (y/n/always): ";
-const MAKES: &str = "Make this rule? (y/n, or another pattern): ";
+pub(super) const ASKS: &str = "Approve? (y/n/always): ";
+pub(super) const MAKES: &str = "Make this rule? (y/n, or another pattern): ";
 
 #[tokio::test]
 async fn somebody_at_a_terminal_answers() {

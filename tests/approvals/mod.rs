@@ -5,6 +5,7 @@ mod bounds;
 mod client;
 mod ends;
 mod judged;
+mod padded;
 mod patches;
 mod policy;
 mod reload;

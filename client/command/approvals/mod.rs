@@ -1,5 +1,6 @@
 //! `jig approvals`: calls that wait to be approved.
 
+mod fold;
 mod keyboard;
 mod prompt;
 mod watch;
@@ -17,7 +18,10 @@ use jig::{
 use rustix::termios::isatty;
 use serde_json::{Value, json};
 
-use self::prompt::{columns_of_terminal, question, state};
+use self::{
+    fold::folded,
+    prompt::{columns_of_terminal, question, state},
+};
 use super::{columns::columns, finish, processes::of_a_daemon, rules::rule_json};
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
@@ -186,7 +190,7 @@ fn table(approvals: &[Approval], now: SystemTime) -> String {
             approval.workspace.clone(),
             approval.principal.clone(),
             approval.tool.clone(),
-            shortened(&parameters),
+            shortened(&folded(&parameters)),
         ];
         row.map(|cell| escape::text(&cell).replace(['\n', '\t'], " "))
             .to_vec()
@@ -284,8 +288,16 @@ mod tests {
             ..Approval::default()
         };
         let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(200);
-        let text = table(&[approval], now);
+        let text = table(std::slice::from_ref(&approval), now);
         assert_eq!(text.lines().count(), 2, "{text}");
+        let padded = format!("echo{}rm -rf{}#", "\n".repeat(61), " ".repeat(3000));
+        let hidden = Approval {
+            parameters: vec![parameter("command", &padded)],
+            ..approval.clone()
+        };
+        let shown = table(&[hidden], now);
+        let expected = "command=echo ⟨60 empty lines⟩ rm -rf⟨3000 blanks⟩#\n";
+        assert!(shown.ends_with(expected), "{shown}");
         assert!(text.contains("01A       pending  3m   w"), "{text}");
         assert!(
             text.contains(r"command=a b\033[2J cwd=é") && text.ends_with("…\n"),

@@ -5,6 +5,7 @@ use std::io;
 use jig::api::v1::{Approval, Decision, Risk};
 use rustix::termios::tcgetwinsize;
 
+use super::fold::folded;
 use crate::escape;
 
 /// What stands before lines that go on from the one above: no value can begin a line as ours do.
@@ -13,6 +14,10 @@ const INDENT: &str = "    ";
 const COLUMNS: usize = 80;
 /// Least columns that are made use of.
 const NARROW: usize = 40;
+/// Lines of a terminal that does not say.
+const LINES: usize = 24;
+/// Least lines that are made use of.
+const FEW: usize = 8;
 
 /// What somebody has answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,20 +39,21 @@ pub(super) fn question(approval: &Approval, width: usize) -> String {
     let mut text = line(&format!("Tool: {tool}"), width);
     text += "Parameters:\n";
     for parameter in &approval.parameters {
-        text += &line(&format!("  {}: {}", parameter.name, parameter.value), width);
+        let value = folded(&parameter.value);
+        text += &line(&format!("  {}: {value}", parameter.name), width);
         if parameter.omitted_bytes > 0 {
             let omitted = parameter.omitted_bytes;
             text += &format!(
                 "  … {omitted} bytes of {} are not shown …\n",
                 parameter.name
             );
-            text += &line(&format!("{INDENT}{}", parameter.ending), width);
+            text += &line(&format!("{INDENT}{}", folded(&parameter.ending)), width);
         }
     }
     let files = approval
         .files_affected
         .iter()
-        .map(|file| escape::name(file));
+        .map(|file| escape::name(&folded(file)).into_owned());
     let files = files.collect::<Vec<_>>().join(", ");
     let files = if files.is_empty() { "-" } else { &files };
     text += &line(&format!("Files affected: {files}"), width);
@@ -63,6 +69,13 @@ pub(super) fn columns_of_terminal() -> usize {
     let size = tcgetwinsize(io::stdout()).ok();
     let columns = size.map(|size| usize::from(size.ws_col));
     columns.filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+}
+
+/// Lines of the terminal.
+pub(super) fn lines_of_terminal() -> usize {
+    let size = tcgetwinsize(io::stdout()).ok();
+    let lines = size.map(|size| usize::from(size.ws_row));
+    lines.filter(|lines| *lines > 0).unwrap_or(LINES).max(FEW)
 }
 
 /// What asks for the answer.
@@ -88,7 +101,7 @@ pub(super) fn rule(approval: &Approval, pattern: &str, width: usize) -> String {
             ),
             width,
         ),
-        pattern => line(&about, width) + &line(&format!("  {pattern}"), width),
+        pattern => line(&about, width) + &line(&format!("  {}", folded(pattern)), width),
     }
 }
 

@@ -11,8 +11,8 @@ use std::{
 use super::{
     keyboard::Keyboard,
     prompt::{
-        ASK, Answer, RuleAnswer, answer, ask_rule, columns_of_terminal, is_cut, question, rule,
-        rule_answer, state,
+        ASK, Answer, RuleAnswer, answer, ask_rule, columns_of_terminal, is_cut, lines_of_terminal,
+        question, rule, rule_answer, state,
     },
 };
 use crate::{
@@ -29,6 +29,9 @@ use jig::{
     },
     client::{ApprovalEvents, CallError, Client},
 };
+
+/// Lines of the terminal beside those of a call: who asks, a note, and what asks for the answer.
+const LINES_BESIDE: usize = 5;
 
 /// Rest between two attempts to watch, where the daemon does not say how long.
 const REST: Duration = Duration::from_secs(1);
@@ -64,6 +67,8 @@ struct Session {
     asked: Option<String>,
     /// Pattern of the rule of `always` that is asked about; empty where one must be typed.
     rule: Option<String>,
+    /// Whether all of the call that is asked about was shown: only then it can be allowed.
+    is_shown: bool,
     /// Whether a line is to be read before the next question.
     is_held: bool,
 }
@@ -140,9 +145,16 @@ impl Session {
         self.asked = Some(id.clone());
         self.rule = None;
         output::note(&about(approval, SystemTime::now()));
-        output::stdout(question(approval, columns_of_terminal()).as_bytes())?;
+        let text = question(approval, columns_of_terminal());
+        output::stdout(text.as_bytes())?;
+        let (lines, room) = (text.lines().count() + LINES_BESIDE, lines_of_terminal());
+        self.is_shown = lines <= room && !is_cut(approval);
         if is_cut(approval) {
             output::note("not all of this call is shown: answer all to see the rest");
+        } else if !self.is_shown {
+            output::note(&format!(
+                "this call has {lines} lines and the terminal {room}: answer all, and read from \"Tool:\" on"
+            ));
         }
         ask(keyboard, ASK)
     }
@@ -173,7 +185,14 @@ impl Session {
                 RuleAnswer::No => ask(keyboard, ASK),
             };
         }
-        match answer(line) {
+        let answer = answer(line);
+        match answer {
+            Answer::Decided(Decision::Allow | Decision::Always) if !self.is_shown => {
+                output::note(
+                    "not allowed yet, as not all of this call was shown: answer all first",
+                );
+                ask(keyboard, ASK)
+            }
             Answer::Decided(Decision::Always) => {
                 let suggested = approval.suggested_pattern.clone();
                 self.ask_about_rule(keyboard, &approval, suggested)
@@ -217,6 +236,7 @@ impl Session {
             Ok(found) => {
                 let whole = found.approval.unwrap_or_default();
                 output::stdout(question(&whole, columns_of_terminal()).as_bytes())?;
+                self.is_shown = !is_cut(&whole);
             }
             Err(error) => output::note(&error.message),
         }

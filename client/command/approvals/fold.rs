@@ -1,0 +1,107 @@
+//! Text that a caller chose, without the room in which a part of it could get out of sight.
+
+/// Empty lines in a row that are shown as they are.
+const MAX_EMPTY_LINES: usize = 3;
+/// Blanks in a row that are shown as they are.
+const MAX_BLANKS: usize = 40;
+
+/// The text with marks in place of many empty lines, `⟨60 empty lines⟩`, and of many blanks,
+/// `⟨3000 blanks⟩`. A line of blanks is empty.
+pub(super) fn folded(text: &str) -> String {
+    let mut folded = String::with_capacity(text.len());
+    let mut rest = text;
+    while !rest.is_empty() {
+        let start = rest.find(is_blank).unwrap_or(rest.len());
+        let (seen, after) = rest.split_at(start);
+        let end = after.find(|c| !is_blank(c)).unwrap_or(after.len());
+        let (run, after) = after.split_at(end);
+        folded.push_str(seen);
+        push_run(&mut folded, run);
+        rest = after;
+    }
+    folded
+}
+
+/// Adds blanks and line endings between two things that are seen.
+fn push_run(folded: &mut String, run: &str) {
+    let lines: Vec<&str> = run.split('\n').collect();
+    // The first ends the line before it, unless there is none; the last begins the line after it.
+    let empty = lines
+        .len()
+        .saturating_sub(if folded.is_empty() { 1 } else { 2 });
+    if empty <= MAX_EMPTY_LINES {
+        let lines = lines.into_iter().map(folded_blanks);
+        folded.push_str(&lines.collect::<Vec<_>>().join("\n"));
+        return;
+    }
+    if !folded.is_empty() {
+        folded.push('\n');
+    }
+    folded.push_str(&format!("⟨{empty} empty lines⟩\n"));
+    folded.push_str(&folded_blanks(lines.last().unwrap_or(&"")));
+}
+
+fn folded_blanks(blanks: &str) -> String {
+    match blanks.chars().count() {
+        count if count > MAX_BLANKS => format!("⟨{count} blanks⟩"),
+        _ => blanks.to_owned(),
+    }
+}
+
+/// Whether nothing is seen where it stands: white space, what fonts draw as such, and what has no
+/// width and is not escaped.
+fn is_blank(character: char) -> bool {
+    character.is_whitespace()
+        || matches!(
+            character,
+            '\u{34f}'
+                | '\u{115f}'..='\u{1160}'
+                | '\u{17b4}'..='\u{17b5}'
+                | '\u{180b}'..='\u{180f}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{2800}'
+                | '\u{3164}'
+                | '\u{fe00}'..='\u{fe0f}'
+                | '\u{feff}'
+                | '\u{ffa0}'
+                | '\u{e0100}'..='\u{e01ef}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_for_hiding_is_folded() {
+        for (text, expected) in [
+            ("", ""),
+            ("a b\n\n\n\nc", "a b\n\n\n\nc"),
+            ("a\n\n\n\n\nb", "a\n⟨4 empty lines⟩\nb"),
+            (
+                "a\n \n\t\n\u{3000}\n\u{2800}\r\n  b",
+                "a\n⟨4 empty lines⟩\n  b",
+            ),
+            ("\n\n\n\n\na", "⟨5 empty lines⟩\na"),
+            ("a\n\n\n\n\n", "a\n⟨4 empty lines⟩\n"),
+        ] {
+            assert_eq!(folded(text), expected, "{text:?}");
+        }
+        let blanks = |count| " ".repeat(count);
+        assert_eq!(folded(&blanks(40)), blanks(40));
+        assert_eq!(folded(&blanks(41)), "⟨41 blanks⟩");
+        let joiners = "\u{200d}".repeat(3000);
+        assert_eq!(folded(&format!("a{joiners}b")), "a⟨3000 blanks⟩b");
+        let attack = format!(
+            "echo EVIL{}rm -rf ~{}{}#fine",
+            "\n".repeat(61),
+            blanks(3000),
+            "\n".repeat(61)
+        );
+        assert_eq!(
+            folded(&attack),
+            "echo EVIL\n⟨60 empty lines⟩\nrm -rf ~\n⟨60 empty lines⟩\n#fine"
+        );
+    }
+}
