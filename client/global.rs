@@ -48,6 +48,11 @@ impl Global {
         given(self.session.as_ref())
     }
 
+    /// Whether the call may be repeated.
+    pub(crate) fn has_request_id(&self) -> bool {
+        self.request_id.is_some()
+    }
+
     /// Refuses a request id where it would not do what it is for.
     pub(crate) fn refuse_request_id(&self, why: &str) -> Result<(), Failure> {
         match self.request_id {

@@ -61,6 +61,8 @@ mod jobs;
 mod kernels;
 /// Hosts that do not give the highest level of isolation.
 mod levels;
+/// `jig run`, and every byte that its command writes.
+mod run_streams;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
 /// Limits of runs.

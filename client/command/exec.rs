@@ -97,11 +97,27 @@ pub(crate) fn exec(global: &Global, args: ExecArgs) -> ExitCode {
             detaches: args.detach,
             keeps,
             comes_back: global.address().is_some(),
+            forwards_interrupts: true,
             as_json: global.json,
         };
         follow(global, session)
     });
     finish(global, result)
+}
+
+/// Runs a command for `jig run`: nothing is given to it, and Ctrl-C cancels it.
+pub(super) fn run(global: &Global, request: StartRequest) -> u8 {
+    let session = Session {
+        begin: Begin::Start(Box::new(request)),
+        is_fed: false,
+        has_terminal: false,
+        detaches: false,
+        keeps: false,
+        comes_back: false,
+        forwards_interrupts: false,
+        as_json: false,
+    };
+    code_after(global, follow(global, session))
 }
 
 pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
@@ -128,6 +144,8 @@ pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
             detaches: false,
             keeps,
             comes_back: true,
+            // Without input, somebody else's process is only looked at.
+            forwards_interrupts: args.interactive,
             as_json: global.json,
         };
         follow(global, session)
@@ -179,11 +197,15 @@ fn follow(global: &Global, session: Session) -> Result<Followed, Failure> {
 }
 
 fn finish(global: &Global, result: Result<Followed, Failure>) -> ExitCode {
-    ExitCode::from(match result {
+    ExitCode::from(code_after(global, result))
+}
+
+fn code_after(global: &Global, result: Result<Followed, Failure>) -> u8 {
+    match result {
         Ok(followed) => followed.tell(global),
         Err(failure) => {
             failure.report(global.json);
             code_of(&failure)
         }
-    })
+    }
 }

@@ -6,13 +6,18 @@ use std::{
 };
 
 use clap::Args;
-use jig::api::v1::{RunRequest, RunResponse};
+use jig::{
+    api::v1::{ReadArtifactRequest, RunRequest, RunResponse, StartRequest},
+    client::Client,
+};
 
-use super::{ended, run_failed, words::Words};
+use super::{ended, exec, run_failed, words::Words};
 use crate::{connection, exit, failure::Failure, global::Global, json, local::Local, output};
 
 /// Most bytes of standard input that a request takes.
 const STDIN_LIMIT: usize = 8 << 20;
+/// Seconds that a command may run by default: those of `ToolService.Run`, as `Start` has none.
+const DEFAULT_TIMEOUT_SEC: u32 = 120;
 
 /// Run a command in a sandbox of its own.
 ///
@@ -20,14 +25,19 @@ const STDIN_LIMIT: usize = 8 << 20;
 /// shell; `jig run -- make test` runs the program with its arguments as they are. Flags of jig
 /// stand before the command.
 ///
+/// Prints what the command writes, all of it and as it comes. With --json, --max-output or
+/// --request-id it is printed at the end.
+///
 /// Exits with the command's exit code; 128+n when signal n ended it, 124 when its time was up, 130
-/// when it was cancelled, 125 when jig failed.
+/// when it was cancelled, 141 when standard output is closed early, which ends the command. 125 when
+/// jig failed, or the command exited with 0 and a part of its output is lost.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// Seconds that the command may run; 120 by default.
     #[arg(long, value_name = "SEC")]
     timeout: Option<u32>,
-    /// Most bytes of each stream to print; 102,400 by default, 10,485,760 at most.
+    /// Print at most so many bytes of each stream, beginning and end, up to 10,485,760. With --json
+    /// the default is 102,400.
     #[arg(long, value_name = "BYTES")]
     max_output: Option<u32>,
     /// Read standard input to its end, up to 8 MiB, and give it to the command. Without it the
@@ -39,12 +49,19 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn run(global: &Global, args: RunArgs) -> ExitCode {
+    let is_cut = global.json || args.max_output.is_some();
     let result = request(args).and_then(|request| {
-        let response = connection::call(global, async move |client: jig::client::Client| {
+        if !is_cut && !global.has_request_id() {
+            return Ok(exec::run(global, start(request)));
+        }
+        let response = connection::call(global, async move |client: Client| {
             Ok(client.run(request).await?)
         })?;
-        print(&response, global)?;
-        Ok(exit::of_run(&response))
+        if is_cut {
+            print(&response, global)?;
+            return Ok(exit::of_run(&response));
+        }
+        print_whole(&response, global)
     });
     ExitCode::from(match result {
         Ok(code) => code,
@@ -69,6 +86,22 @@ fn request(args: RunArgs) -> Result<RunRequest, Failure> {
         timeout_sec: args.timeout,
         max_output_bytes: args.max_output,
     })
+}
+
+/// The same command, to be watched while it runs. Not where the call has a request id: a stream can
+/// be repeated as long as the daemon keeps it in memory, an answer also after it was restarted.
+fn start(request: RunRequest) -> StartRequest {
+    StartRequest {
+        command: request.command,
+        argv: request.argv,
+        cwd: request.cwd,
+        env: request.env,
+        stdin: request.stdin,
+        stdin_open: Some(false),
+        timeout_sec: Some(request.timeout_sec.unwrap_or(DEFAULT_TIMEOUT_SEC)),
+        limits: request.limits,
+        ..StartRequest::default()
+    }
 }
 
 fn read_stdin(stdin: impl io::Read) -> Result<Vec<u8>, Failure> {
@@ -105,6 +138,76 @@ fn print(response: &RunResponse, global: &Global) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Prints all that the command wrote: from the artifacts, where the answer does not hold the bytes as
+/// they were. Answers the exit code.
+fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
+    let mut is_whole = true;
+    for (name, text, is_truncated, bytes, path) in [
+        (
+            "standard output",
+            &response.stdout,
+            response.stdout_truncated,
+            response.stdout_bytes,
+            &response.stdout_path,
+        ),
+        (
+            "standard error",
+            &response.stderr,
+            response.stderr_truncated,
+            response.stderr_bytes,
+            &response.stderr_path,
+        ),
+    ] {
+        let is_stdout = name == "standard output";
+        // What is not UTF-8 was replaced by this character.
+        let printed = if is_truncated || text.contains('\u{fffd}') {
+            copy_artifact(global, path, is_stdout)
+        } else if is_stdout {
+            output::stdout(text.as_bytes()).map(|()| bytes)
+        } else {
+            output::stderr(text.as_bytes());
+            Ok(bytes)
+        };
+        match printed {
+            Ok(printed) if printed < bytes => {
+                is_whole = false;
+                output::note(&format!("only {printed} of {bytes} bytes of {name} were kept"));
+            }
+            Ok(_) => {}
+            Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            Err(failure @ Failure::Call(_)) => {
+                is_whole = false;
+                output::note(&format!("{bytes} bytes of {name} are lost: {}", failure.summary()));
+            }
+            Err(failure) => return Err(failure),
+        }
+    }
+    for line in ends(response) {
+        output::note(&line);
+    }
+    Ok(match exit::of_run(response) {
+        // All is not well for who takes what came for the whole.
+        exit::SUCCESS if !is_whole => exit::RUN_FAILED,
+        code => code,
+    })
+}
+
+/// Prints an artifact. Answers how many bytes it has.
+fn copy_artifact(global: &Global, path: &str, to_stdout: bool) -> Result<u64, Failure> {
+    let request = ReadArtifactRequest {
+        path: path.to_owned(),
+        ..ReadArtifactRequest::default()
+    };
+    connection::call(global, async move |client: Client| {
+        let client = client.without_request_id();
+        Ok(if to_stdout {
+            client.copy_artifact(request, io::stdout()).await?
+        } else {
+            client.copy_artifact(request, io::stderr()).await?
+        })
+    })
+}
+
 /// What the output alone does not tell.
 fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<String> {
     let mut notes = Vec::new();
@@ -138,6 +241,13 @@ fn notes(response: &RunResponse, is_kept: bool, session: Option<&str>) -> Vec<St
             response.artifact_error
         ));
     }
+    notes.extend(ends(response));
+    notes
+}
+
+/// How it ended, where the exit code does not tell.
+fn ends(response: &RunResponse) -> Vec<String> {
+    let mut notes = Vec::new();
     notes.extend(ended::how(
         response.outcome,
         &response.signal,

@@ -52,6 +52,8 @@ pub(super) struct Session {
     pub(super) keeps: bool,
     /// Whether a lost connection is made again.
     pub(super) comes_back: bool,
+    /// Whether the first interrupt is sent on to the process. Otherwise it ends this side.
+    pub(super) forwards_interrupts: bool,
     /// Whether events are printed as JSON.
     pub(super) as_json: bool,
 }
@@ -67,7 +69,7 @@ impl Session {
         };
         let (process, known) = watch::channel(None);
         let known = Known(known);
-        let ended = self.run(connecting, signals, process, &known, is_viewed);
+        let ended = self.run(connecting, signals, process, &known);
         let end = ended.await;
         Followed {
             process_id: known.now().map(|running| running.process_id).or(named),
@@ -84,7 +86,6 @@ impl Session {
         signals: &mut Signals,
         process: watch::Sender<Option<Running>>,
         known: &Known,
-        is_viewed: bool,
     ) -> Result<End, Failure> {
         let is_fed = self.is_fed && !self.detaches;
         // Signals are listened for already: nothing ends this side before it has taken it back.
@@ -113,7 +114,7 @@ impl Session {
         tokio::select! {
             end = watcher.watch(connecting, printer) => end,
             end = typing => end,
-            failure = mind(signals, known, !is_viewed) => Err(failure),
+            failure = mind(signals, known, self.forwards_interrupts) => Err(failure),
             failure = follow_size(known.clone(), self.has_terminal && !self.detaches) => Err(failure),
         }
     }
