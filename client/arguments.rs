@@ -15,8 +15,9 @@ use crate::{
 
 /// Runs sandboxed tool calls through a jig daemon, or serves them.
 ///
-/// Without --address, `run`, `call`, `tools`, `info` and the commands about files start a daemon for that one call,
-/// which holds the current directory.
+/// Without --address, your daemon or root's is used that listens at $XDG_RUNTIME_DIR/jig.sock or 127.0.0.1:50051. `run`,
+/// `exec`, `call`, `tools`, `info` and the commands about files use it only if the current directory is its workspace, and
+/// otherwise start a daemon for that one call, which holds the current directory. Standard error says which is used.
 #[derive(Debug, Parser)]
 #[command(name = "jig", version, propagate_version = false)]
 pub(crate) struct Arguments {
@@ -65,6 +66,57 @@ pub(crate) enum Command {
     #[command(disable_help_flag = true)]
     Serve(ServeArgs),
     Bench(BenchArgs),
+}
+
+/// Which daemon a command needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// One that runs and keeps what it is asked about.
+    Daemon,
+    /// Any, also one that is started for this call and holds the current directory.
+    Either,
+    /// None, or one that the command starts itself.
+    Nothing,
+}
+
+impl Command {
+    /// The daemon that the command needs.
+    pub(crate) fn need(&self) -> Need {
+        match self {
+            Self::Attach(_)
+            | Self::Ps(_)
+            | Self::Kill(_)
+            | Self::Health(_)
+            | Self::Events(_)
+            | Self::Sessions(_)
+            | Self::Last(_)
+            | Self::Artifacts(_)
+            | Self::Artifact(_)
+            | Self::Batch(_)
+            | Self::Job(_)
+            | Self::Approvals(_)
+            | Self::Rules(_) => Need::Daemon,
+            Self::Exec(args) if args.needs_daemon() => Need::Daemon,
+            Self::Run(_)
+            | Self::Exec(_)
+            | Self::Read(_)
+            | Self::Ls(_)
+            | Self::Cp(_)
+            | Self::Write(_)
+            | Self::Edit(_)
+            | Self::Patch(_)
+            | Self::Search(_)
+            | Self::Stat(_)
+            | Self::Mkdir(_)
+            | Self::Mv(_)
+            | Self::Rm(_)
+            | Self::Nb(_)
+            | Self::Info
+            | Self::Tools(_)
+            | Self::Call(_) => Need::Either,
+            Self::Key(_) | Self::Serve(_) | Self::Bench(_) => Need::Nothing,
+        }
+    }
 }
 
 /// Never read: `serve` is decided before the arguments are parsed. It stands here for `jig help`.

@@ -6,6 +6,7 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     thread,
+    time::Duration,
 };
 
 use jig::client::Client;
@@ -14,7 +15,15 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-use crate::{exit, failure::Failure, global::Global, local::Local};
+use crate::{
+    exit,
+    failure::Failure,
+    global::{Global, no_daemon},
+    listener::is_trusted,
+    local::Local,
+};
+#[cfg(feature = "daemon")]
+use crate::{home, isolation_hint::with_hint};
 
 /// The signals that ask us to end.
 #[derive(Debug)]
@@ -61,7 +70,7 @@ where
 {
     let call = |address: String, global: Global| async move {
         let signals = Signals::listen()?;
-        let connecting = async move { Ok(Client::connect(&address, global.options()).await?) };
+        let connecting = async move { connect(&address, &global).await };
         Ok::<_, Failure>(call(Box::pin(connecting), signals).await)
     };
     let (answer, signals) = match global.address() {
@@ -84,6 +93,23 @@ where
     Calling: Future<Output = Result<T, Failure>>,
 {
     block_on(connected(address, global, call))
+}
+
+/// As [`call_at`], for an answer that is not waited for any longer.
+pub(crate) fn call_within<T, Call, Calling>(
+    time: Duration,
+    global: &Global,
+    call: Call,
+) -> Result<T, Failure>
+where
+    Call: FnOnce(Client) -> Calling,
+    Calling: Future<Output = Result<T, Failure>>,
+{
+    let address = global.daemon()?;
+    block_on(async {
+        let called = tokio::time::timeout(time, connected(address, global, call)).await;
+        called.unwrap_or_else(|elapsed| Err(Failure::system(elapsed)))
+    })
 }
 
 /// A runtime of one thread: there is one call to wait for.
@@ -112,7 +138,17 @@ where
     Call: FnOnce(Client) -> Calling,
     Calling: Future<Output = Result<T, Failure>>,
 {
-    call(Client::connect(address, global.options()).await?).await
+    call(connect(address, global).await?).await
+}
+
+/// Connects. One who took the place of a daemon that was found is sent nothing: the kernel says who
+/// listens also once there is a connection.
+async fn connect(address: &str, global: &Global) -> Result<Client, Failure> {
+    let client = Client::connect(address, global.options()).await?;
+    if global.is_default && !is_trusted(address) {
+        return Err(no_daemon());
+    }
+    Ok(client)
 }
 
 /// Waits for the call, or drops and thereby cancels it when a signal asks us to end.
@@ -189,9 +225,13 @@ where
     Call: FnOnce(Client) -> Calling + Send + 'static,
     Calling: Future<Output = Result<T, Failure>> + Send + 'static,
 {
-    embedded_with(global, |address, global| async move {
+    let (result, signals) = embedded_with(global, |address, global| async move {
         until_signal(connected(&address, &global, call)).await
-    })
+    })?;
+    Ok((
+        result.map_err(|failure| with_hint(global, failure)),
+        signals,
+    ))
 }
 
 #[cfg(feature = "daemon")]
@@ -204,8 +244,10 @@ where
     global.refuse_request_id("without --address the daemon ends with the call")?;
     let fails = |error| Local::new("the current directory cannot be found", &error);
     let here = std::env::current_dir().map_err(fails)?;
+    home::check(&here, global.allow_home)?;
+    let level = global.minimum_level().map(str::to_owned);
     let global = global.clone();
-    jig::daemon::with_embedded(here, |address: String| call(address, global))
+    jig::daemon::with_embedded(here, level, |address: String| call(address, global))
         .map_err(Failure::Embedded)?
 }
 
@@ -214,7 +256,7 @@ fn embedded<T, Call, Calling>(_: &Global, _: Call) -> Result<Over<T>, Failure>
 where
     Call: FnOnce(Client) -> Calling,
 {
-    Err(no_daemon())
+    Err(built_without_daemon())
 }
 
 #[cfg(not(feature = "daemon"))]
@@ -222,11 +264,11 @@ fn embedded_with<T, Call, Calling>(_: &Global, _: Call) -> Result<T, Failure>
 where
     Call: FnOnce(String, Global) -> Calling,
 {
-    Err(no_daemon())
+    Err(built_without_daemon())
 }
 
 #[cfg(not(feature = "daemon"))]
-fn no_daemon() -> Failure {
+fn built_without_daemon() -> Failure {
     Failure::Usage(
         "this jig was built without the daemon: name one with --address or JIG_ADDRESS".to_owned(),
     )

@@ -13,10 +13,10 @@ use crate::failure::Failure;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Global {
-    /// Where the daemon listens: `host:port`, `http://host:port` or `unix:/path`.
+    /// Daemon address: `host:port`, `http://host:port` or `unix:/path`.
     #[arg(long, global = true, env = "JIG_ADDRESS", value_name = "ADDR")]
     address: Option<String>,
-    /// Key that says who calls. Other users can see arguments: better to set the variable.
+    /// API key. Prefer JIG_KEY: command-line arguments are visible to other users.
     #[arg(long, global = true, env = "JIG_KEY", hide_env_values = true)]
     key: Option<String>,
     /// Which of the daemon's workspaces; its first one by default.
@@ -28,10 +28,20 @@ pub(crate) struct Global {
     /// Seconds that the call may take; fractions are allowed.
     #[arg(long, global = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
     deadline: Option<Duration>,
-    /// Id of this call, of your choice: repeated with the same one, also after the daemon was restarted, it is
-    /// done once and answered alike. For one call that changes something.
+    /// Idempotency key of one call that changes something. Repeating the call with the same id returns the first
+    /// result, even after a daemon restart.
     #[arg(long, global = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     request_id: Option<String>,
+    /// Minimum isolation level of commands where the daemon is started for this call: L3 by default, L2 or L1. A
+    /// running daemon that is not named is used only if it isolates commands so strongly.
+    #[arg(long, global = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = level)]
+    minimum_level: Option<String>,
+    /// Let the daemon of this call have your home directory, or one above it, as its workspace.
+    #[arg(long, global = true)]
+    pub(crate) allow_home: bool,
+    /// Whether the address is one that was found, not named.
+    #[arg(skip)]
+    pub(crate) is_default: bool,
     /// Print the answer, or the error, as one JSON object.
     #[arg(long, global = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
@@ -41,6 +51,26 @@ impl Global {
     /// The daemon to call. None: one of our own.
     pub(crate) fn address(&self) -> Option<&str> {
         given(self.address.as_ref())
+    }
+
+    /// The daemon to call, for commands that need a running one.
+    pub(crate) fn daemon(&self) -> Result<&str, Failure> {
+        self.address().ok_or_else(no_daemon)
+    }
+
+    /// The same with a daemon that was found, and its workspace.
+    pub(crate) fn with_default_address(&self, address: &str, workspace: Option<String>) -> Self {
+        Self {
+            address: Some(address.to_owned()),
+            is_default: true,
+            workspace: workspace.or_else(|| self.workspace.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// The minimum level, where one was given.
+    pub(crate) fn minimum_level(&self) -> Option<&str> {
+        given(self.minimum_level.as_ref())
     }
 
     /// The session, where one was named.
@@ -78,6 +108,22 @@ impl Global {
                 .filter(|text| is_traceparent(text)),
             request_id: self.request_id.clone(),
         }
+    }
+}
+
+/// There is no daemon to call.
+pub(crate) fn no_daemon() -> Failure {
+    Failure::Usage(
+        "no daemon given, and none found: use --address or JIG_ADDRESS (start one with `jig serve`)"
+            .to_owned(),
+    )
+}
+
+fn level(text: &str) -> Result<String, String> {
+    match text {
+        // As for the others, an empty variable is none.
+        "" | "L1" | "L2" | "L3" => Ok(text.to_owned()),
+        _ => Err("give L3, L2 or L1".to_owned()),
     }
 }
 

@@ -181,6 +181,7 @@ fn workspace(workspace: &Workspace) -> Value {
         "mount_path": workspace.mount_path,
         "uid": workspace.uid,
         "ownership": workspace.ownership,
+        "directory_id": workspace.directory_id,
     })
 }
 

@@ -117,16 +117,20 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state
-/// directory that is removed afterwards. Its journals and records of uploads, which those after it
+/// Runs a daemon for the time of one `call`, with `workspace` as its workspace, a minimum isolation
+/// level (`L3` by default) and a state directory that is removed afterwards. Its journals and records of uploads, which those after it
 /// need, are in the state directory of who names none.
 ///
 /// `call` gets the address. The process must have no other thread when this is called. Answers why,
 /// where the daemon cannot be started.
-pub fn with_embedded<T, F, Fut>(workspace: PathBuf, call: F) -> Result<T, String>
+pub fn with_embedded<T, F, Fut>(
+    workspace: PathBuf,
+    minimum_level: Option<String>,
+    call: F,
+) -> Result<T, String>
 where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
 {
-    start::with_embedded(workspace, call).map_err(|error| error.to_string())
+    start::with_embedded(workspace, minimum_level, call).map_err(|error| error.to_string())
 }

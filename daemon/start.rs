@@ -106,7 +106,11 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
 }
 
 /// Runs a daemon for the time of one call.
-pub(super) fn with_embedded<T, F, Fut>(workspace: PathBuf, call: F) -> Result<T, StartError>
+pub(super) fn with_embedded<T, F, Fut>(
+    workspace: PathBuf,
+    minimum_level: Option<String>,
+    call: F,
+) -> Result<T, StartError>
 where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
@@ -120,6 +124,7 @@ where
         workspace: vec![format!("workspace={}", workspace.display())],
         state_dir: Some(folder.path().join("state")),
         protect: std::env::var("JIG_PROTECT").into_iter().collect(),
+        minimum_level,
         ..Default::default()
     };
     let config = Config::load(args)?;

@@ -61,8 +61,6 @@ mod jobs;
 mod kernels;
 /// Hosts that do not give the highest level of isolation.
 mod levels;
-/// `jig run`, and every byte that its command writes.
-mod run_streams;
 /// What ends a run from outside: deadlines, shutting down.
 mod lifecycle;
 /// Limits of runs.
@@ -79,6 +77,8 @@ mod real_work;
 mod requests;
 /// The contract of `Run` for commands that mean no harm.
 mod run;
+/// `jig run`, and every byte that its command writes.
+mod run_streams;
 /// What the source documents ask for, row by row.
 mod seeds;
 /// Sessions: their records, their numbers, their artifacts.
@@ -95,5 +95,7 @@ mod terminal;
 mod tidy;
 /// A host that cannot isolate commands: none is run.
 mod unavailable;
+/// Which daemon `jig` uses where none is named.
+mod which_daemon;
 /// Several workspaces of one daemon.
 mod workspaces;

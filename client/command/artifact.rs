@@ -6,7 +6,7 @@ use clap::Args;
 use jig::{api::v1::ReadArtifactRequest, client::Client};
 
 use super::finish;
-use crate::{connection, failure::Failure, global::Global};
+use crate::{connection, global::Global};
 
 /// Print the whole output of a command, or a part of it.
 ///
@@ -30,15 +30,11 @@ pub(crate) fn artifact(global: &Global, args: ArtifactArgs) -> ExitCode {
         offset: args.offset,
         limit: args.limit,
     };
-    let result = match global.address() {
-        Some(address) => connection::call_at(address, global, async |client: Client| {
+    let result = global.daemon().and_then(|address| {
+        connection::call_at(address, global, async |client: Client| {
             client.copy_artifact(request, io::stdout().lock()).await?;
             Ok(())
-        }),
-        // A daemon of our own would have a state of its own, in which nothing is.
-        None => Err(Failure::Usage(
-            "artifacts are kept by a daemon: name it with --address or JIG_ADDRESS".to_owned(),
-        )),
-    };
+        })
+    });
     finish(result, global.json)
 }

@@ -50,7 +50,7 @@ pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
         keep_alive_sec: None,
         tail: args.tail,
     };
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
             watch(&client, request, global.json).await
         })
@@ -119,7 +119,7 @@ fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
 }
 
 pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
             let mut request = ListSessionsRequest::default();
             loop {
@@ -135,15 +135,6 @@ pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCo
         })
     });
     finish(result, global.json)
-}
-
-/// The daemon, which must be named: one of our own would have sessions of its own, with nothing in them.
-pub(super) fn of_a_daemon(global: &Global) -> Result<&str, Failure> {
-    global.address().ok_or_else(|| {
-        Failure::Usage(
-            "sessions are kept by a daemon: name it with --address or JIG_ADDRESS".to_owned(),
-        )
-    })
 }
 
 fn print(session: &SessionInfo, as_json: bool) -> Result<(), Failure> {

@@ -26,8 +26,8 @@ use self::{
     terminal::size_of_terminal,
     watch::Begin,
 };
-use super::{processes::of_a_daemon, words::Words};
-use crate::{connection, failure::Failure, global::Global};
+use super::words::Words;
+use crate::{connection, failure::Failure, global::Global, isolation_hint::with_hint};
 
 /// What runs in a terminal when nothing is named.
 const SHELL: &str = "command -v bash > /dev/null && exec bash; exec sh";
@@ -65,6 +65,13 @@ pub(crate) struct ExecArgs {
     pub(crate) words: Words,
 }
 
+impl ExecArgs {
+    /// Whether the command goes on: a daemon of our own would end with this call.
+    pub(crate) fn needs_daemon(&self) -> bool {
+        self.keep || self.detach
+    }
+}
+
 /// Come back to a command that `jig exec --keep` or `--detach` started.
 ///
 /// Prints what it has written so far, as far as it is kept, and what it writes from now on. Without
@@ -84,12 +91,8 @@ pub(crate) struct AttachArgs {
 }
 
 pub(crate) fn exec(global: &Global, args: ExecArgs) -> ExitCode {
-    let keeps = args.keep || args.detach;
+    let keeps = args.needs_daemon();
     let result = request(&args).and_then(|request| {
-        if keeps {
-            // One of our own ends with this call.
-            of_a_daemon(global)?;
-        }
         let session = Session {
             begin: Begin::Start(Box::new(request)),
             is_fed: args.interactive,
@@ -121,7 +124,7 @@ pub(super) fn run(global: &Global, request: StartRequest) -> u8 {
 }
 
 pub(crate) fn attach(global: &Global, args: AttachArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         let id = args.process.clone();
         // What it is says whether keys are to reach it one by one.
         let listed = connection::call_at(address, global, async |client: Client| {
@@ -190,10 +193,13 @@ fn request(args: &ExecArgs) -> Result<StartRequest, Failure> {
 }
 
 fn follow(global: &Global, session: Session) -> Result<Followed, Failure> {
-    connection::call_minding_signals(global, |connecting, mut signals| async move {
-        let followed = session.follow(connecting, &mut signals).await;
-        (followed, signals)
-    })
+    let mut followed =
+        connection::call_minding_signals(global, |connecting, mut signals| async move {
+            let followed = session.follow(connecting, &mut signals).await;
+            (followed, signals)
+        })?;
+    followed.end = followed.end.map_err(|failure| with_hint(global, failure));
+    Ok(followed)
 }
 
 fn finish(global: &Global, result: Result<Followed, Failure>) -> ExitCode {

@@ -11,7 +11,7 @@ use crate::{connection, exit, failure::Failure, global::Global, json, output};
 /// Ask whether the daemon answers calls.
 ///
 /// Exits with 0 when it does; 1 when the arguments are wrong, 2 when there is no connection, 3 when
-/// the call failed, 4 when it does not answer calls.
+/// the call failed, 4 when it does not answer calls; 64 when none is named and none is found.
 #[derive(Debug, Args)]
 pub(crate) struct HealthArgs {
     /// Service to ask for, as `jig.v1.ToolService`; without it, the daemon as a whole.
@@ -20,15 +20,9 @@ pub(crate) struct HealthArgs {
 
 pub(crate) fn health(global: &Global, args: HealthArgs) -> ExitCode {
     let service = args.service.unwrap_or_default();
-    let result = if global.address().is_some() {
-        connection::call(global, async move |client: jig::client::Client| {
-            Ok(client.check_health(service).await?)
-        })
-    } else {
-        Err(Failure::Usage(
-            "name a daemon with --address or JIG_ADDRESS".to_owned(),
-        ))
-    };
+    let result = connection::call(global, async move |client: jig::client::Client| {
+        Ok(client.check_health(service).await?)
+    });
     let result = result.and_then(|status| {
         if global.json {
             output::json(&json::health(status))?;

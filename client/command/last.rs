@@ -11,7 +11,7 @@ use jig::{
 };
 use serde_json::json;
 
-use super::{events::of_a_daemon, finish};
+use super::finish;
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
 /// Tell what the last command of a session (--session) was, how it ended, and how its output begins.
@@ -27,7 +27,7 @@ pub(crate) struct ArtifactsArgs {
 }
 
 pub(crate) fn last(global: &Global, LastArgs {}: LastArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         let last = connection::call_at(address, global, async |client: Client| {
             Ok(client.last_command(LastCommandRequest {}).await?)
         })?;
@@ -40,7 +40,7 @@ pub(crate) fn last(global: &Global, LastArgs {}: LastArgs) -> ExitCode {
 }
 
 pub(crate) fn artifacts(global: &Global, args: ArtifactsArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
             let mut request = ListArtifactsRequest {
                 step: args.step,

@@ -49,7 +49,7 @@ pub(crate) struct KillArgs {
 }
 
 pub(crate) fn ps(global: &Global, args: PsArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         let listed = connection::call_at(address, global, async |client: Client| {
             Ok(client.list_processes().await?)
         })?;
@@ -59,7 +59,7 @@ pub(crate) fn ps(global: &Global, args: PsArgs) -> ExitCode {
 }
 
 pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| {
+    let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
             let mut failed = None;
             for process_id in args.processes {
@@ -78,15 +78,6 @@ pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
         })
     });
     finish(result, global.json)
-}
-
-/// The daemon, which must be named: one of our own would run nothing.
-pub(super) fn of_a_daemon(global: &Global) -> Result<&str, Failure> {
-    global.address().ok_or_else(|| {
-        Failure::Usage(
-            "processes run in a daemon: name it with --address or JIG_ADDRESS".to_owned(),
-        )
-    })
 }
 
 fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<(), Failure> {

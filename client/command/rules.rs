@@ -12,7 +12,7 @@ use jig::{
 };
 use serde_json::{Value, json};
 
-use super::{columns::columns, finish, processes::of_a_daemon};
+use super::{columns::columns, finish};
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
 /// Seconds of a day.
@@ -77,7 +77,7 @@ enum Word {
 }
 
 pub(crate) fn rules(global: &Global, args: RulesArgs) -> ExitCode {
-    let result = of_a_daemon(global).and_then(|address| match args.action {
+    let result = global.daemon().and_then(|address| match args.action {
         Action::List => list(address, global),
         Action::Add(args) => add(address, global, args),
         Action::Rm { rules } => remove(address, global, rules),

@@ -171,13 +171,18 @@ fn print_whole(response: &RunResponse, global: &Global) -> Result<u8, Failure> {
         match printed {
             Ok(printed) if printed < bytes => {
                 is_whole = false;
-                output::note(&format!("only {printed} of {bytes} bytes of {name} were kept"));
+                output::note(&format!(
+                    "only {printed} of {bytes} bytes of {name} were kept"
+                ));
             }
             Ok(_) => {}
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
             Err(failure @ Failure::Call(_)) => {
                 is_whole = false;
-                output::note(&format!("{bytes} bytes of {name} are lost: {}", failure.summary()));
+                output::note(&format!(
+                    "{bytes} bytes of {name} are lost: {}",
+                    failure.summary()
+                ));
             }
             Err(failure) => return Err(failure),
         }

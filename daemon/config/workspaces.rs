@@ -40,7 +40,10 @@ pub(super) fn workspaces(
         }
     };
     let written: Vec<file::Workspace> = match (flags, tables) {
-        ([], tables) if tables.is_empty() => vec![plain(".")],
+        ([], tables) if tables.is_empty() => {
+            problems.extend(implied_home());
+            vec![plain(".")]
+        }
         ([], tables) => tables,
         (flags, _) => flags.iter().map(|text| plain(text)).collect(),
     };
@@ -152,6 +155,19 @@ fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> b
             false
         }
     }
+}
+
+/// Why the current directory is served only if it is named: it holds the home directory.
+fn implied_home() -> Option<String> {
+    let home = fs::canonicalize(std::env::var_os("HOME")?).ok()?;
+    let here = std::env::current_dir().ok()?;
+    let holds_home = here != Path::new("/") && home.starts_with(&here);
+    holds_home.then(|| {
+        format!(
+            "the current directory {} holds your home directory: commands could read and change all of it; start jigd in the directory of the project, or insist with --workspace {0}",
+            here.display()
+        )
+    })
 }
 
 #[cfg(test)]

@@ -194,6 +194,10 @@ impl Info {
                     Some(_) => "own",
                 }
                 .to_owned(),
+                directory_id: {
+                    let (device, inode) = scene.workspace.identity();
+                    format!("{device:x}-{inode:x}")
+                },
             })
             .collect()
     }

@@ -22,7 +22,7 @@ use self::{
     fold::folded,
     prompt::{columns_of_terminal, question, state},
 };
-use super::{columns::columns, finish, processes::of_a_daemon, rules::rule_json};
+use super::{columns::columns, finish, rules::rule_json};
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
 /// Most characters of a call's parameters in a list.
@@ -85,7 +85,7 @@ enum Word {
 
 pub(crate) fn approvals(global: &Global, args: ApprovalsArgs) -> ExitCode {
     let is_terminal = isatty(io::stdin()) && isatty(io::stdout());
-    let result = of_a_daemon(global).and_then(|address| match args.action {
+    let result = global.daemon().and_then(|address| match args.action {
         Some(Action::List { all }) => list(address, global, all),
         Some(Action::Show { id }) => show(address, global, id),
         Some(Action::Decide(args)) => decide(address, global, args),

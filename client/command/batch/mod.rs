@@ -12,7 +12,7 @@ use jig::{
 use serde_json::{Value, json};
 
 use self::document::request;
-use super::{columns::columns, finish, job};
+use super::{columns::columns, finish};
 use crate::{
     connection, escape, exit,
     failure::Failure,
@@ -58,7 +58,6 @@ pub(crate) fn batch(global: &Global, args: BatchArgs) -> ExitCode {
 }
 
 fn make(global: &Global, args: BatchArgs) -> Result<u8, Failure> {
-    job::address(global)?;
     let mut request = request(&string(of_file(args.file)?)?)?;
     if let Some(dialect) = args.dialect {
         request.dialect = dialect;

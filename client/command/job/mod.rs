@@ -128,7 +128,7 @@ enum State {
 }
 
 pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
-    let done = address(global).and_then(|address| match args.action {
+    let done = global.daemon().and_then(|address| match args.action {
         Action::Submit(args) => submit(address, global, args),
         Action::Get { job } => get(address, global, job),
         Action::Ls(args) => list(address, global, args),
@@ -167,14 +167,6 @@ pub(crate) fn job(global: &Global, args: JobArgs) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => super::finish(Err(failure), global.json),
     }
-}
-
-/// The daemon, which must be named: one of our own would end before the job.
-pub(super) fn address(global: &Global) -> Result<&str, Failure> {
-    let text = "jobs are done by a daemon: name it with --address or JIG_ADDRESS";
-    global
-        .address()
-        .ok_or_else(|| Failure::Usage(text.to_owned()))
 }
 
 /// Makes a call that answers a job.

@@ -1,0 +1,104 @@
+//! The daemon that is called where none is named: one of this user's or root's that listens where
+//! daemons do by default.
+
+use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration};
+
+use jig::{api::v1::GetInfoResponse, client::Client};
+
+use crate::{
+    arguments::Need,
+    connection,
+    failure::Failure,
+    global::{Global, no_daemon},
+    listener::{Listener, PORT, listener},
+    output,
+};
+
+/// Longest wait for a daemon to say what it serves.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Names a daemon where the command needs one and none is named, or can do with one that serves the
+/// current directory. Says on standard error which one is used.
+pub(crate) fn choose(global: Global, need: Need) -> Result<Global, Failure> {
+    if global.address().is_some() || need == Need::Nothing {
+        return Ok(global);
+    }
+    let here = match need {
+        Need::Either => env::current_dir().and_then(fs::metadata).ok(),
+        Need::Daemon | Need::Nothing => None,
+    };
+    let here = here.map(|here| directory_id(here.dev(), here.ino()));
+    for address in addresses() {
+        match listener(&address) {
+            Listener::None => continue,
+            Listener::Foreign(user) => {
+                output::note(&format!(
+                    "the daemon at {address} is not used: it belongs to user {user}; --address {address} insists"
+                ));
+                continue;
+            }
+            Listener::Trusted => {}
+        }
+        let asked = global.with_default_address(&address, None);
+        let info = connection::call_within(PATIENCE, &asked, async |client: Client| {
+            Ok(client.without_request_id().get_info().await?)
+        });
+        match (need, info) {
+            // It answers, whatever it says: the command will tell.
+            (Need::Daemon, Ok(_) | Err(Failure::Call(_))) => {
+                output::note(&format!("using the daemon at {address}"));
+                return Ok(asked);
+            }
+            (Need::Either, Ok(info)) => {
+                if let Some(workspace) = serving(&info, here.as_deref(), &global) {
+                    output::note(&format!(
+                        "using the daemon at {address}: it serves this directory as workspace {workspace}"
+                    ));
+                    return Ok(global.with_default_address(&address, Some(workspace)));
+                }
+            }
+            _ => {}
+        }
+    }
+    match need {
+        Need::Daemon => Err(no_daemon()),
+        Need::Either | Need::Nothing => {
+            output::note("no running daemon serves this directory: using one of this call's own");
+            Ok(global)
+        }
+    }
+}
+
+/// How a daemon names the directory of a workspace.
+fn directory_id(device: u64, inode: u64) -> String {
+    format!("{device:x}-{inode:x}")
+}
+
+/// The workspace that is the current directory, if it is isolated as is asked for.
+fn serving(info: &GetInfoResponse, here: Option<&str>, global: &Global) -> Option<String> {
+    let isolation = info.isolation.as_ref();
+    let level = isolation.map_or("", |isolation| isolation.level.as_str());
+    if global
+        .minimum_level()
+        .is_some_and(|minimum| level < minimum)
+    {
+        return None;
+    }
+    let wanted = global.options().workspace;
+    let mut workspaces = info.workspaces.iter();
+    let found = workspaces.find(|workspace| {
+        Some(workspace.directory_id.as_str()) == here
+            && wanted
+                .as_ref()
+                .is_none_or(|wanted| *wanted == workspace.name)
+    });
+    found.map(|workspace| workspace.name.clone())
+}
+
+/// Where daemons are looked for.
+fn addresses() -> impl Iterator<Item = String> {
+    let folder = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let folder = folder.filter(|folder| folder.is_absolute());
+    let socket = folder.map(|folder| format!("unix:{}", folder.join("jig.sock").display()));
+    socket.into_iter().chain([format!("127.0.0.1:{PORT}")])
+}
