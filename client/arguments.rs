@@ -2,7 +2,10 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{ArgMatches, Args, CommandFactory as _, Parser, Subcommand, error::ErrorKind};
+use clap::{
+    ArgMatches, Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    error::ErrorKind,
+};
 
 use crate::{
     bench::BenchArgs,
@@ -36,6 +39,7 @@ pub(crate) enum Command {
     Ps(command::processes::PsArgs),
     Kill(command::processes::KillArgs),
     Read(command::read::ReadArgs),
+    #[command(visible_alias = "list")]
     Ls(command::ls::LsArgs),
     Cp(command::cp::CpArgs),
     Write(command::write::WriteArgs),
@@ -66,6 +70,69 @@ pub(crate) enum Command {
     #[command(disable_help_flag = true)]
     Serve(ServeArgs),
     Bench(BenchArgs),
+    Completions(command::shell::CompletionsArgs),
+    Man(command::shell::ManArgs),
+}
+
+/// The commands as `jig --help` lists them.
+const GROUPS: [(&str, &[&str]); 4] = [
+    (
+        "Run",
+        &[
+            "run",
+            "exec",
+            "attach",
+            "ps",
+            "kill",
+            "last",
+            "artifacts",
+            "artifact",
+        ],
+    ),
+    (
+        "Files",
+        &[
+            "read", "write", "edit", "patch", "search", "ls", "stat", "mkdir", "mv", "rm", "nb",
+            "cp",
+        ],
+    ),
+    ("Tools for models", &["tools", "call", "batch", "job"]),
+    (
+        "Operate",
+        &[
+            "serve",
+            "info",
+            "health",
+            "approvals",
+            "rules",
+            "key",
+            "sessions",
+            "events",
+            "bench",
+            "completions",
+            "man",
+        ],
+    ),
+];
+
+/// The definition of the command line, whose help lists the commands in groups.
+pub(crate) fn command() -> clap::Command {
+    let command = Arguments::command();
+    let about = |name: &str| {
+        let found = command.find_subcommand(name);
+        let about = found.and_then(clap::Command::get_about);
+        about.map(ToString::to_string).unwrap_or_default()
+    };
+    let groups = GROUPS.iter().map(|(title, names)| {
+        let lines = names
+            .iter()
+            .map(|name| format!("  {name:<12} {}\n", about(name)));
+        format!("{title}:\n{}\n", lines.collect::<String>())
+    });
+    let groups: String = groups.collect();
+    command.help_template(format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
+    ))
 }
 
 /// Which daemon a command needs.
@@ -114,7 +181,11 @@ impl Command {
             | Self::Info
             | Self::Tools(_)
             | Self::Call(_) => Need::Either,
-            Self::Key(_) | Self::Serve(_) | Self::Bench(_) => Need::Nothing,
+            Self::Key(_)
+            | Self::Serve(_)
+            | Self::Bench(_)
+            | Self::Completions(_)
+            | Self::Man(_) => Need::Nothing,
         }
     }
 }
@@ -138,8 +209,7 @@ pub(crate) struct Unparsed {
 impl Arguments {
     /// Reads the arguments of the process, its name included.
     pub(crate) fn from_words(words: &[OsString]) -> Result<Self, Unparsed> {
-        let mut arguments =
-            Self::try_parse_from(words).map_err(|error| Unparsed::new(error, words))?;
+        let mut arguments = Self::understood(words).map_err(|error| Unparsed::new(error, words))?;
         if let Command::Run(RunArgs { words: own, .. })
         | Command::Exec(ExecArgs { words: own, .. }) = &mut arguments.command
         {
@@ -149,17 +219,22 @@ impl Arguments {
             && args.words.are_none()
         {
             let text = "there is no command to run";
-            let error = Self::command().error(ErrorKind::MissingRequiredArgument, text);
+            let error = command().error(ErrorKind::MissingRequiredArgument, text);
             return Err(Unparsed::new(error, words));
         }
         Ok(arguments)
+    }
+
+    fn understood(words: &[OsString]) -> Result<Self, clap::Error> {
+        let matches = command().try_get_matches_from(words)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command()))
     }
 }
 
 impl Unparsed {
     /// What was meant, although the rest could not be understood.
     fn new(error: clap::Error, words: &[OsString]) -> Self {
-        let matches = Arguments::command()
+        let matches = command()
             .ignore_errors(true)
             .try_get_matches_from(words)
             .ok();
@@ -221,7 +296,41 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        Arguments::command().debug_assert();
+        command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_each_command_once() {
+        let all = Arguments::command();
+        let mut known: Vec<_> = all.get_subcommands().map(clap::Command::get_name).collect();
+        let mut listed: Vec<_> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        known.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, known);
+        let help = command().render_help().to_string();
+        assert!(help.contains("\nFiles:\n  read "), "{help}");
+        // Those of the connection are in the long help.
+        assert!(!help.contains("--deadline"), "{help}");
+    }
+
+    #[test]
+    fn lists_have_both_names() {
+        for line in [
+            &["jig", "ls"][..],
+            &["jig", "list"],
+            &["jig", "job", "ls"],
+            &["jig", "job", "list"],
+            &["jig", "rules", "ls"],
+            &["jig", "rules", "list"],
+            &["jig", "approvals", "ls"],
+            &["jig", "key", "ls"],
+        ] {
+            assert!(parse(line).is_ok(), "{line:?}");
+        }
     }
 
     #[test]
@@ -294,7 +403,7 @@ mod tests {
 
     #[test]
     fn the_key_is_not_in_the_help() {
-        let help = Arguments::command().render_long_help().to_string();
+        let help = command().render_long_help().to_string();
         assert!(help.contains("[env: JIG_KEY]"), "{help}");
     }
 }

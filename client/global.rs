@@ -14,36 +14,60 @@ use crate::failure::Failure;
 #[command(next_help_heading = "Connection")]
 pub(crate) struct Global {
     /// Daemon address: `host:port`, `http://host:port` or `unix:/path`.
-    #[arg(long, global = true, env = "JIG_ADDRESS", value_name = "ADDR")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_ADDRESS",
+        value_name = "ADDR"
+    )]
     address: Option<String>,
     /// API key. Prefer JIG_KEY: command-line arguments are visible to other users.
-    #[arg(long, global = true, env = "JIG_KEY", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_KEY",
+        hide_env_values = true
+    )]
     key: Option<String>,
     /// Which of the daemon's workspaces; its first one by default.
-    #[arg(long, global = true, env = "JIG_WORKSPACE", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_WORKSPACE",
+        value_name = "NAME"
+    )]
     workspace: Option<String>,
     /// Conversation that the call belongs to: its steps and artifacts are kept together.
-    #[arg(long, global = true, env = "JIG_SESSION", value_name = "NAME")]
+    #[arg(
+        long,
+        global = true,
+        hide_short_help = true,
+        env = "JIG_SESSION",
+        value_name = "NAME"
+    )]
     session: Option<String>,
     /// Seconds that the call may take; fractions are allowed.
-    #[arg(long, global = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_DEADLINE", value_name = "SEC", value_parser = seconds)]
     deadline: Option<Duration>,
     /// Idempotency key of one call that changes something. Repeating the call with the same id returns the first
     /// result, even after a daemon restart.
-    #[arg(long, global = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, global = true, hide_short_help = true, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     request_id: Option<String>,
     /// Minimum isolation level of commands where the daemon is started for this call: L3 by default, L2 or L1. A
     /// running daemon that is not named is used only if it isolates commands so strongly.
-    #[arg(long, global = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = level)]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = level)]
     minimum_level: Option<String>,
     /// Let the daemon of this call have your home directory, or one above it, as its workspace.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide_short_help = true)]
     pub(crate) allow_home: bool,
     /// Whether the address is one that was found, not named.
     #[arg(skip)]
     pub(crate) is_default: bool,
     /// Print the answer, or the error, as one JSON object.
-    #[arg(long, global = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,
 }
 

@@ -95,5 +95,9 @@ fn run(global: &Global, command: Command) -> ExitCode {
         Command::Key(args) => command::key::key(global, args),
         Command::Serve(_) => command::serve::misplaced(global.json),
         Command::Bench(args) => bench::bench(global, args),
+        Command::Completions(args) => {
+            command::shell::completions(global, args, arguments::command())
+        }
+        Command::Man(args) => command::shell::man(global, args, arguments::command()),
     }
 }

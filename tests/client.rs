@@ -310,3 +310,18 @@ fn a_request_id_is_for_one_call_of_a_daemon_that_goes_on() {
         assert!(told.contains("--request-id cannot be given here"), "{told}");
     }
 }
+
+#[test]
+fn completions_and_manual_pages_are_made_of_the_arguments() {
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = jig_exits(here, &["completions", shell], 0);
+        assert!(script.contains("approvals"), "{shell}: {script}");
+    }
+    let page = jig_exits(here, &["man"], 0);
+    assert!(page.contains(".TH jig 1"), "{page}");
+    jig_exits(here, &["man", "share/man1"], 0);
+    let run = fs::read_to_string(here.join("share/man1/jig-run.1")).unwrap();
+    assert!(run.contains("minimum"), "{run}");
+}

@@ -1,11 +1,13 @@
 //! Lines of cells, below one that names the columns.
 
+use unicode_width::UnicodeWidthStr as _;
+
 /// Each column as wide as its widest cell; the last one needs no room behind it.
 pub(super) fn columns(rows: &[Vec<String>]) -> String {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
     let width = |column: usize| {
-        let cells = rows.iter().map(|row| cell(row, column).chars().count());
+        let cells = rows.iter().map(|row| cell(row, column).width());
         cells.max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..count).map(width).collect();
@@ -14,7 +16,10 @@ pub(super) fn columns(rows: &[Vec<String>]) -> String {
             let text = cell(row, column);
             match column + 1 == count {
                 true => text,
-                false => format!("{text:<width$}"),
+                false => {
+                    let room = width.saturating_sub(text.width());
+                    text + &" ".repeat(room)
+                }
             }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
@@ -31,5 +36,11 @@ mod tests {
         let rows = [["A", "LONG", "C"], ["aaa", "b", "c"], ["a", "", ""]];
         let rows = rows.map(|row| row.map(str::to_owned).to_vec());
         assert_eq!(columns(&rows), "A    LONG  C\naaa  b     c\na\n");
+        let rows = [["NAME", "SIZE"], ["日本語", "1"], ["e\u{301}", "2"]];
+        let rows = rows.map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(
+            columns(&rows),
+            "NAME    SIZE\n日本語  1\ne\u{301}       2\n"
+        );
     }
 }

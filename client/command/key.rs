@@ -22,6 +22,7 @@ pub(crate) struct KeyArgs {
 enum Action {
     New(NewArgs),
     /// List the keys: names and rights, never the keys themselves.
+    #[command(visible_alias = "ls")]
     List,
     /// Take a key away.
     Revoke {

@@ -26,6 +26,7 @@ pub(crate) mod rules;
 pub(crate) mod run;
 pub(crate) mod search;
 pub(crate) mod serve;
+pub(crate) mod shell;
 pub(crate) mod stat;
 pub(crate) mod tools;
 pub(crate) mod words;

@@ -16,20 +16,20 @@ use jig::{
 use rustix::termios::{isatty, tcgetwinsize};
 use serde_json::{Value, json};
 
-use super::finish;
+use super::{columns::columns, finish};
 use crate::{connection, escape, failure::Failure, global::Global, json::name, output};
 
 /// Columns of a terminal that has room for all that is told of a process.
 const WIDE: u16 = 120;
-/// Number of the column with the time, which is a number.
-const TIME: usize = 2;
 
-/// List the processes that `jig exec` started in the workspace: those that run, and those that ended
-/// in the last 15 minutes.
+/// List the running processes of the workspace that `jig run` and `jig exec` started, newest first.
 #[derive(Debug, Args)]
 pub(crate) struct PsArgs {
-    /// Only those that have not ended.
-    #[arg(long)]
+    /// List also those that ended in the last 15 minutes.
+    #[arg(short, long)]
+    all: bool,
+    /// What is the default now.
+    #[arg(long, hide = true, conflicts_with = "all")]
     running: bool,
     /// Tell the session and the working directory of each, too: what a terminal of at least 120
     /// columns shows anyway.
@@ -82,7 +82,8 @@ pub(crate) fn kill(global: &Global, args: KillArgs) -> ExitCode {
 
 fn print(listed: ListProcessesResponse, args: &PsArgs, as_json: bool) -> Result<(), Failure> {
     let mut processes = listed.processes;
-    processes.retain(|process| !args.running || process.state() != ProcessState::Ended);
+    processes.retain(|process| args.all || process.state() != ProcessState::Ended);
+    processes.reverse();
     if as_json {
         let list: Vec<Value> = processes.iter().map(to_json).collect();
         return output::json(&json!({ "processes": list }));
@@ -120,23 +121,7 @@ fn table(processes: &[ProcessInfo], is_long: bool, now: SystemTime) -> String {
             plain(&process.command),
         ])
     }));
-    let columns = rows[0].len();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(column, (text, width))| match column {
-            TIME => format!("{text:>width$}"),
-            // The last one needs no room behind it.
-            _ if column + 1 == columns => text.clone(),
-            _ => format!("{text:<width$}"),
-        });
-        cells.collect::<Vec<_>>().join("  ") + "\n"
-    };
-    rows.iter().map(line).collect()
+    columns(&rows)
 }
 
 fn state(process: &ProcessInfo) -> String {
@@ -251,12 +236,12 @@ mod tests {
         let now = SystemTime::UNIX_EPOCH;
         assert_eq!(
             table(&processes, false, now),
-            "PROCESS  STATE     TIME  COMMAND\n01ABC    starting     -  make all\n"
+            "PROCESS  STATE     TIME  COMMAND\n01ABC    starting  -     make all\n"
         );
         assert_eq!(
             table(&processes, true, now),
             "PROCESS  STATE     TIME  SESSION  CWD           COMMAND\n\
-             01ABC    starting     -  s        /workspace/a  make all\n"
+             01ABC    starting  -     s        /workspace/a  make all\n"
         );
     }
 

@@ -30,6 +30,7 @@ pub(crate) struct RulesArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List the rules in the order in which they are asked.
+    #[command(visible_alias = "ls")]
     List,
     Add(AddArgs),
     /// Delete rules.

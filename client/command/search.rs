@@ -27,12 +27,21 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct SearchArgs {
     /// What to look for: the text itself, in upper or lower case. Behind `--` it may begin with `-`.
-    query: String,
+    #[arg(required_unless_present = "patterns")]
+    query: Option<String>,
     /// Directory or file to search, relative to the workspace.
     path: Option<String>,
     /// Take the query as a regular expression, in the syntax of ripgrep.
-    #[arg(short = 'e', long)]
+    #[arg(short = 'E', long)]
     regex: bool,
+    /// Regular expression to look for in place of the query. Can be repeated: any of them.
+    #[arg(
+        short = 'e',
+        long = "regexp",
+        value_name = "PATTERN",
+        allow_hyphen_values = true
+    )]
+    patterns: Vec<String>,
     /// Tell upper from lower case.
     #[arg(short = 's', long)]
     case_sensitive: bool,
@@ -63,20 +72,24 @@ pub(crate) struct SearchArgs {
 }
 
 pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
-    let request = request(args);
-    let result = connection::call(global, async move |client: Client| {
-        Ok(client.search(request).await?)
-    })
-    .and_then(|response| {
-        print(&response, global.json)?;
-        Ok(exit_code(&response))
-    });
+    let result = request(args).and_then(|request| found(global, request));
     ExitCode::from(
         result.unwrap_or_else(|failure| match failed(&failure, global.json) {
             exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
             code => code,
         }),
     )
+}
+
+/// Searches, and prints what is found. Answers the exit code.
+fn found(global: &Global, request: SearchRequest) -> Result<u8, Failure> {
+    connection::call(global, async move |client: Client| {
+        Ok(client.search(request).await?)
+    })
+    .and_then(|response| {
+        print(&response, global.json)?;
+        Ok(exit_code(&response))
+    })
 }
 
 fn exit_code(response: &SearchResponse) -> u8 {
@@ -90,12 +103,26 @@ fn exit_code(response: &SearchResponse) -> u8 {
     }
 }
 
-fn request(args: SearchArgs) -> SearchRequest {
-    SearchRequest {
-        query: args.query,
-        is_regex: args.regex.then_some(true),
+fn request(args: SearchArgs) -> Result<SearchRequest, Failure> {
+    let (query, path) = match (args.patterns.as_slice(), args.query, args.path) {
+        ([], query, path) => (query.unwrap_or_default(), path),
+        // With -e, the first word is where to search.
+        ([pattern], path, None) => (pattern.clone(), path),
+        (patterns, path, None) => {
+            let alternatives = patterns.iter().map(|pattern| format!("(?:{pattern})"));
+            (alternatives.collect::<Vec<_>>().join("|"), path)
+        }
+        (_, _, Some(path)) => {
+            let text = format!("with -e only one path can be searched; {path:?} is another");
+            return Err(Failure::Usage(text));
+        }
+    };
+    let is_regex = args.regex || !args.patterns.is_empty();
+    Ok(SearchRequest {
+        query,
+        is_regex: is_regex.then_some(true),
         case_sensitive: args.case_sensitive.then_some(true),
-        path: args.path,
+        path,
         globs: args.globs,
         exclude_globs: args.exclude_globs,
         context_lines: Some(args.context),
@@ -104,7 +131,7 @@ fn request(args: SearchArgs) -> SearchRequest {
         no_ignore: args.no_ignore.then_some(true),
         multiline: args.multiline.then_some(true),
         max_depth: args.depth,
-    }
+    })
 }
 
 fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {

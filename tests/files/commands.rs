@@ -143,7 +143,7 @@ async fn text_is_found_and_cells_are_edited() {
         "a.txt:2:1:Needle here\n"
     );
     assert_eq!(
-        shop.jig(&["search", "n.*e h", ".", "-e", "-C", "1"], "", 0),
+        shop.jig(&["search", "n.*e h", ".", "-E", "-C", "1"], "", 0),
         "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
     );
     assert_eq!(shop.jig(&["search", "-s", "needle"], "", 1), "");

@@ -115,10 +115,12 @@ async fn a_process_is_left_found_again_and_ended() {
     // Once more, and only what comes behind the first chunk.
     let (code, out, _) = output(&daemon, &["attach", "--after", "1", id], "").await;
     assert_eq!((code, out.as_str()), (5, "two\n"));
-    let (_, listed, _) = output(&daemon, &["ps"], "").await;
+    let (_, listed, _) = output(&daemon, &["ps", "-a"], "").await;
     assert!(listed.contains("exit 5"), "{listed}");
-    let (_, listed, _) = output(&daemon, &["ps", "--running"], "").await;
-    assert_eq!(listed.lines().count(), 1, "{listed}");
+    for arguments in [&["ps"][..], &["ps", "--running"]] {
+        let (_, listed, _) = output(&daemon, arguments, "").await;
+        assert_eq!(listed.lines().count(), 1, "{listed}");
+    }
 
     let (_, id, _) = output(&daemon, &["exec", "-d", "sleep 1000"], "").await;
     let id = id.trim();
@@ -158,7 +160,7 @@ async fn events_and_lists_are_json_for_who_asks() {
         (&exited["exit_code"], &exited["stdout_bytes"]),
         (&2.into(), &3.into())
     );
-    let (_, listed, _) = output(&daemon, &["--json", "ps"], "").await;
+    let (_, listed, _) = output(&daemon, &["--json", "ps", "-a"], "").await;
     let listed: Value = serde_json::from_str(&listed).unwrap();
     assert_eq!(listed["processes"][0]["process_id"], id);
     assert_eq!(listed["processes"][0]["state"], "PROCESS_STATE_ENDED");
@@ -178,11 +180,17 @@ async fn a_list_tells_where_and_for_whom_processes_run() {
     let daemon = Daemon::start().await;
     let arguments = ["--session", "theirs", "exec", "true"];
     assert_eq!(output(&daemon, &arguments, "").await.0, 0);
-    let (_, listed, _) = output(&daemon, &["ps"], "").await;
+    assert_eq!(output(&daemon, &["exec", "false"], "").await.0, 1);
+    let (_, listed, _) = output(&daemon, &["ps", "--all"], "").await;
     assert!(!listed.contains("theirs"), "{listed}");
-    let (_, listed, _) = output(&daemon, &["ps", "--long"], "").await;
-    let line = listed.lines().nth(1).unwrap();
-    assert!(line.contains("  theirs   /workspace  "), "{listed}");
+    let (_, listed, _) = output(&daemon, &["ps", "--all", "--long"], "").await;
+    // The newest first.
+    let lines: Vec<_> = listed.lines().collect();
+    assert!(
+        lines[1].contains("exit 1") && lines[2].contains("exit 0"),
+        "{listed}"
+    );
+    assert!(lines[2].contains("  theirs   /workspace  "), "{listed}");
 }
 
 #[tokio::test]

@@ -42,6 +42,7 @@ pub(crate) struct ApprovalsArgs {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// List the calls that wait, oldest first.
+    #[command(visible_alias = "ls")]
     List {
         /// Also those that do not wait any more, newest first.
         #[arg(long)]

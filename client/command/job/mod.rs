@@ -43,6 +43,7 @@ enum Action {
         #[arg(value_name = "JOB")]
         job: String,
     },
+    #[command(visible_alias = "list")]
     Ls(LsArgs),
     /// Wait until a job has ended, and tell what came of it; exits as `jig job watch` does.
     Wait {
