@@ -149,6 +149,13 @@ async fn text_is_found_and_cells_are_edited() {
     assert_eq!(shop.jig(&["search", "-s", "needle"], "", 1), "");
     assert_eq!(shop.jig(&["search", "--", "-x"], "", 1), "");
     assert_eq!(shop.json(&["search", "nothing"], 1)["total_matches"], 0);
+    // As grep has it: patterns, and then where to search.
+    assert_eq!(
+        shop.jig(&["search", "-e", "^y$", "-e", "n.*e h", "a.txt"], "", 0),
+        "a.txt:2:1:Needle here\na.txt:3:1:y\n"
+    );
+    let refused = shop.jig(&["search", "-e", "x", "a.txt", "b"], "", 2);
+    assert!(refused.contains("only one path"), "{refused}");
     let refused = shop.jig(&["search", "-e", "("], "", 2);
     assert!(refused.contains("INVALID_REGEX"), "{refused}");
 
