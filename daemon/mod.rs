@@ -109,6 +109,7 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
                 | StartError::Database(_)
                 | StartError::Bind(_)
                 | StartError::Workspace { .. }
+                | StartError::Chown { .. }
                 | StartError::Home(_)
                 | StartError::Isolation(_) => ExitCode::from(CONFIGURATION),
                 StartError::Io { .. } => ExitCode::FAILURE,

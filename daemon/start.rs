@@ -5,12 +5,13 @@ mod error;
 mod homes;
 mod host_sockets;
 mod isolation;
+mod ownership;
 mod reload;
 mod serving;
 
 use std::{
     future::Future,
-    io,
+    io::{self, Write as _},
     num::NonZeroUsize,
     os::fd::AsFd as _,
     path::{Path, PathBuf},
@@ -21,7 +22,11 @@ use tokio::runtime::Runtime;
 
 pub(super) use self::error::StartError;
 use self::{
-    error::io_error, host_sockets::HostSockets, isolation::Keeper, reload::Reload,
+    error::io_error,
+    host_sockets::HostSockets,
+    isolation::{Found, Keeper},
+    ownership::user_of,
+    reload::Reload,
     serving::Prepared,
 };
 use super::{
@@ -33,6 +38,7 @@ use super::{
         cgroup::{Accounting, Cgroups, NoCgroups},
         launch::KeeperProcess,
         plan::{Bind, Plan, WorkspacePlan},
+        surroundings::Surroundings,
     },
     server::{self, Signals, Until, listener::Listeners},
     store::state_dir::StateDir,
@@ -80,7 +86,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     let probed = runtime
         .block_on(isolation::prove(
             keeper.process,
-            &keeper.accounting,
+            &keeper.found.accounting,
             &config,
         ))
         .map_err(io_error("talking to the launcher"))?;
@@ -90,7 +96,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         + &config.fetch_report()
         + &tools::report(&config.tools);
     for (workspace, found) in workspaces.iter().zip(&probed.results) {
-        let isolation = isolation::isolation(&config, &keeper.accounting, workspace.name(), found);
+        let isolation = isolation::isolation(&config, &keeper.found, workspace.name(), found);
         let sockets = HostSockets::find(
             &config,
             workspace.name(),
@@ -199,6 +205,7 @@ fn prepare_sandboxes(
     config: &Config,
     purpose: Purpose,
 ) -> Result<(Vec<Workspace>, Keeper, Runtime), StartError> {
+    let surroundings = Surroundings::find();
     let mut workspaces = Vec::new();
     for workspace in &config.workspaces {
         let failed = |source| StartError::Workspace {
@@ -220,6 +227,13 @@ fn prepare_sandboxes(
             log_protection(&workspace.name, protection);
         }
         opened.sync_changes(config.sync_files);
+        if config.chown_workspace && purpose != Purpose::Check {
+            let note = ownership::give(&mut opened, user_of(config, workspaces.len()))?;
+            if let Some(note) = note.filter(|_| purpose == Purpose::OneCall) {
+                // Its log has errors only. A closed stream loses nothing but the note.
+                let _closed = writeln!(io::stderr(), "jig: {note}");
+            }
+        }
         workspaces.push(opened);
     }
     let directories: Vec<_> = workspaces
@@ -234,8 +248,14 @@ fn prepare_sandboxes(
     };
     // Before the keeper, which inherits the place.
     let accounting = accounting(config, purpose);
-    let process = KeeperProcess::start(plan(config, &workspaces, homes), &directories)
-        .map_err(io_error("starting the launcher"))?;
+    let mut plan = plan(config, &workspaces, homes);
+    if config.chown_workspace && purpose == Purpose::Check {
+        for workspace in &mut plan.workspaces {
+            workspace.given_to = Some(user_of(config, workspace.index));
+        }
+    }
+    let process =
+        KeeperProcess::start(plan, &directories).map_err(io_error("starting the launcher"))?;
     privileges::give_up().map_err(io_error("giving up privileges"))?;
     if purpose == Purpose::Serving {
         privileges::answer_promptly();
@@ -245,7 +265,10 @@ fn prepare_sandboxes(
     }
     let keeper = Keeper {
         process,
-        accounting,
+        found: Found {
+            accounting,
+            surroundings,
+        },
     };
     // Half the machine: the commands that calls run are what needs it, and a call that is handed
     // from one thread to another waits for a wake-up each time.
@@ -316,6 +339,7 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
             identity: workspace.identity(),
             mount_path: config.mount_path.clone(),
             binds: config.binds.clone(),
+            given_to: None,
             protected: config.protection.paths.clone(),
             requires_protection: config.protection.required,
             keeps_home: config.keeps_home,

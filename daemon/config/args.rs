@@ -49,6 +49,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LEVEL", env = "JIG_MINIMUM_LEVEL")]
     pub(crate) minimum_level: Option<String>,
 
+    /// Give what belongs to root in the workspaces to the user that commands run as (chown, at each
+    /// start). For a root daemon that cannot map owners, as in most containers. Left as they are:
+    /// files of other users, files with several names, devices, and what is mounted inside
+    #[arg(long, env = "JIG_CHOWN_WORKSPACE", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) chown_workspace: bool,
+
     /// Network of commands: none (the default), host (the daemon's own), or proxy (HTTP and HTTPS to
     /// the hosts that proxy.allow_hosts of the file lists)
     #[arg(long, value_name = "MODE", env = "JIG_NETWORK")]

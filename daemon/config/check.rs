@@ -7,7 +7,7 @@ use super::{
     DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_SANDBOX_ID,
     args::Args,
     default_state_dir,
-    exposure::{binds, keep_apart},
+    exposure::{binds, check_chown, keep_apart},
     fetch::fetch,
     file::{self, File},
     jobs::jobs,
@@ -104,6 +104,10 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
             Err(()) => Err(format!("--minimum-level {text}: give L3, L2 or L1")),
         },
     );
+    let chown_workspace = args.chown_workspace || file.sandbox.chown_workspace.unwrap_or(false);
+    if chown_workspace {
+        check_chown(&workspaces, &mut problems);
+    }
     let mode = args.network.or(file.sandbox.network);
     let (network, egress) = network(mode.as_deref(), file.proxy, &mut problems);
     let fetch = fetch(file.fetch, &mut problems);
@@ -223,6 +227,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         workspaces,
         state_dir,
         minimum_level,
+        chown_workspace,
         allow_ptrace: file.sandbox.allow_ptrace.unwrap_or(false),
         network,
         egress,

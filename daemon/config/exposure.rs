@@ -28,6 +28,71 @@ const REVEALING: &[&str] = &["/", "/dev", "/run", "/var/run"];
 /// What must not be shown to commands, nor anything below it.
 const REVEALING_TREES: &[&str] = &["/proc", "/sys"];
 
+/// Where the system keeps what is its own: neither these nor what they lie in may change hands.
+const OF_THE_SYSTEM: &[&str] = &[
+    "/bin",
+    "/boot",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/media",
+    "/mnt",
+    "/opt",
+    "/root",
+    "/sbin",
+    "/srv",
+    "/tmp",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/local",
+    "/usr/sbin",
+    "/usr/share",
+    "/usr/src",
+    "/var/cache",
+    "/var/lib",
+    "/var/log",
+    "/var/spool",
+    "/var/tmp",
+];
+/// Below which nothing may change hands either.
+const SYSTEM_TREES: &[&str] = &[
+    "/bin",
+    "/boot",
+    "/etc",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/sbin",
+    "/usr/bin",
+    "/usr/lib",
+    "/usr/lib32",
+    "/usr/lib64",
+    "/usr/libexec",
+    "/usr/sbin",
+    "/usr/share",
+];
+
+/// Checks that workspaces whose files are to change hands are no directories of the system's.
+pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = home.and_then(|home| fs::canonicalize(home).ok());
+    for path in workspaces.iter().map(|workspace| &workspace.path) {
+        let mut own = OF_THE_SYSTEM.iter().map(Path::new).chain(home.as_deref());
+        let mut trees = SYSTEM_TREES.iter();
+        if own.any(|own| own.starts_with(path)) || trees.any(|tree| path.starts_with(tree)) {
+            problems.push(format!(
+                "--chown-workspace: {} is a directory of the system's, whose files stay as they are; give the directory of the project",
+                path.display()
+            ));
+        }
+    }
+}
+
 /// Whether `path`, without symbolic links, would show commands the host.
 pub(super) fn shows_the_host(path: &Path) -> bool {
     REVEALING

@@ -94,6 +94,7 @@ pub(super) struct Files {
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Sandbox {
     pub(super) minimum_level: Option<String>,
+    pub(super) chown_workspace: Option<bool>,
     pub(super) network: Option<String>,
     pub(super) allow_ptrace: Option<bool>,
     pub(super) uid: Option<u32>,

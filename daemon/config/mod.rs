@@ -91,6 +91,8 @@ pub(crate) struct Config {
     pub(crate) state_dir: PathBuf,
     /// Isolation below which no command is run.
     pub(crate) minimum_level: Level,
+    /// Whether root's files in the workspaces are given to the user that commands run as.
+    pub(crate) chown_workspace: bool,
     /// Whether debuggers work inside a run.
     pub(crate) allow_ptrace: bool,
     /// Network of commands.

@@ -16,6 +16,7 @@ use rustix::{
         AddressFamily, RawAddressFamily, SocketFlags, SocketType, connect, socket_with, socketpair,
     },
     process::{Pid, chroot, getgid, getpid, getppid, getuid, test_kill_process},
+    system::uname,
     thread::{SecureComputingMode, secure_computing_mode},
 };
 
@@ -23,7 +24,7 @@ use super::{
     capabilities,
     entrance::PORT,
     level::Level,
-    plan::{Network, Plan},
+    plan::{self, Network, Plan},
     stage::{Failure, Stage},
 };
 use crate::daemon::sys::{
@@ -42,6 +43,9 @@ struct Check {
 
 /// The check that does not hold with the daemon's network.
 const NO_ROUTE: &str = "there is no route to the metadata address";
+/// The check of the host name. It is a convenience and no boundary: where it does not hold, the level
+/// stays and the layer `uts_namespace` says so.
+pub(super) const HOST_NAME: &str = "the host name is jig";
 /// The check that is about the network `proxy`.
 const PROXY: &str = "the proxy can be connected to";
 
@@ -122,6 +126,10 @@ const IN_NAMESPACES: &[Check] = &[
     Check {
         name: PROXY,
         holds: proxy_listens,
+    },
+    Check {
+        name: HOST_NAME,
+        holds: || uname().nodename().to_bytes() == plan::HOST_NAME.as_bytes(),
     },
     Check {
         name: "the root directory is read-only",

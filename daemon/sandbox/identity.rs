@@ -91,6 +91,7 @@ pub(super) fn choose(
             outside: (rights.uid, rights.gid),
             ..Identity::same(sandbox_id, sandbox_id)
         }),
+        _ if rights.become_others => Err(of_root(sandbox_id)),
         // Its commands would be root of the machine.
         _ => Err(Failure::kernel(
             Stage::Identity,
@@ -103,16 +104,31 @@ pub(super) fn choose(
 }
 
 /// As [`choose`], for commands that stay in the daemon's namespaces, where nobody can be mapped.
-pub(super) fn choose_in_place(rights: Rights, owner: Owner) -> Result<Identity, Failure> {
-    let refused = |text: &str| Err(Failure::kernel(Stage::Identity, Errno::PERM, text));
+pub(super) fn choose_in_place(
+    rights: Rights,
+    sandbox_id: u32,
+    owner: Owner,
+) -> Result<Identity, Failure> {
     match (rights.uid, owner.uid) {
-        (0, 0) => refused("without namespaces the commands of a workspace of root's would be root"),
-        (0, _) if !(rights.become_others && rights.end_others) => refused(
-            "the daemon is root and cannot become the owner of the workspace (it needs CAP_SETUID, CAP_SETGID and CAP_KILL)",
-        ),
+        (0, _) if !(rights.become_others && rights.end_others) => Err(Failure::kernel(
+            Stage::Identity,
+            Errno::PERM,
+            "the daemon is root and cannot become another user (it needs CAP_SETUID, CAP_SETGID and CAP_KILL)",
+        )),
+        (0, 0) => Err(of_root(sandbox_id)),
         (0, _) => Ok(Identity::same(owner.uid, owner.gid)),
         (uid, _) => Ok(Identity::same(uid, rights.gid)),
     }
+}
+
+/// That the workspace belongs to root, and its owner cannot be mapped to another user.
+fn of_root(sandbox_id: u32) -> Failure {
+    Failure::other(
+        Stage::WorkspaceOwner,
+        format!(
+            "the workspace belongs to root, commands never run as root, and user {sandbox_id} could not write to it"
+        ),
+    )
 }
 
 #[cfg(test)]
@@ -177,7 +193,7 @@ mod tests {
             };
             let chosen = choose(rights, 61_000, owner, mapping).ok();
             assert_eq!(chosen, expected, "{rights:?} {owner:?} {can_map}");
-            let chosen = choose_in_place(rights, owner).ok();
+            let chosen = choose_in_place(rights, 61_000, owner).ok();
             assert_eq!(chosen, in_place, "{rights:?} {owner:?}");
         }
     }

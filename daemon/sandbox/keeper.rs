@@ -198,9 +198,8 @@ impl Keeper {
     fn start_in_place(&mut self, workspace: usize) -> Result<(Identity, OwnedFd), Failure> {
         self.in_place
             .retain(|template| matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None)));
-        let owner = Owner::of(self.directory(workspace)?)
-            .map_err(at(Stage::Identity, "owner of the workspace"))?;
-        let identity = identity::choose_in_place(self.rights, owner)?;
+        let owner = self.owner(workspace)?;
+        let identity = identity::choose_in_place(self.rights, self.plan.sandbox_id, owner)?;
         let (daemon, template) = pair().map_err(at(Stage::InPlace, "socket"))?;
         match fork(&self.proof, 0).map_err(at(Stage::InPlace, "clone"))? {
             Fork::Parent { child, .. } => {
@@ -295,8 +294,7 @@ impl Keeper {
     /// As whom the sandboxes of a workspace run.
     fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
         let id = self.plan.sandbox_id;
-        let owner = Owner::of(self.directory(workspace)?)
-            .map_err(at(Stage::Identity, "owner of the workspace"))?;
+        let owner = self.owner(workspace)?;
         let identity = identity::choose(self.rights, id, owner, || {
             self.open_workspace(workspace, Some(id)).map(drop)
         })?;
@@ -310,6 +308,17 @@ impl Keeper {
             return Err(Failure::other(Stage::KeptHome, text));
         }
         Ok(identity)
+    }
+
+    /// To whom a workspace belongs, or will when the daemon serves it.
+    fn owner(&self, workspace: usize) -> Result<Owner, Failure> {
+        let owner = Owner::of(self.directory(workspace)?)
+            .map_err(at(Stage::Identity, "owner of the workspace"))?;
+        let given_to = self.workspace(workspace)?.given_to;
+        Ok(match given_to.filter(|_| owner.uid == 0) {
+            Some(id) => Owner { uid: id, gid: id },
+            None => owner,
+        })
     }
 
     fn directory(&self, workspace: usize) -> Result<BorrowedFd<'_>, Failure> {

@@ -1,6 +1,7 @@
 //! The layers that a level consists of: what is told about each, whether it is in force or not.
 
 use super::{
+    canary,
     cgroup::Accounting,
     entrance,
     landlock::REFUSES_HOST_SOCKETS,
@@ -10,6 +11,8 @@ use super::{
 
 /// The layer that says which network commands have.
 const NETWORK_NAMESPACE: &str = "network_namespace";
+/// The layer of the host name.
+const UTS_NAMESPACE: &str = "uts_namespace";
 /// The layer that says how processes are limited.
 const PROCESS_LIMIT: &str = "process_limit";
 /// The layer that says what a run finds of others in its temporary files.
@@ -95,7 +98,7 @@ const ROWS: &[Row] = &[
         Off("System V and POSIX message passing is refused"),
     ),
     with_namespaces(
-        "uts_namespace",
+        UTS_NAMESPACE,
         "host name jig",
         Off("commands see the daemon's host name"),
     ),
@@ -154,6 +157,7 @@ impl Isolation {
         self.tell_network(&mut layers);
         self.tell_pids(&mut layers);
         self.tell_home(&mut layers);
+        self.tell_host_name(&mut layers);
         layers.push(match (self.landlock_abi, self.level) {
             (0, _) => Layer {
                 name: "landlock",
@@ -284,6 +288,15 @@ impl Isolation {
         let scratch = layers.iter_mut().find(|layer| layer.name == SCRATCH);
         if let Some(scratch) = scratch.filter(|layer| layer.applied && self.keeps_home) {
             scratch.detail = "fresh file systems of limited size for /tmp and /dev/shm; the home directory is the workspace's and kept (sandbox.home), of no limited size: what a run leaves there, later ones find".to_owned();
+        }
+    }
+
+    /// Says that commands see the daemon's host name, where the sandbox could not have another.
+    fn tell_host_name(&self, layers: &mut [Layer]) {
+        let layer = layers.iter_mut().find(|layer| layer.name == UTS_NAMESPACE);
+        let is_refused = self.left_out.contains(&canary::HOST_NAME);
+        if let Some(layer) = layer.filter(|layer| layer.applied && is_refused) {
+            layer.detail = "of the workspace, with the daemon's host name: the name jig was refused (sethostname, by a seccomp profile)".to_owned();
         }
     }
 

@@ -4,7 +4,12 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{cgroup::Accounting, plan::Network, stage::Failure};
+use super::{
+    cgroup::Accounting,
+    plan::Network,
+    stage::{Failure, Stage},
+    surroundings::Surroundings,
+};
 
 /// How strongly commands are isolated.
 #[derive(
@@ -33,6 +38,12 @@ pub(crate) struct Isolation {
     pub(crate) workspace: String,
     /// The levels that were tried in vain, highest first.
     pub(crate) refused: Vec<Refused>,
+    /// Where no command is run, the highest level below the minimum that could be given.
+    pub(crate) possible: Option<Level>,
+    /// Checks of the probe that do not hold and cost no level.
+    pub(crate) left_out: Vec<&'static str>,
+    /// What the daemon runs in.
+    pub(crate) surroundings: Surroundings,
     /// Version of Landlock that the kernel offers; 0 where there is none.
     pub(crate) landlock_abi: u32,
     /// Whether debuggers work inside a run.
@@ -82,6 +93,35 @@ impl Isolation {
     pub(crate) fn failure(&self) -> Option<&Failure> {
         let first = self.refused.first().filter(|_| !self.is_ready());
         first.map(|refused| &refused.failure)
+    }
+
+    /// What to change so that commands are run, or get a higher level. Nothing where they have the
+    /// highest.
+    pub(crate) fn next_step(&self) -> Option<String> {
+        let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
+        // What keeps commands from being run at all comes before what keeps a level from them.
+        let owner = stages.clone().find(|stage| *stage == Stage::WorkspaceOwner);
+        let stage = owner
+            .filter(|_| self.possible.is_none())
+            .or(stages.next())?;
+        Some(self.surroundings.remedy(stage))
+    }
+
+    /// One line: what was found, what commands get, and what gives more.
+    pub(crate) fn summary(&self) -> Option<String> {
+        let (more, found) = (self.next_step()?, &self.surroundings);
+        let highest = Level::L3;
+        Some(match (self.is_ready(), self.possible) {
+            (true, _) => format!(
+                "found: {found}; commands get {}; for {highest}: {more}",
+                self.level
+            ),
+            (false, Some(possible)) => format!(
+                "found: {found}; no command is run, {possible} could be given and {} is the minimum; to run them: --minimum-level {possible}; for {highest}: {more}",
+                self.minimum
+            ),
+            (false, None) => format!("found: {found}; no command is run; to run them: {more}"),
+        })
     }
 }
 

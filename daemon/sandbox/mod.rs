@@ -28,7 +28,7 @@
 //! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
 //! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
 //! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
-//! | [`stage`], [`canary`], [`level`], [`layers`] | what can fail, the proof, and what is told about it |
+//! | [`stage`], [`canary`], [`level`], [`layers`], [`surroundings`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
 //! | [`launch`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
 
@@ -66,6 +66,7 @@ pub(crate) mod running;
 mod seccomp;
 mod slot;
 pub(crate) mod stage;
+pub(crate) mod surroundings;
 mod template;
 mod vacancy;
 pub(crate) mod wire;

@@ -59,6 +59,9 @@ pub(crate) struct WorkspacePlan {
     pub(crate) mount_path: PathBuf,
     /// More directories and files that its commands see.
     pub(crate) binds: Vec<Bind>,
+    /// User that root's files in it are given to when the daemon serves it; none where they were
+    /// already, or stay root's.
+    pub(crate) given_to: Option<u32>,
     /// Paths in it that its commands may not change.
     pub(crate) protected: Vec<Protected>,
     /// Whether the operator asked for that. Otherwise a level that cannot enforce it is given all
@@ -128,6 +131,8 @@ pub(crate) const SYSTEM: &[&str] = &[
 
 /// Where commands see the workspace, unless its configuration names another path.
 pub(crate) const DEFAULT_MOUNT_PATH: &str = "/workspace";
+/// Host name that commands see in namespaces of their own.
+pub(super) const HOST_NAME: &str = "jig";
 /// Directory that commands have as `HOME`.
 pub(crate) const HOME: &str = "/home/agent";
 /// Name of the user that commands run as.

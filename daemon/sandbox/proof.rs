@@ -19,25 +19,37 @@ pub(crate) struct Proven {
     pub(crate) refused: Vec<Refused>,
     /// As whom commands run, where they do.
     pub(crate) identity: Option<Identity>,
+    /// Checks of the probe that do not hold and cost no level.
+    pub(crate) left_out: Vec<&'static str>,
+    /// Where none holds that the operator allows, the highest below it that would.
+    pub(crate) possible: Option<Level>,
 }
 
 impl Pool {
-    /// Tries the levels from the top, none below `minimum`, and stays with the first that holds.
-    /// To be called once, before the first call.
+    /// Tries the levels from the top and stays with the first that holds, unless it is below
+    /// `minimum`: then the pool gives none. To be called once, before the first call.
     pub(crate) async fn prove(self: &Arc<Self>, minimum: Level) -> Proven {
         let mut refused = Vec::new();
-        for level in TRIED.into_iter().filter(|level| *level >= minimum) {
+        let mut possible = None;
+        for level in TRIED {
             self.begin_at(level).await;
             match self.try_once().await {
-                Ok(identity) => {
+                Ok((identity, left_out)) if level >= minimum => {
                     self.fill();
                     return Proven {
                         level,
                         refused,
                         identity: Some(identity),
+                        left_out,
+                        possible: None,
                     };
                 }
-                Err(failure) => refused.push(Refused { level, failure }),
+                Ok(_) => {
+                    possible = Some(level);
+                    break;
+                }
+                Err(failure) if level >= minimum => refused.push(Refused { level, failure }),
+                Err(_) => {}
             }
         }
         // Whatever is asked of it from now on fails at the highest of them, as it did here.
@@ -47,12 +59,14 @@ impl Pool {
             level: Level::L0,
             refused,
             identity: None,
+            left_out: Vec::new(),
+            possible,
         }
     }
 
-    async fn try_once(self: &Arc<Self>) -> Result<Identity, Failure> {
-        self.take().await?.probe().await?;
-        self.identity()
-            .ok_or_else(|| Failure::other(Stage::Launcher, "no template has said as whom it runs"))
+    async fn try_once(self: &Arc<Self>) -> Result<(Identity, Vec<&'static str>), Failure> {
+        let left_out = self.take().await?.probe().await?;
+        let unnamed = || Failure::other(Stage::Launcher, "no template has said as whom it runs");
+        Ok((self.identity().ok_or_else(unnamed)?, left_out))
     }
 }

@@ -39,8 +39,6 @@ pub(crate) enum Stage {
     BindProc,
     /// Making the new root the root.
     PivotRoot,
-    /// Naming the host.
-    HostName,
     /// Giving up capabilities.
     Capabilities,
     /// Setting no_new_privs.
@@ -87,6 +85,8 @@ pub(crate) enum Stage {
     InPlace,
     /// Showing commands the home directory that is kept for their workspace.
     KeptHome,
+    /// Finding that the workspace belongs to root, whose files commands could not write.
+    WorkspaceOwner,
     /// Running the probe that proves the isolation.
     Canary,
 }
@@ -128,7 +128,6 @@ impl Stage {
             Self::MountTemplateProc => "mount_template_proc",
             Self::BindProc => "bind_proc",
             Self::PivotRoot => "pivot_root",
-            Self::HostName => "host_name",
             Self::Capabilities => "capabilities",
             Self::NoNewPrivileges => "no_new_privs",
             Self::Seccomp => "seccomp",
@@ -152,6 +151,7 @@ impl Stage {
             Self::Execute => "execute",
             Self::InPlace => "in_place",
             Self::KeptHome => "kept_home",
+            Self::WorkspaceOwner => "workspace_owner",
             Self::Canary => "canary",
         }
     }
@@ -178,8 +178,13 @@ impl Stage {
                  seccomp profiles without mount, move_mount, open_tree and mount_setattr"
             }
             Self::MapOwner => {
-                "keep the workspace on a file system with id-mapped mounts (ext4, xfs, btrfs, tmpfs since Linux 6.3), give it to a user that is not \
-                 root, or run the daemon as the user that owns it"
+                "start the daemon with --chown-workspace, which gives root's files in the workspace to the user that commands run as; or keep the \
+                 workspace on a file system with id-mapped mounts (ext4, xfs, btrfs, tmpfs since Linux 6.3: in a container, a volume), or run the \
+                 daemon as the user that owns it"
+            }
+            Self::WorkspaceOwner => {
+                "start the daemon with --chown-workspace, which gives root's files in the workspace to the user that commands run as; or run the \
+                 daemon as the user that owns the workspace"
             }
             Self::OpenSource => {
                 "check that the path exists and that its mounts hold no proc, sysfs or cgroup file system"
@@ -217,7 +222,6 @@ impl Stage {
                  the daemon's (ulimit -Hu, -Hn, -Hf)"
             }
             Self::Launcher
-            | Self::HostName
             | Self::Capabilities
             | Self::NoNewPrivileges
             | Self::SelfCheck
@@ -249,7 +253,6 @@ const ALL: [Stage; LAST as usize] = [
     Stage::MountTemplateProc,
     Stage::BindProc,
     Stage::PivotRoot,
-    Stage::HostName,
     Stage::Capabilities,
     Stage::NoNewPrivileges,
     Stage::Seccomp,
@@ -273,6 +276,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::Execute,
     Stage::InPlace,
     Stage::KeptHome,
+    Stage::WorkspaceOwner,
     Stage::Canary,
 ];
 

@@ -32,6 +32,18 @@ pub(crate) enum StartError {
         /// Why.
         source: io::Error,
     },
+    /// A workspace cannot be given to the user that commands run as.
+    #[error(
+        "--chown-workspace: {path} cannot be given to user {user}: {source}: the daemon needs CAP_CHOWN, that user in its user namespace, and a file system that takes owners"
+    )]
+    Chown {
+        /// The workspace.
+        path: String,
+        /// The user.
+        user: u32,
+        /// Why.
+        source: io::Error,
+    },
     /// A home directory that is to be kept cannot be.
     #[error(transparent)]
     Home(#[from] HomeError),

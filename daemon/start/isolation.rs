@@ -11,15 +11,24 @@ use crate::daemon::{
         level::{Isolation, Level},
         pool::Sandboxes,
         proof::Proven,
+        surroundings::Surroundings,
     },
     sys::landlock,
     workspace::Workspace,
 };
 
-/// What makes sandboxes, and what counts what they use.
+/// What makes sandboxes, and what it was found in.
 pub(super) struct Keeper {
     pub(super) process: KeeperProcess,
+    pub(super) found: Found,
+}
+
+/// What sandboxes are made in.
+pub(super) struct Found {
+    /// What counts what they use.
     pub(super) accounting: Accounting,
+    /// What the daemon runs in.
+    pub(super) surroundings: Surroundings,
 }
 
 /// The sandboxes, and what the probe has found in each workspace.
@@ -58,7 +67,7 @@ pub(super) async fn prove(
 /// What is true of a workspace's commands.
 pub(super) fn isolation(
     config: &Config,
-    accounting: &Accounting,
+    keeper: &Found,
     workspace: &str,
     found: &Proven,
 ) -> Isolation {
@@ -71,10 +80,13 @@ pub(super) fn isolation(
         minimum: config.minimum_level,
         workspace: workspace.to_owned(),
         refused: found.refused.clone(),
+        possible: found.possible,
+        left_out: found.left_out.clone(),
+        surroundings: keeper.surroundings.clone(),
         landlock_abi: landlock::abi(),
         allow_ptrace: config.allow_ptrace,
         network: config.network,
-        accounting: accounting.clone(),
+        accounting: keeper.accounting.clone(),
         keeps_home: of_workspace.is_some_and(|config| config.keeps_home),
         protected: of_workspace
             .map(|config| config.protection.names())
@@ -92,6 +104,9 @@ pub(super) fn place(workspace: &mut Workspace, isolation: &Isolation) {
 /// Tells the log what was found. Whoever embeds the daemon is told of failures by its answer.
 pub(super) fn log(isolation: &Isolation, failures: bool) {
     let workspace = isolation.workspace.as_str();
+    if let Some(summary) = isolation.summary().filter(|_| failures) {
+        tracing::warn!(workspace, "{summary}");
+    }
     if isolation.is_ready() {
         tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
         for refused in &isolation.refused {
@@ -134,6 +149,9 @@ pub(super) fn report(
         isolation.level,
         if ready { "ok" } else { "NOT READY" }
     );
+    if let Some(summary) = isolation.summary() {
+        report += &format!("  {summary}\n");
+    }
     for refused in &isolation.refused {
         report += &format!(
             "  {}: {}\n  remedy: {}\n",

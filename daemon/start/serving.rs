@@ -72,14 +72,11 @@ pub(super) async fn serve(
         started,
         workspaces,
         store,
-        keeper: Keeper {
-            process,
-            accounting,
-        },
+        keeper: Keeper { process, found },
     } = prepared;
     let telemetry = Telemetry::start();
     let catalog = catalog(&config)?;
-    let Probed { sandboxes, results } = isolation::prove(process, &accounting, &config)
+    let Probed { sandboxes, results } = isolation::prove(process, &found.accounting, &config)
         .await
         .map_err(io_error("talking to the launcher"))?;
     let proxy = proxy(&config, listeners.ports());
@@ -96,10 +93,10 @@ pub(super) async fn serve(
     let mut scenes = Vec::new();
     let mut sockets = HostSockets::default();
     for (index, mut workspace) in workspaces.into_iter().enumerate() {
-        let (Some(pool), Some(found)) = (sandboxes.pool(index), results.get(index)) else {
+        let (Some(pool), Some(proven)) = (sandboxes.pool(index), results.get(index)) else {
             continue;
         };
-        let isolation = isolation::isolation(&config, &accounting, workspace.name(), found);
+        let isolation = isolation::isolation(&config, &found, workspace.name(), proven);
         isolation::log(&isolation, announce);
         if announce {
             sockets.add(HostSockets::find(

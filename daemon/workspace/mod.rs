@@ -40,6 +40,7 @@
 
 mod beneath;
 pub(crate) mod change;
+mod chown;
 mod contents;
 mod description;
 mod directory;
@@ -77,6 +78,8 @@ use std::{
 };
 
 use beneath::Root;
+pub(crate) use chown::Given;
+use chown::give_all;
 pub(crate) use contents::Contents;
 pub(crate) use description::{Description, Kind};
 pub(crate) use draft::{Draft, DraftError, DraftPlace, Left, Target};
@@ -169,6 +172,23 @@ impl Workspace {
     /// Whether changes wait for the disk.
     pub(crate) fn syncs_changes(&self) -> bool {
         self.sync
+    }
+
+    /// Gives what belongs to root in the workspace to its owner, or to `user` if that is root.
+    pub(crate) fn give_to(&mut self, user: u32) -> io::Result<Given> {
+        let owner = match self.owner {
+            (0, 0) => (user, user),
+            (0, group) => (user, group),
+            owner => owner,
+        };
+        let given = give_all(self.root.as_fd(), owner)?;
+        self.owner = owner;
+        Ok(given)
+    }
+
+    /// User and group to whom new files belong.
+    pub(crate) fn owner(&self) -> (u32, u32) {
+        self.owner
     }
 
     /// Checks that something may be made or written at a path: that no name in it is one of the

@@ -46,7 +46,6 @@ const FAULTS: &[Fault] = &[
     // MS_MOVE is the other way to a new root.
     Fault(&["pivot_root=1", "mount:3:0x2000=1"], "pivot_root", "EPERM"),
     Fault(&["umount2=1"], "pivot_root", "EPERM"),
-    Fault(&["sethostname=1"], "host_name", "EPERM"),
     Fault(&["seccomp=22"], "seccomp", "EINVAL"),
     // CLONE_NEWNET
     Fault(&["unshare:0:0x40000000=28"], "network_namespace", "ENOSPC"),
@@ -174,6 +173,26 @@ async fn case_84_what_has_another_way_takes_it() {
             assert_eq!(missing.map(|layer| layer.name.as_str()), layer, "{fault}");
         }
     }
+}
+
+#[tokio::test]
+async fn case_84_a_host_name_that_is_refused_costs_no_level_and_is_reported() {
+    let injector = HostProgram::compile("inject");
+    for setup in [Setup::new(), Setup::new().user(USER)] {
+        let daemon = start(&injector, &["sethostname=1"], setup).await;
+        let response = daemon.run(argv(&["uname", "-n"])).await;
+        assert_eq!(response.isolation, "L3");
+        assert_ne!(response.stdout, "jig\n");
+        let layers = daemon.info().await.isolation.unwrap().layers;
+        let layer = layers.iter().find(|layer| layer.name == "uts_namespace");
+        let layer = layer.unwrap();
+        assert!(
+            layer.applied && layer.detail.contains("refused"),
+            "{layer:?}"
+        );
+    }
+    let daemon = Setup::new().start().await;
+    assert_eq!(daemon.output(argv(&["uname", "-n"])).await, "jig\n");
 }
 
 #[tokio::test]

@@ -398,7 +398,10 @@ async fn commands_of_a_workspace_of_roots_would_be_root() {
         .arguments(&["--minimum-level", "L1"])
         .start()
         .await;
-    refused(&daemon, "identity", "would be root").await;
+    refused(&daemon, "workspace_owner", "belongs to root").await;
+    let refusal = daemon.refuses(shell("true"), "SANDBOX_UNAVAILABLE").await;
+    let remedy = &refusal.metadata["remedy"];
+    assert!(remedy.contains("--chown-workspace"), "{refusal:?}");
 }
 
 #[tokio::test]

@@ -14,8 +14,8 @@ use std::{
 };
 
 use crate::support::{
-    Daemon, HostProgram, Refusal, Setup, USER, argv, check_answers, compile, descendants, shell,
-    with,
+    Daemon, HostProgram, Refusal, Setup, USER, argv, check_answers, compile, descendants,
+    host_status, shell, with,
 };
 
 /// What [`neighbour.c`] must be answered about a process that is not the run's.
@@ -128,9 +128,23 @@ async fn at_l1_a_command_of_a_root_daemon_reaches_nothing_of_it() {
 }
 
 #[tokio::test]
+async fn at_l1_a_command_of_a_containers_root_reaches_nothing_of_it() {
+    let daemon = Setup::new().as_root_of_a_container().start().await;
+    let held = host_status(daemon.pid(), "CapEff").unwrap();
+    let held = u64::from_str_radix(&held, 16).unwrap();
+    assert_eq!(held & !0x3b, 0, "no more than the daemon keeps: {held:x}");
+    assert_eq!(daemon.output(shell("id -u")).await, "61000\n");
+    leave_the_daemon_alone(&daemon).await;
+}
+
+#[tokio::test]
 async fn at_l1_two_runs_do_not_reach_one_another() {
-    let daemon = Setup::new().at_l1().start().await;
-    let program = compile(&daemon, "neighbour");
+    two_runs_are_apart(&Setup::new().at_l1().start().await).await;
+    two_runs_are_apart(&Setup::new().as_root_of_a_container().start().await).await;
+}
+
+async fn two_runs_are_apart(daemon: &Daemon) {
+    let program = compile(daemon, "neighbour");
     let mark = crate::support::Mark::new();
     let other = daemon.begin(mark.on(argv(&["sleep", "1000"])));
     let pid = mark.appears(1).await.first().unwrap().to_string();
@@ -147,11 +161,16 @@ async fn at_l1_two_runs_do_not_reach_one_another() {
 
 #[tokio::test]
 async fn at_l1_the_daemons_files_are_out_of_reach() {
-    let daemon = Setup::new().at_l1().start().await;
+    its_files_are_out_of_reach(&Setup::new().at_l1().start().await, USER).await;
+    let daemon = Setup::new().as_root_of_a_container().start().await;
+    its_files_are_out_of_reach(&daemon, 61_000).await;
+}
+
+async fn its_files_are_out_of_reach(daemon: &Daemon, user: u32) {
     let secret = daemon.beside("secret");
     fs::write(&secret, "readable by everybody").unwrap();
     // Even its owner is kept from it.
-    chown(&secret, Some(USER), Some(USER)).unwrap();
+    chown(&secret, Some(user), Some(user)).unwrap();
     let (secret, state) = (secret.to_str().unwrap().to_owned(), daemon.state());
     for command in [
         format!("cat {secret}"),

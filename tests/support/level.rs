@@ -18,6 +18,9 @@ const MASKS: &str = r#"
     exec setpriv --reuid="$JIG_TEST_USER" --regid="$JIG_TEST_USER" --clear-groups "$0" "$@"
 "#;
 
+/// What they are, for setpriv(1).
+const ENGINES_CAPABILITIES: &str = "--bounding-set=-all,+audit_write,+chown,+dac_override,+fowner,+fsetid,+kill,+mknod,+net_bind_service,+net_raw,+setfcap,+setgid,+setpcap,+setuid,+sys_chroot";
+
 impl Setup {
     /// A daemon of an ordinary user on a host with a masked `/proc`.
     pub(crate) fn with_masked_proc(self) -> Self {
@@ -39,6 +42,18 @@ impl Setup {
     pub(crate) fn without_namespaces(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
         self.user(USER).under([&wrapper.path]).keeping(wrapper)
+    }
+
+    /// A daemon of root's with the capabilities that container engines give, on a host without
+    /// namespaces, which gives its workspace to the user of its commands.
+    pub(crate) fn as_root_of_a_container(self) -> Self {
+        let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
+        let path = wrapper.path.clone();
+        let flags = ["--minimum-level", "L1", "--chown-workspace"];
+        self.under([path.into_os_string()])
+            .and_under(["/usr/bin/setpriv", "--inh-caps=-all", ENGINES_CAPABILITIES])
+            .keeping(wrapper)
+            .arguments(&flags)
     }
 
     /// As [`Self::with_masked_proc`], allowed to give what such a host gives.

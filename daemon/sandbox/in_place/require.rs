@@ -69,9 +69,33 @@ pub(super) fn require(
         );
         return refused(text);
     }
+    check_way(&workspace.path, identity)?;
     check_system(identity)?;
     check_temporary(plan)?;
     check_daemon(plan, identity)
+}
+
+/// The commands' user must be able to enter the workspace.
+fn check_way(workspace: &Path, identity: Identity) -> Result<(), Failure> {
+    for above in workspace.ancestors().skip(1) {
+        let closed = fs::metadata(above).is_ok_and(|above| {
+            let needed = match (above.uid(), above.gid()) {
+                (uid, _) if uid == identity.uid => 0o100,
+                (_, gid) if gid == identity.gid => 0o010,
+                _ => 0o001,
+            };
+            above.mode() & needed == 0
+        });
+        if closed {
+            let text = format!(
+                "{} is closed to user {}, the commands': they cannot enter the workspace below it (chmod o+x lets them)",
+                above.display(),
+                identity.uid
+            );
+            return Err(Failure::kernel(Stage::InPlace, Errno::ACCESS, text));
+        }
+    }
+    Ok(())
 }
 
 /// The system's directories must not belong to the commands' user: Landlock does not mediate

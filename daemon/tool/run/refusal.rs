@@ -9,7 +9,10 @@ use crate::daemon::{
         spec::{Program, Spec},
         supervise::RunError,
     },
-    sandbox::stage::{Failure, Stage},
+    sandbox::{
+        level::Level,
+        stage::{Failure, Stage},
+    },
     tool::Scene,
 };
 
@@ -26,7 +29,14 @@ pub(super) fn unavailable(scene: &Scene) -> Error {
         );
         return Error::new(Reason::SandboxUnavailable, text);
     };
-    let remedy = failure.stage.remedy();
+    let remedy = isolation.next_step().unwrap_or_default();
+    let remedy = match isolation.possible {
+        Some(possible) => format!(
+            "--minimum-level {possible} runs them at {possible}; for {}: {remedy}",
+            Level::L3
+        ),
+        None => remedy,
+    };
     let workspace = &isolation.workspace;
     let lower = isolation.refused.iter().skip(1);
     let lower: String = lower

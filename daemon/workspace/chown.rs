@@ -1,0 +1,228 @@
+//! Gives what belongs to root in a workspace to the user that commands run as.
+//!
+//! Nothing outside of the workspace changes hands, whatever its content and whoever changes it
+//! meanwhile. Each entry is opened without following links or entering mounts (openat2(2)). The
+//! descriptor that is looked at is the one that is changed. A file with several names may have one
+//! elsewhere, and a device is access to hardware: both stay as they are.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::{
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Uid, chownat, fstat, openat2},
+    io::retry_on_intr,
+};
+
+use crate::daemon::sys::Errno;
+
+/// How entries are resolved.
+const WITHIN: ResolveFlags = ResolveFlags::BENEATH
+    .union(ResolveFlags::NO_MAGICLINKS)
+    .union(ResolveFlags::NO_SYMLINKS)
+    .union(ResolveFlags::NO_XDEV);
+/// A descriptor that names an entry, a symbolic link too, and gives no access to it.
+const ENTRY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+/// A directory to list.
+const LIST: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// What has changed hands.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Given {
+    /// Files, directories and symbolic links that were given.
+    pub(crate) changed: u64,
+    /// Entries of root that were not.
+    pub(crate) left: u64,
+    /// One of these and why.
+    pub(crate) example: Option<String>,
+}
+
+/// Gives what belongs to root in the directory `root`, and that itself, to `owner`. Groups other than
+/// root's stay. Fails where the directory itself cannot be given.
+pub(super) fn give_all(root: BorrowedFd<'_>, owner: (u32, u32)) -> Result<Given, Errno> {
+    let mut found = Given::default();
+    let given = &mut found;
+    let top = open(root, b".", ENTRY)?;
+    give(&top, owner, b".", given)?;
+    let mut pending = vec![Vec::new()];
+    while let Some(path) = pending.pop() {
+        let at = if path.is_empty() { b"." } else { &*path };
+        let entries = open(root, at, LIST).and_then(|directory| {
+            let entries = Dir::read_from(&directory)?;
+            Ok((directory, entries))
+        });
+        let (directory, entries) = match entries {
+            Ok(opened) => opened,
+            Err(errno) => {
+                given.leave(at, &because(errno));
+                continue;
+            }
+        };
+        for entry in entries {
+            let name = match &entry {
+                Ok(entry) => entry.file_name().to_bytes(),
+                Err(errno) => {
+                    given.leave(at, &because(*errno));
+                    break;
+                }
+            };
+            if matches!(name, b"." | b"..") {
+                continue;
+            }
+            let mut path = path.clone();
+            if !path.is_empty() {
+                path.push(b'/');
+            }
+            path.extend_from_slice(name);
+            let entered = open(directory.as_fd(), name, ENTRY)
+                .and_then(|entry| give(&entry, owner, &path, given));
+            match entered {
+                Ok(FileType::Directory) => pending.push(path),
+                Ok(_) | Err(Errno::NOENT) => {}
+                Err(errno) => given.leave(&path, &because(errno)),
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Gives one entry, if it is root's and of a kind that changes hands. Returns what it is.
+fn give(
+    entry: &OwnedFd,
+    (user, group): (u32, u32),
+    path: &[u8],
+    given: &mut Given,
+) -> Result<FileType, Errno> {
+    let stat = fstat(entry)?;
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if stat.st_uid != 0 {
+        return Ok(kind);
+    }
+    match kind {
+        FileType::Directory => {}
+        FileType::RegularFile | FileType::Symlink if stat.st_nlink == 1 => {}
+        FileType::RegularFile | FileType::Symlink => {
+            given.leave(
+                path,
+                "it has several names, of which some may lie elsewhere",
+            );
+            return Ok(kind);
+        }
+        _ => {
+            given.leave(path, "it is neither a file nor a directory");
+            return Ok(kind);
+        }
+    }
+    let group = (stat.st_gid == 0).then(|| Gid::from_raw(group));
+    chownat(
+        entry,
+        "",
+        Some(Uid::from_raw(user)),
+        group,
+        AtFlags::EMPTY_PATH,
+    )?;
+    given.changed += 1;
+    Ok(kind)
+}
+
+fn open(at: BorrowedFd<'_>, path: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+    retry_on_intr(|| openat2(at, OsStr::from_bytes(path), flags, Mode::empty(), WITHIN))
+}
+
+fn because(errno: Errno) -> String {
+    match errno {
+        Errno::XDEV => "another file system is mounted there".to_owned(),
+        errno => io::Error::from(errno).to_string(),
+    }
+}
+
+impl Given {
+    fn leave(&mut self, path: &[u8], why: &str) {
+        self.left += 1;
+        self.example
+            .get_or_insert_with(|| format!("{:?}: {why}", String::from_utf8_lossy(path)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
+        path::Path,
+    };
+
+    use super::*;
+
+    const USER: u32 = 61_000;
+
+    fn owners(path: &Path) -> (u32, u32) {
+        let found = fs::symlink_metadata(path).unwrap();
+        (found.uid(), found.gid())
+    }
+
+    #[test]
+    fn what_is_roots_changes_hands_and_nothing_else() {
+        assert!(
+            rustix::process::geteuid().is_root(),
+            "this test must run as root"
+        );
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for directory in ["work/a/b", "outside"] {
+            fs::create_dir_all(path(directory)).unwrap();
+        }
+        for file in [
+            "work/a/b/file",
+            "work/set",
+            "work/other",
+            "work/group",
+            "outside/file",
+        ] {
+            fs::write(path(file), "").unwrap();
+        }
+        fs::set_permissions(path("work/set"), fs::Permissions::from_mode(0o4755)).unwrap();
+        chown(path("work/other"), Some(5), Some(6)).unwrap();
+        chown(path("work/group"), None, Some(6)).unwrap();
+        fs::hard_link(path("outside/file"), path("work/linked")).unwrap();
+        symlink(path("outside/file"), path("work/out")).unwrap();
+        symlink(path("outside"), path("work/way-out")).unwrap();
+        let pipe = path("work/pipe");
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
+
+        let work = fs::File::open(path("work")).unwrap();
+        let given = give_all(work.as_fd(), (USER, USER)).unwrap();
+        // The directory, two in it, three files and two links.
+        assert_eq!((given.changed, given.left), (8, 2), "{given:?}");
+        for own in [
+            "work",
+            "work/a",
+            "work/a/b",
+            "work/a/b/file",
+            "work/set",
+            "work/out",
+            "work/way-out",
+        ] {
+            assert_eq!(owners(&path(own)), (USER, USER), "{own}");
+        }
+        assert_eq!(owners(&path("work/group")), (USER, 6));
+        assert_eq!(owners(&path("work/other")), (5, 6));
+        for left in ["outside", "outside/file", "work/linked", "work/pipe"] {
+            assert_eq!(owners(&path(left)), (0, 0), "{left}");
+        }
+        let mode = path("work/set").metadata().unwrap().mode();
+        assert_eq!(mode & 0o7000, 0, "no program runs as the user of commands");
+
+        let again = give_all(work.as_fd(), (USER + 1, USER + 1)).unwrap();
+        assert_eq!((again.changed, again.left), (0, 2), "{again:?}");
+        assert_eq!(owners(&path("work")), (USER, USER));
+    }
+}
