@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Puts there what the tests of levels need: an OCI runtime for containers.
+# Puts there what the tests of levels need: an OCI runtime for bundles, and Podman with runc for
+# containers and pods as people run them.
 set -euo pipefail
 
 missing=()
-command -v crun >/dev/null || missing+=(crun)
+for program in crun podman runc catatonit; do
+  command -v "$program" >/dev/null || missing+=("$program")
+done
 if [[ ${#missing[@]} != 0 ]]; then
   echo "installing ${missing[*]}"
   apt-get install -y --no-install-recommends "${missing[@]}"

@@ -15,5 +15,9 @@ mod in_place;
 mod masked_proc;
 /// What of the daemon's own a command at L1 tries to reach.
 mod neighbours;
+/// Workspaces that are given to the user of commands.
+mod ownership;
+/// Containers and pods as people run them.
+mod podman;
 /// Commands that ask for a terminal.
 mod terminals;

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::support::{binary, copy_program, derived};
 
 /// What container engines allow, as data.
-const RUNTIME_DEFAULT: &str = include_str!("runtime_default.json");
+pub(in crate::levels) const RUNTIME_DEFAULT: &str = include_str!("runtime_default.json");
 /// What a profile made for the daemon allows more.
 const NAMESPACES_AND_MOUNTS: &[&str] = &[
     "clone",
@@ -216,7 +216,7 @@ impl Bundle {
             fs::create_dir_all(root.join(name)).unwrap();
         }
         fs::create_dir(folder.path().join("jig")).unwrap();
-        copy_program(&stripped_daemon(), &folder.path().join("jig/jigd"));
+        copy_program(&stripped("jigd", binary()), &folder.path().join("jig/jigd"));
         // What links into /usr on the host does so here.
         for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
             if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
@@ -251,12 +251,12 @@ impl Bundle {
     }
 }
 
-/// The daemon without what only a debugger reads, which is most of it.
-fn stripped_daemon() -> PathBuf {
-    derived("jigd-stripped", &[binary()], |to| {
+/// A program without what only a debugger reads, which is most of it.
+pub(in crate::levels) fn stripped(name: &str, program: &Path) -> PathBuf {
+    derived(&format!("{name}-stripped"), &[program], |to| {
         let stripped = Command::new("strip")
             .arg("-o")
-            .args([to, binary()])
+            .args([to, program])
             .status()
             .expect("strip is needed, of binutils");
         assert!(stripped.success());

@@ -16,6 +16,7 @@ use self::bundle::{
     Bundle, Container,
     Profile::{Localhost, RuntimeDefault, Unconfined},
 };
+pub(super) use self::bundle::{RUNTIME_DEFAULT, stripped};
 use crate::support::{Daemon, Mark, Setup, argv, compile, descendants, host_status, set_up, shell};
 
 /// Capabilities that container engines give root.

@@ -1,0 +1,482 @@
+//! Containers and pods as people run them, with Podman and runc: the rows of docs/containers.md.
+
+mod scripts;
+
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, chown, symlink},
+    path::Path,
+    process::{Command, Output},
+    sync::OnceLock,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use self::scripts::{ATTEMPTS, INSIDE};
+use super::containers::{RUNTIME_DEFAULT, stripped};
+use crate::support::{copy_program, eventually, set_up};
+
+/// The page of the documentation.
+const PAGE: &str = include_str!("../../../docs/containers.md");
+/// What Podman needs on machines as this.
+const SETTINGS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/levels/podman/containers.conf"
+);
+/// An image of empty directories, where the host's `/usr` is mounted.
+const IMAGE: &str = "localhost/jig-test-levels:1";
+/// The flags of the columns of the page.
+const FLAGS: [&str; 3] = [
+    "",
+    "--minimum-level L1",
+    "--minimum-level L1 --chown-workspace",
+];
+/// Stands in options for the files of a test.
+const DOCKERS_PROFILE: &str = "@PROFILE@";
+const VOLUME: &str = "@VOLUME@";
+
+/// A container of the page.
+struct Row {
+    /// Its first column.
+    name: &'static str,
+    options: &'static [&'static str],
+    /// Where the workspace is, and to whom it belongs if it is a volume.
+    workspace: (&'static str, Option<u32>),
+    /// What commands get with the flags of the columns: a level, or nothing and this in the reason.
+    gives: [Result<&'static str, &'static str>; 3],
+}
+
+const ROWS: &[Row] = &[
+    Row {
+        name: "`podman run`, root",
+        options: &[],
+        workspace: ("/work", None),
+        gives: [
+            Err("--chown-workspace --minimum-level L1"),
+            Err("--chown-workspace"),
+            Ok("L2"),
+        ],
+    },
+    Row {
+        name: "`docker run`, root",
+        options: &["--security-opt", DOCKERS_PROFILE],
+        workspace: ("/work", None),
+        gives: [
+            Err("--chown-workspace --minimum-level L1"),
+            Err("--chown-workspace"),
+            Ok("L1"),
+        ],
+    },
+    Row {
+        name: "CI runner: Docker, root, checkout mounted",
+        options: &["--security-opt", DOCKERS_PROFILE, "--volume", VOLUME],
+        workspace: ("/volume", Some(0)),
+        gives: [
+            Err("--chown-workspace --minimum-level L1"),
+            Err("--chown-workspace"),
+            Ok("L1"),
+        ],
+    },
+    Row {
+        name: "root, `seccomp=unconfined`, `unmask=ALL`",
+        options: &[
+            "--security-opt",
+            "seccomp=unconfined",
+            "--security-opt",
+            "unmask=ALL",
+        ],
+        workspace: ("/work", None),
+        gives: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
+    },
+    Row {
+        name: "root, `--cap-drop=ALL`",
+        options: &["--cap-drop", "ALL"],
+        workspace: ("/work", None),
+        gives: [
+            Err("--user 1000:1000"),
+            Err("--user 1000:1000"),
+            Err("CAP_CHOWN"),
+        ],
+    },
+    Row {
+        name: "`podman run --user 1000:1000`",
+        options: &["--user", "1000:1000"],
+        workspace: ("/open", None),
+        gives: [Err("--minimum-level L2"), Ok("L2"), Ok("L2")],
+    },
+    Row {
+        name: "`--user 1000:1000`, `seccomp=unconfined`, `unmask=ALL`",
+        options: &[
+            "--user",
+            "1000:1000",
+            "--security-opt",
+            "seccomp=unconfined",
+            "--security-opt",
+            "unmask=ALL",
+        ],
+        workspace: ("/open", None),
+        gives: [Ok("L3"), Ok("L3"), Ok("L3")],
+    },
+    Row {
+        name: "devcontainer: Docker, user 1000, sources mounted",
+        options: &[
+            "--user",
+            "1000:1000",
+            "--security-opt",
+            DOCKERS_PROFILE,
+            "--volume",
+            VOLUME,
+        ],
+        workspace: ("/volume", Some(1000)),
+        gives: [Err("--minimum-level L1"), Ok("L1"), Ok("L1")],
+    },
+    Row {
+        name: "`--privileged`, own file system",
+        options: &["--privileged"],
+        workspace: ("/work", None),
+        gives: [Err("--chown-workspace"), Err("--chown-workspace"), Ok("L3")],
+    },
+    Row {
+        name: "`--privileged`, volume",
+        options: &["--privileged", "--volume", VOLUME],
+        workspace: ("/volume", Some(0)),
+        gives: [Ok("L3"), Ok("L3"), Ok("L3")],
+    },
+];
+
+/// The row of the pod, which has one set of flags.
+const POD: &str = "pod: sidecar, user 1000, all capabilities dropped, `emptyDir`";
+
+fn podman() -> Command {
+    let mut podman = Command::new("podman");
+    podman.env("CONTAINERS_CONF", SETTINGS);
+    podman
+}
+
+fn succeeds(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    output
+}
+
+/// Has the programs and the image be there.
+fn prepare() {
+    static DONE: OnceLock<()> = OnceLock::new();
+    DONE.get_or_init(|| {
+        set_up("tests/levels/install.sh");
+        if succeeds(podman().args(["images", "--quiet", IMAGE]))
+            .stdout
+            .is_empty()
+        {
+            import();
+        }
+    });
+}
+
+fn import() {
+    let folder = folder();
+    let root = folder.path().join("root");
+    for (name, mode) in [
+        ("usr", 0o755),
+        ("etc", 0o755),
+        ("tmp", 0o1777),
+        ("proc", 0o755),
+        ("dev", 0o755),
+        ("sys", 0o755),
+        ("run", 0o755),
+        ("root", 0o700),
+        ("work", 0o755),
+        ("open", 0o1777),
+    ] {
+        fs::create_dir_all(root.join(name)).unwrap();
+        fs::set_permissions(root.join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
+        if let Ok(target) = fs::read_link(Path::new("/").join(name)) {
+            symlink(target, root.join(name)).unwrap();
+        }
+    }
+    fs::write(root.join("work/file"), "of the image\n").unwrap();
+    let archive = folder.path().join("root.tar");
+    let mut tar = Command::new("tar");
+    succeeds(tar.arg("-C").arg(&root).arg("-cf").arg(&archive).arg("."));
+    let path = "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    succeeds(
+        podman()
+            .args(["import", "--change", path])
+            .arg(&archive)
+            .arg(IMAGE),
+    );
+}
+
+fn folder() -> TempDir {
+    tempfile::Builder::new()
+        .prefix("jig-test-podman-")
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir()
+        .unwrap()
+}
+
+/// Files of a container: the client with the daemon in it, Docker's profile and a volume.
+fn files(owner: u32) -> TempDir {
+    let folder = folder();
+    for name in ["jig", "volume"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let program = stripped("jig", Path::new(env!("CARGO_BIN_EXE_jig")));
+    copy_program(&program, &folder.path().join("jig/jig"));
+    let volume = folder.path().join("volume");
+    fs::write(volume.join("file"), "of the host\n").unwrap();
+    for path in [volume.join("file"), volume] {
+        chown(path, Some(owner), Some(owner)).unwrap();
+    }
+    fs::write(folder.path().join("profile.json"), dockers_profile()).unwrap();
+    folder
+}
+
+/// Docker's default profile, as engines read it.
+fn dockers_profile() -> String {
+    let data: Value = serde_json::from_str(RUNTIME_DEFAULT).unwrap();
+    let mut rules = data["rules"].clone();
+    for rule in rules.as_array_mut().unwrap() {
+        let rule = rule.as_object_mut().unwrap();
+        for (from, to) in [("with", "includes"), ("without", "excludes")] {
+            if let Some(capabilities) = rule.remove(from) {
+                rule.insert(to.to_owned(), json!({"caps": capabilities}));
+            }
+        }
+    }
+    let profile = json!({
+        "defaultAction": "SCMP_ACT_ERRNO",
+        "defaultErrnoRet": 1,
+        "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+        "syscalls": rules,
+    });
+    profile.to_string()
+}
+
+/// What came of each set of flags: fields of a line, and the line of the log.
+fn outcomes(row: &Row) -> Vec<(Vec<String>, String)> {
+    let files = files(row.workspace.1.unwrap_or(0));
+    let at = |name: &str| files.path().join(name).display().to_string();
+    let options = row.options.iter().map(|option| match *option {
+        DOCKERS_PROFILE => format!("seccomp={}", at("profile.json")),
+        VOLUME => format!("{}:/volume", at("volume")),
+        option => option.to_owned(),
+    });
+    let mut command = podman();
+    command
+        .args(["run", "--rm", "--network", "none", "--timeout", "300"])
+        .args(["--volume", "/usr:/usr:ro"])
+        .args(["--volume", &format!("{}:/jig:ro", at("jig"))])
+        .args(["--env", &format!("W={}", row.workspace.0)])
+        .args(["--env", &format!("ATTEMPTS={ATTEMPTS}")])
+        .args(options)
+        .args([IMAGE, "sh", "-c", INSIDE, "sh"])
+        .args(FLAGS);
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let fields = |line: &str| line.split('\t').map(str::to_owned).collect::<Vec<_>>();
+    let lines: Vec<_> = text.lines().map(fields).collect();
+    assert_eq!(lines.len(), 2 * FLAGS.len(), "{}: {output:?}", row.name);
+    let pairs = lines.chunks(2);
+    pairs
+        .map(|pair| (pair[0].clone(), pair[1][1].clone()))
+        .collect()
+}
+
+/// Sees that a container gives what the page says, to commands that run, write, and reach nothing of
+/// the daemon's.
+fn check(row: &Row) {
+    prepare();
+    for ((fields, log), (expected, flags)) in
+        outcomes(row).into_iter().zip(row.gives.iter().zip(FLAGS))
+    {
+        let told = format!("{} with {flags:?}: {fields:?} {log}", row.name);
+        match expected {
+            Ok(level) => {
+                assert_eq!(fields[0], "ran", "{told}");
+                let response: Value = serde_json::from_str(&fields[1]).unwrap();
+                assert_eq!(response["isolation"], *level, "{told}");
+                let output = response["stdout"].as_str().unwrap();
+                let (user, rest) = output.split_once('\n').unwrap();
+                assert_ne!(user, "0", "{told}");
+                assert_eq!(rest, "written\n0\n0\nend\n", "{told}");
+                assert_eq!(fields[2..], ["tool command ", "written ", "yes"], "{told}");
+                assert_eq!(log.is_empty(), *level == "L3", "{told}");
+            }
+            Err(why) => {
+                assert_eq!(fields[0], "refused", "{told}");
+                assert!(format!("{} {log}", fields[1]).contains(why), "{told}");
+            }
+        }
+        if !log.is_empty() {
+            assert!(log.contains("found: Podman container, "), "{told}");
+        }
+    }
+}
+
+macro_rules! rows {
+    ($($test:ident: $row:literal),* $(,)?) => {
+        $(#[test]
+        fn $test() {
+            check(&ROWS[$row]);
+        })*
+
+        #[test]
+        fn each_row_is_a_test() {
+            assert_eq!([$($row),*], std::array::from_fn::<usize, { ROWS.len() }, _>(|row| row));
+        }
+    };
+}
+
+rows! {
+    podman_as_it_comes: 0,
+    docker_as_it_comes: 1,
+    ci_runner: 2,
+    root_unconfined: 3,
+    root_without_capabilities: 4,
+    ordinary_user: 5,
+    ordinary_user_unconfined: 6,
+    devcontainer: 7,
+    privileged_on_its_own_file_system: 8,
+    privileged_on_a_volume: 9,
+}
+
+#[test]
+fn the_page_has_these_rows() {
+    let shown = |gives: &Result<&'static str, &'static str>| gives.unwrap_or("–");
+    let mut expected: Vec<_> = ROWS
+        .iter()
+        .map(|row| {
+            let [first, second, third] = &row.gives;
+            let levels = [shown(first), shown(second), shown(third)];
+            format!("| {} | {} |", row.name, levels.join(" | "))
+        })
+        .collect();
+    expected.push(format!("| {POD} | – | L2 | L2 |"));
+    let rows = PAGE.lines().filter(|line| line.starts_with("| "));
+    let rows: Vec<_> = rows.skip(1).collect();
+    assert_eq!(rows, expected);
+}
+
+/// A pod that ends with the test.
+struct Pod {
+    name: String,
+    _files: TempDir,
+}
+
+impl Drop for Pod {
+    fn drop(&mut self) {
+        let _gone = podman().args(["pod", "rm", "--force", &self.name]).output();
+    }
+}
+
+impl Pod {
+    /// Runs jig in the agent's container.
+    fn jig(&self, arguments: &[&str]) -> Output {
+        let agent = format!("{}-agent", self.name);
+        podman()
+            .args([
+                "exec",
+                &agent,
+                "/jig/jig",
+                "--address",
+                "http://127.0.0.1:50051",
+            ])
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+}
+
+fn pod() -> Pod {
+    let files = files(0);
+    let name = format!("jig-test-{}", std::process::id());
+    let mount = |name: &str, path: &str, read_only: bool| json!({"name": name, "mountPath": path, "readOnly": read_only});
+    let mounts = json!([
+        mount("work", "/open", false),
+        mount("usr", "/usr", true),
+        mount("jig", "/jig", true),
+    ]);
+    let daemon = [
+        "/jig/jig",
+        "serve",
+        "--trust-loopback",
+        "--minimum-level",
+        "L1",
+        "--workspace",
+        "/open",
+        "--state-dir",
+        "/tmp/state",
+    ];
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": "jigd",
+                    "image": IMAGE,
+                    "command": daemon,
+                    "securityContext": {
+                        "runAsUser": 1000,
+                        "runAsGroup": 1000,
+                        "allowPrivilegeEscalation": false,
+                        "capabilities": {"drop": ["ALL"]},
+                    },
+                    "volumeMounts": mounts,
+                },
+                {
+                    "name": "agent",
+                    "image": IMAGE,
+                    "command": ["sleep", "1000"],
+                    "volumeMounts": mounts,
+                },
+            ],
+            "volumes": [
+                {"name": "work", "emptyDir": {}},
+                {"name": "usr", "hostPath": {"path": "/usr"}},
+                {"name": "jig", "hostPath": {"path": files.path().join("jig")}},
+            ],
+        },
+    });
+    let file = files.path().join("pod.yaml");
+    fs::write(&file, pod.to_string()).unwrap();
+    // The pod is there before its containers are: from here on it is removed.
+    let pod = Pod {
+        name,
+        _files: files,
+    };
+    succeeds(
+        podman()
+            .args(["kube", "play", "--network", "none"])
+            .arg(file),
+    );
+    pod
+}
+
+#[tokio::test]
+async fn a_sidecar_serves_the_agents_container_of_its_pod() {
+    prepare();
+    let pod = pod();
+    let is_healthy = async || pod.jig(&["health"]).status.success();
+    eventually("the sidecar serves", is_healthy).await;
+    let output = pod.jig(&[
+        "--json",
+        "run",
+        "--",
+        "sh",
+        "-c",
+        "id -u && echo written > shared",
+    ]);
+    let response: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(response["isolation"], "L2", "{output:?}");
+    assert_eq!(response["stdout"], "1000\n", "{output:?}");
+    let agent = format!("{}-agent", pod.name);
+    let read = succeeds(podman().args(["exec", &agent, "cat", "/open/shared"]));
+    assert_eq!(read.stdout, b"written\n");
+}
