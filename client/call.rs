@@ -14,13 +14,14 @@ use super::{
     stream::{ArtifactParts, CopyError},
 };
 use crate::api::v1::{
-    ApplyPatchRequest, ApplyPatchResponse, CreateDirectoryRequest, CreateDirectoryResponse,
-    DeletePathRequest, DeletePathResponse, EditFileRequest, EditFileResponse, EditNotebookRequest,
-    EditNotebookResponse, GetInfoRequest, GetInfoResponse, LastCommandRequest, LastCommandResponse,
-    ListDirectoryRequest, ListDirectoryResponse, ListFilesRequest, ListFilesResponse,
-    MovePathRequest, MovePathResponse, ReadArtifactRequest, ReadFileRequest, ReadFileResponse,
-    ReadNotebookRequest, ReadNotebookResponse, RunRequest, RunResponse, SearchRequest,
-    SearchResponse, StatPathRequest, StatPathResponse, WriteFileRequest, WriteFileResponse,
+    ApplyPatchRequest, ApplyPatchResponse, AwaitJobRequest, AwaitJobResponse,
+    CreateDirectoryRequest, CreateDirectoryResponse, DeletePathRequest, DeletePathResponse,
+    EditFileRequest, EditFileResponse, EditNotebookRequest, EditNotebookResponse, GetInfoRequest,
+    GetInfoResponse, LastCommandRequest, LastCommandResponse, ListDirectoryRequest,
+    ListDirectoryResponse, ListFilesRequest, ListFilesResponse, MovePathRequest, MovePathResponse,
+    ReadArtifactRequest, ReadFileRequest, ReadFileResponse, ReadNotebookRequest,
+    ReadNotebookResponse, RunRequest, RunResponse, SearchRequest, SearchResponse, StatPathRequest,
+    StatPathResponse, WriteFileRequest, WriteFileResponse,
     approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
     catalog_service_client::CatalogServiceClient, daemon_service_client::DaemonServiceClient,
     invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
@@ -207,6 +208,8 @@ methods! { tools {
     run(RunRequest) -> RunResponse;
     /// Tells what the last command of the session was, and what became of it.
     last_command(LastCommandRequest) -> LastCommandResponse;
+    /// Waits until a job has ended, and returns its result as models are shown it.
+    await_job(AwaitJobRequest) -> AwaitJobResponse;
     /// Reads a file, whole or by lines.
     read_file(ReadFileRequest) -> ReadFileResponse;
     /// Lists one page of the files below a directory.

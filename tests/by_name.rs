@@ -52,7 +52,7 @@ async fn tools_are_listed_for_people_and_for_every_vendor() {
     let daemon = Daemon::start().await;
     let (list, _) = exits(&daemon, &["tools"], 0);
     assert!(
-        list.contains("\nread_file         Reads a file of the workspace, whole or by lines.\n"),
+        list.contains("\nread_file         Read a text file, whole or a range of lines.\n"),
         "{list}"
     );
     let (list, _) = exits(&daemon, &["tools", "--dialect", "agentbench"], 0);

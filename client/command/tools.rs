@@ -18,6 +18,9 @@ use crate::{connection, escape, failure::Failure, global::Global, output};
 /// key is for.
 #[derive(Debug, Args)]
 pub(crate) struct ToolsArgs {
+    /// Tools to list. Without any, all.
+    #[arg(value_name = "TOOL")]
+    names: Vec<String>,
     /// Vocabulary whose tools to list: `agentbench`, `anthropic`, `claude`, `cli_agent`, `dracode`, `openai`,
     /// `rauskuclaw`. Without it, that of the contract.
     #[arg(long, value_name = "NAME")]
@@ -43,6 +46,7 @@ pub(crate) fn tools(global: &Global, args: ToolsArgs) -> ExitCode {
     let request = ListToolsRequest {
         dialect: args.dialect.unwrap_or_default(),
         format: format.map(Into::into),
+        names: args.names,
     };
     let listed = connection::call(global, async move |client: Client| {
         Ok(client.list_tools(request).await?)

@@ -139,6 +139,13 @@ impl ToolService for Fake {
         Err(Status::unimplemented(""))
     }
 
+    async fn await_job(
+        &self,
+        _: Request<v1::AwaitJobRequest>,
+    ) -> Result<Response<v1::AwaitJobResponse>, Status> {
+        Err(Status::unimplemented(""))
+    }
+
     async fn last_command(
         &self,
         _: Request<v1::LastCommandRequest>,

@@ -21,11 +21,12 @@ use crate::daemon::{
     dialect::Boxed,
     error::{Error, Reason},
     tool::{
-        Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory, delete_path::DeletePath,
-        edit_file::EditFile, edit_notebook::EditNotebook, fetch_url::FetchUrl,
-        last_command::LastCommand, list_directory::ListDirectory, list_files::ListFiles,
-        move_path::MovePath, read_file::ReadFile, read_notebook::ReadNotebook, run::Run,
-        search::Search, stat_path::StatPath, write_file::WriteFile,
+        Tool, apply_patch::ApplyPatch, await_job::AwaitJob, create_directory::CreateDirectory,
+        delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
+        fetch_url::FetchUrl, last_command::LastCommand, list_directory::ListDirectory,
+        list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
+        read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
+        write_file::WriteFile,
     },
 };
 
@@ -130,6 +131,7 @@ type Tools = BTreeMap<&'static str, Box<dyn AnyTool>>;
 static TOOLS: LazyLock<Tools> = LazyLock::new(|| {
     let mut tools = Tools::new();
     add::<ApplyPatch>(&mut tools);
+    add::<AwaitJob>(&mut tools);
     add::<CreateDirectory>(&mut tools);
     add::<DeletePath>(&mut tools);
     add::<EditFile>(&mut tools);

@@ -10,7 +10,7 @@ use opentelemetry::{Context, trace::TraceContextExt as _};
 use super::{access::principal::Principal, policy::judged::Spoken};
 use crate::{
     api::v1::Risk,
-    daemon::{error::Violation, store::session::SessionId, tool::JobContext},
+    daemon::{dialect::Dialect, error::Violation, store::session::SessionId, tool::JobContext},
 };
 
 /// Longest `jig-request-id`, in characters.
@@ -59,6 +59,8 @@ pub(crate) struct ByName {
     pub(crate) id: String,
     /// What it was made as, where that was in a dialect.
     pub(crate) said: Option<Arc<Spoken>>,
+    /// The vocabulary that its caller speaks, where that is not the contract's.
+    pub(crate) dialect: Option<&'static Dialect>,
 }
 
 impl Incoming {

@@ -7,7 +7,9 @@ use std::time::SystemTime;
 
 use serde_json::{Map, Value as Json, json};
 
-use self::inline::{beginning, fit, text_of};
+use self::inline::{fit, text_of, within};
+pub(crate) use self::inline::{shortened, shortened_text};
+pub(crate) use self::ran::rest;
 pub(super) use self::{inline::size_of_fields, ran::Ran};
 use super::structure::structure;
 use crate::{
@@ -15,6 +17,7 @@ use crate::{
     daemon::{
         dialect::{Answer, Dialect, Failure, Said},
         error::{Error, MOST_VIOLATIONS},
+        tool::{Tool as _, read_file::ReadFile},
     },
 };
 
@@ -37,18 +40,26 @@ pub(super) fn of(
     result: Result<Answer, Error>,
     ran: &Ran,
 ) -> InvokeResponse {
+    let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.reader);
+    let rest = ran.rest(Some(reader));
     let Some(dialect) = dialect else {
         return match result {
-            Ok(answer) => answered(begun(call), answer.data.unwrap_or_default(), ran),
+            Ok(answer) => answered(begun(call), answer, ran, &rest),
             Err(error) => failed(begun(call), &error),
         };
     };
     match result {
-        Ok(answer) => told(begun(call), answer, None, ran),
+        Ok(answer) => told(begun(call), answer, None, ran, &rest),
         Err(error) => {
             let response = failed(begun(call), &error);
             let of_contract = response.error.clone();
-            told(response, dialect.refuse(said, &error), of_contract, ran)
+            told(
+                response,
+                dialect.refuse(said, &error),
+                of_contract,
+                ran,
+                &rest,
+            )
         }
     }
 }
@@ -60,6 +71,7 @@ fn told(
     answer: Answer,
     of_contract: Option<ToolError>,
     ran: &Ran,
+    rest: &str,
 ) -> InvokeResponse {
     let is_success = answer.is_success();
     let Answer {
@@ -67,6 +79,7 @@ fn told(
         text,
         failure,
         job_id,
+        shown: _,
     } = answer;
     response.status = match is_success {
         true => InvokeStatus::Success,
@@ -77,14 +90,14 @@ fn told(
     response.pending = job_id.is_some();
     response.job_id = job_id.unwrap_or_default();
     let (text, is_all) = match (text, &data, &failure) {
-        (Some(text), data, _) => beginning(text, data.as_ref()),
-        (None, Some(data), _) => text_of(data),
+        (Some(text), data, _) => within(text, data.as_ref(), rest),
+        (None, Some(data), _) => text_of(data, data, rest),
         (None, None, Some(failure)) => (failure.message.clone(), true),
         (None, None, None) => (String::new(), true),
     };
     let mut is_whole = true;
     let data = data.map(|mut data| {
-        is_whole = fit(&mut data);
+        is_whole = fit(&mut data, rest);
         data
     });
     response.text = text;
@@ -122,13 +135,11 @@ fn begun(call: &Call<'_>) -> InvokeResponse {
     }
 }
 
-fn answered(
-    mut response: InvokeResponse,
-    mut data: Map<String, Json>,
-    ran: &Ran,
-) -> InvokeResponse {
-    let (text, is_all) = text_of(&data);
-    let is_whole = fit(&mut data);
+fn answered(mut response: InvokeResponse, answer: Answer, ran: &Ran, rest: &str) -> InvokeResponse {
+    let mut data = answer.data.unwrap_or_default();
+    let shown = answer.shown.as_ref().unwrap_or(&data);
+    let (text, is_all) = text_of(shown, &data, rest);
+    let is_whole = fit(&mut data, rest);
     response.status = InvokeStatus::Success.into();
     ran.put(&mut response);
     response.error = ran.abnormal_exit.clone();
@@ -214,7 +225,8 @@ mod tests {
         ] {
             let fields = fields(data.clone());
             let ran = Ran::of(&fields);
-            let response = answered(begun(&call()), fields, &ran);
+            let answer = Answer::data(fields.into());
+            let response = answered(begun(&call()), answer, &ran, "");
             assert_eq!(response.status(), InvokeStatus::Success);
             assert_eq!(response.exit_code, code);
             let outcome = data.get("outcome").and_then(Json::as_str);

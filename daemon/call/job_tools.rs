@@ -67,7 +67,7 @@ impl<'a> JobTools<'a> {
         let result = match self.job.dialect.is_empty() {
             true => {
                 let data = self.begin(None).await;
-                data.map(|data| Answer::data(data.into()))
+                data.map(|data| self.pipeline.answer_of(&self.job.tool, data))
             }
             false => self.in_dialect(&mut said).await,
         };
@@ -88,6 +88,7 @@ impl<'a> JobTools<'a> {
         self.by_name = Some(Arc::new(ByName {
             id: String::new(),
             said: Some(self.pipeline.spoken(&incoming, dialect, tool, &params)?),
+            dialect: Some(dialect),
         }));
         tool.call(dialect.read(tool, params)?, self).await
     }

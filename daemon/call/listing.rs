@@ -2,7 +2,11 @@
 
 use super::{Pipeline, any_tool, context::Incoming};
 use crate::daemon::{
-    catalog::definition::Definition, config::policy::Action, dialect::Dialect, error::Error,
+    catalog::{definition::Definition, nearest},
+    config::policy::Action,
+    dialect::Dialect,
+    error::{Error, Violation},
+    tool::{Tool as _, await_job::AwaitJob},
 };
 
 impl Pipeline {
@@ -12,6 +16,7 @@ impl Pipeline {
         &self,
         incoming: &Incoming,
         dialect: Option<&'static Dialect>,
+        names: &[String],
     ) -> Result<Vec<Definition>, Error> {
         let principal = &incoming.principal;
         self.scene(incoming)?;
@@ -27,7 +32,15 @@ impl Pipeline {
             there.map(|tool| dialect.definition(tool, &self.catalog))
         });
         let by_name = any_tool::names(&self.catalog)
-            .filter(|tool| dialect.is_none() || self.catalog.custom(tool).is_some())
+            .filter(|tool| {
+                dialect.is_none_or(|dialect| {
+                    let is_asked_for =
+                        *tool == AwaitJob::NAME && names.iter().any(|name| name == tool);
+                    self.catalog.custom(tool).is_some()
+                        || dialect.borrowed.contains(tool)
+                        || is_asked_for
+                })
+            })
             .filter(|tool| is_there(tool, None))
             .filter_map(|tool| self.catalog.definition(tool));
         let definitions = of_dialect.into_iter().flatten().chain(by_name);
@@ -35,6 +48,33 @@ impl Pipeline {
             requires_approval: snapshot.settings.level(definition.risk) == Action::Ask,
             ..definition
         });
-        Ok(definitions.collect())
+        selected(definitions.collect(), names)
     }
+
+    /// Whether a caller may wait for jobs by calling a tool.
+    pub(crate) fn may_wait(&self, incoming: &Incoming) -> bool {
+        incoming.principal.may_call(AwaitJob::NAME).is_ok()
+            && self.is_switched_on(AwaitJob::NAME, None).is_ok()
+    }
+}
+
+/// Those of these names; without names, all.
+fn selected(all: Vec<Definition>, names: &[String]) -> Result<Vec<Definition>, Error> {
+    if names.is_empty() {
+        return Ok(all);
+    }
+    let known: Vec<_> = all.iter().map(|tool| tool.name.as_str()).collect();
+    let unknown = names.iter().enumerate();
+    let unknown = unknown.filter(|(_, name)| !known.contains(&name.as_str()));
+    let violations: Vec<_> = unknown
+        .map(|(number, name)| {
+            let text = format!("there is {}", nearest::no_tool(name, &known));
+            Violation::new(format!("names[{number}]"), text)
+        })
+        .collect();
+    if !violations.is_empty() {
+        return Err(Error::invalid(violations));
+    }
+    let all = all.into_iter();
+    Ok(all.filter(|tool| names.contains(&tool.name)).collect())
 }

@@ -21,10 +21,11 @@ pub(crate) mod admission;
 mod admit;
 mod any_tool;
 pub(crate) mod approval;
+mod await_job;
 mod check;
 pub(crate) mod context;
 pub(crate) mod drain;
-mod envelope;
+pub(crate) mod envelope;
 pub(crate) mod idempotency;
 pub(crate) mod invoke;
 mod job_tools;
@@ -345,12 +346,15 @@ impl Pipeline {
                 grace: self.grace,
             },
             caller: Arc::clone(incoming.principal.lane()),
+            tools_of_caller: incoming.principal.tools().map(Iterator::collect),
+            reader: self.reader(&incoming),
             place: Arc::new(place),
             seat,
             turn,
             default_timeout,
             limit: incoming.limit,
             job: incoming.job.clone(),
+            jobs: T::WAITS_FOR_JOBS.then(|| self.jobs_of(&incoming)),
             deadline: incoming.deadline,
             span: Arc::new(span),
             telemetry: self.telemetry.clone(),

@@ -12,10 +12,10 @@ use crate::{
     api::v1::Risk,
     daemon::{
         config::policy::Action,
-        dialect,
+        dialect::{self, Dialect},
         error::{Error, Reason},
         store::jobs::named,
-        tool::{Tool as _, run::Run},
+        tool::{Tool as _, read_file::ReadFile, run::Run},
     },
 };
 
@@ -41,6 +41,24 @@ impl Pipeline {
         }
         let text = "the operator has switched run off, and what was started before gets nothing more to read: SendSignal ends it";
         Err(Error::new(Reason::ToolDisabled, text).with("tool", Run::NAME))
+    }
+
+    /// The tool that reads artifacts, as the caller knows it, where the caller may call it.
+    pub(super) fn reader(&self, incoming: &Incoming) -> Option<&'static str> {
+        let by_name = incoming.by_name.as_ref();
+        self.reader_in(incoming, by_name.and_then(|by_name| by_name.dialect))
+    }
+
+    /// The tool of a vocabulary that reads artifacts, where the caller may call it.
+    pub(crate) fn reader_in(
+        &self,
+        incoming: &Incoming,
+        dialect: Option<&Dialect>,
+    ) -> Option<&'static str> {
+        let reader = dialect.map_or(ReadFile::NAME, |dialect| dialect.reader);
+        let is_open = incoming.principal.may_call(ReadFile::NAME).is_ok()
+            && self.is_switched_on(ReadFile::NAME, Some(reader)).is_ok();
+        is_open.then_some(reader)
     }
 
     /// Refuses a tool that the caller's key is not for, or one of a dialect that calls such.

@@ -29,19 +29,22 @@ impl Comments {
         self.at(field.parent_file().name(), field.path())
     }
 
-    /// What an RPC does, without its errors: those come as results, and say themselves what to do.
+    /// What an RPC does.
     pub(super) fn method(&self, method: &MethodDescriptor) -> &str {
-        let comment = self.at(method.parent_file().name(), method.path());
-        let errors = comment.find("\n\nErrors");
-        comment
-            .get(..errors.unwrap_or(comment.len()))
-            .unwrap_or(comment)
+        self.at(method.parent_file().name(), method.path())
     }
 
     fn at(&self, file: &str, path: &[i32]) -> &str {
         let place = (file.to_owned(), path.to_vec());
         self.0.get(&place).map_or("", String::as_str)
     }
+}
+
+/// The first sentence of a comment: what is behind it is for people who write programs.
+pub(super) fn first_sentence(comment: &str) -> &str {
+    let end = comment.find(". ").map_or(comment.len(), |at| at + 1);
+    let paragraph = comment.find("\n\n").unwrap_or(comment.len());
+    comment.get(..end.min(paragraph)).unwrap_or(comment)
 }
 
 /// A comment without the line breaks that its width made: those between paragraphs and before the points
@@ -73,5 +76,12 @@ mod tests {
             flowing(" One\n two.\n\n\n Errors:\n * a\n   b\n * c\n"),
             "One two.\n\nErrors:\n* a b\n* c"
         );
+        for (comment, first) in [
+            ("One `a.b`. Two.", "One `a.b`."),
+            ("One\n\nTwo. Three.", "One"),
+            ("One.", "One."),
+        ] {
+            assert_eq!(first_sentence(comment), first);
+        }
     }
 }

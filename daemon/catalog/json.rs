@@ -15,7 +15,7 @@ use base64::{
 };
 use prost_reflect::{
     DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor,
-    SerializeOptions, Value,
+    ReflectMessage as _, SerializeOptions, Value,
 };
 use serde_json::{Map, Number, Value as Json};
 
@@ -69,10 +69,34 @@ pub(super) fn write(message: &DynamicMessage) -> Result<Map<String, Json>, Error
     let json = message
         .serialize_with_options(serde_json::value::Serializer, &options)
         .map_err(Error::internal)?;
-    let Json::Object(fields) = json else {
+    let Json::Object(mut fields) = json else {
         return Err(Error::internal("a message is no JSON object"));
     };
+    for field in message.descriptor().fields() {
+        if let Kind::Message(kind) = field.kind()
+            && kind.full_name() == "google.protobuf.Struct"
+            && let Some(value) = fields.get_mut(field.name())
+        {
+            write_whole_numbers(value);
+        }
+    }
     Ok(fields)
+}
+
+/// Writes numbers without a fraction as JSON text has them: a `google.protobuf.Struct` has one kind of numbers only.
+fn write_whole_numbers(value: &mut Json) {
+    match value {
+        Json::Number(number) => {
+            let whole = number.as_f64().filter(|number| number.fract() == 0.0);
+            let whole = whole.and_then(|number| format!("{number:.0}").parse::<i64>().ok());
+            if let Some(whole) = whole {
+                *value = whole.into();
+            }
+        }
+        Json::Array(items) => items.iter_mut().for_each(write_whole_numbers),
+        Json::Object(fields) => fields.values_mut().for_each(write_whole_numbers),
+        Json::Null | Json::Bool(_) | Json::String(_) => {}
+    }
 }
 
 /// What is wanted where an object of any names should be.

@@ -12,6 +12,7 @@ pub(crate) mod render;
 mod rules;
 mod schema;
 mod told;
+mod view;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,11 +25,12 @@ use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDes
 use serde_json::{Map, Value};
 
 use self::{
-    comments::Comments,
+    comments::{Comments, first_sentence},
     custom::{CustomTool, RUN},
     definition::{Definition, Hints},
     rules::{Looked, Rules},
     schema::{of_request, of_response},
+    view::View,
 };
 pub(crate) use self::{
     json::{MAP as JSON_MAP, entries_of as json_entries, number_of},
@@ -72,6 +74,7 @@ pub(crate) struct ToolSpec {
     rules: Arc<Rules>,
     method: MethodDescriptor,
     response: MessageDescriptor,
+    view: View,
 }
 
 /// A request whose fields keep their rules, as far as each of them can be looked at by itself.
@@ -130,6 +133,7 @@ impl Catalog {
                         options,
                         role: access.role,
                         rules: Arc::new(rules),
+                        view: View::of(&Rules::of(&pool, &method.output())),
                         response: method.output(),
                         method,
                     };
@@ -218,13 +222,25 @@ impl Catalog {
         Some(Definition {
             name: options.name.clone(),
             title: options.title.clone(),
-            description: comments.method(method).to_owned(),
+            description: match options.description.as_str() {
+                "" => first_sentence(comments.method(method)).to_owned(),
+                description => description.to_owned(),
+            },
             input: of_request(rules, comments),
             output: Some(of_response(&answer, comments)),
             hints: Hints::of(options),
             risk: options.risk(),
             requires_approval: false,
         })
+    }
+
+    /// What models are shown of an answer of the tool of this name.
+    pub(crate) fn shown(&self, name: &str, data: &Map<String, Value>) -> Map<String, Value> {
+        let of_custom = || self.custom(name).and_then(|_| self.tool(RUN));
+        match self.tool(name).or_else(of_custom) {
+            Some(spec) => spec.view.shown(data),
+            None => data.clone(),
+        }
     }
 
     /// The risk of the tool of this name.

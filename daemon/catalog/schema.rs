@@ -4,7 +4,10 @@
 use prost_reflect::{Cardinality, FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value as Json, json};
 
-use super::{comments::Comments, rules::Rules};
+use super::{
+    comments::{Comments, first_sentence},
+    rules::Rules,
+};
 use crate::api::v1::{FieldRules, field_rules::DefaultValue};
 
 /// The schema of the parameters of a tool: its request.
@@ -41,9 +44,13 @@ fn object(rules: &Rules, comments: &Comments, side: Side) -> Map<String, Json> {
         if is_required {
             required.push(Json::from(field.name()));
         }
-        let comment = comments.field(&field);
-        if !comment.is_empty() {
-            schema.insert("description".to_owned(), comment.into());
+        let own = of_field.map_or("", |rules| rules.description.as_str());
+        let description = match own {
+            "" => first_sentence(comments.field(&field)),
+            own => own,
+        };
+        if !description.is_empty() {
+            schema.insert("description".to_owned(), description.into());
         }
         properties.insert(field.name().to_owned(), schema.into());
     }

@@ -22,6 +22,8 @@ pub(crate) struct Answer {
     pub(crate) data: Option<Map<String, Json>>,
     /// What goes back to the model; where it is not given, `data` as JSON.
     pub(crate) text: Option<String>,
+    /// What a model is shown of `data`, where that is less.
+    pub(crate) shown: Option<Map<String, Json>>,
     /// Why it failed, if it did, or what is worth knowing.
     pub(crate) failure: Option<Failure>,
     /// Job that does the work, where one does.

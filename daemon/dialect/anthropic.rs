@@ -88,6 +88,8 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
     ],
     refuse,
+    reader: "str_replace_based_edit_tool",
+    borrowed: &["wait_job"],
     ..PLAIN
 };
 

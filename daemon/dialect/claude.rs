@@ -181,6 +181,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
     ],
     refuse,
+    reader: "Read",
     ..PLAIN
 };
 

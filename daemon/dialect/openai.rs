@@ -85,6 +85,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
     ],
     refuse,
+    borrowed: &["read_file", "wait_job"],
     ..PLAIN
 };
 

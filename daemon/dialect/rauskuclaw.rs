@@ -67,6 +67,8 @@ pub(super) const DIALECT: Dialect = Dialect {
     ],
     refuse,
     job_type,
+    reader: "data_file_read",
+    has_previews: true,
     ..PLAIN
 };
 

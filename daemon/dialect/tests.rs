@@ -243,3 +243,63 @@ fn a_parameter_is_listed_as_it_was_made() {
     assert_eq!(Json::Object(schema_of(&made, true)), expected);
     assert!(made.first().unwrap().is_hidden);
 }
+
+/// Names that only programs can use: of types and methods, and constants that are no values of the schema.
+fn names_for_programs(text: &str, schema: &Json) -> Vec<String> {
+    let values = schema.to_string();
+    let words = text.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+    let is_for_programs = |word: &&str| {
+        let is_constant = word.contains('_') && *word == word.to_uppercase();
+        let hump = |pair: &[char]| pair[0].is_lowercase() && pair[1].is_uppercase();
+        let letters: Vec<_> = word.chars().collect();
+        let is_type = letters.windows(2).any(hump) && !matches!(*word, "MiB" | "KiB" | "GiB");
+        let is_plain = matches!(*word, "RPC" | "Request" | "Response" | "metadata");
+        is_plain || is_type || is_constant && !values.contains(&format!("\"{word}\""))
+    };
+    words.filter(is_for_programs).map(str::to_owned).collect()
+}
+
+/// The texts of descriptions.
+fn descriptions(schema: &Json, found: &mut Vec<String>) {
+    match schema {
+        Json::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Json::String(text) if name == "description" => found.push(text.clone()),
+                    value => descriptions(value, found),
+                }
+            }
+        }
+        Json::Array(items) => items.iter().for_each(|item| descriptions(item, found)),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::String(_) => {}
+    }
+}
+
+#[test]
+fn descriptions_are_for_models() {
+    let schema = json!({"enum": ["WRITE_MODE_APPEND"]});
+    let text = "See `RunResponse.outcome` of ReadArtifact, 3 MiB: WRITE_MODE_APPEND or STALE_FILE.";
+    let found = names_for_programs(text, &schema);
+    assert_eq!(found, ["RunResponse", "ReadArtifact", "STALE_FILE"]);
+    let catalog = Catalog::load().unwrap();
+    let of_contract = catalog
+        .tools()
+        .map(|name| catalog.definition(name).unwrap());
+    let of_dialects = ALL.into_iter().flat_map(|dialect| {
+        let tools = dialect.tools().iter();
+        tools.map(|tool| dialect.definition(tool, &catalog))
+    });
+    let mut bytes = 0;
+    for tool in of_contract.chain(of_dialects) {
+        let schema = json!([tool.input, tool.output]);
+        let mut texts = vec![tool.description.clone()];
+        descriptions(&schema, &mut texts);
+        for text in texts {
+            let found = names_for_programs(&text, &schema);
+            assert_eq!(found, Vec::<String>::new(), "{}: {text}", tool.name);
+        }
+        assert!(tool.description.len() < 400, "{}", tool.name);
+        bytes += tool.description.len();
+    }
+    assert!(bytes < 10_000, "{bytes}");
+}

@@ -36,6 +36,12 @@ pub(crate) struct Dialect {
     pub(super) job_type: fn(&str) -> String,
     /// Whether what goes back to a model says by itself that it is an error.
     pub(crate) marks_errors: bool,
+    /// The tool that reads artifacts, as texts for models name it.
+    pub(crate) reader: &'static str,
+    /// Tools of the contract that are listed beside its own. Its document names no others only where there are none.
+    pub(crate) borrowed: &'static [&'static str],
+    /// Whether its document has a preview stand for a result of a batch that is too long.
+    pub(crate) has_previews: bool,
 }
 
 /// What most vocabularies have in common: parameters that a tool does not have are refused, and so are
@@ -48,6 +54,9 @@ pub(super) const PLAIN: Dialect = Dialect {
     refuse: Answer::refused,
     job_type: str::to_owned,
     marks_errors: true,
+    reader: "read_file",
+    borrowed: &[],
+    has_previews: false,
 };
 
 /// One tool of a vocabulary.

@@ -32,7 +32,7 @@ impl CatalogService for Tools {
             if !violations.is_empty() {
                 return Err(Error::invalid(violations));
             }
-            let tools = self.0.definitions(&incoming, dialect)?;
+            let tools = self.0.definitions(&incoming, dialect, &request.names)?;
             Ok(ListToolsResponse {
                 tools_json: format_of(request.format()).render(&tools).to_string(),
                 names: tools.into_iter().map(|tool| tool.name).collect(),

@@ -11,7 +11,7 @@ use crate::{
     daemon::{
         call::Pipeline,
         tool::{
-            Tool, apply_patch::ApplyPatch, create_directory::CreateDirectory,
+            Tool, apply_patch::ApplyPatch, await_job::AwaitJob, create_directory::CreateDirectory,
             delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
             fetch_url::FetchUrl, last_command::LastCommand, list_directory::ListDirectory,
             list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
@@ -47,6 +47,13 @@ impl ToolService for Tools {
         request: Request<v1::ApplyPatchRequest>,
     ) -> Result<Response<v1::ApplyPatchResponse>, Status> {
         self.call::<ApplyPatch>(request).await
+    }
+
+    async fn await_job(
+        &self,
+        request: Request<v1::AwaitJobRequest>,
+    ) -> Result<Response<v1::AwaitJobResponse>, Status> {
+        self.call::<AwaitJob>(request).await
     }
 
     async fn create_directory(

@@ -2,6 +2,7 @@
 
 pub(crate) mod activity;
 pub(crate) mod apply_patch;
+pub(crate) mod await_job;
 pub(crate) mod create_directory;
 pub(crate) mod delete_path;
 pub(crate) mod edit_file;
@@ -20,6 +21,7 @@ pub(crate) mod start;
 pub(crate) mod stat_path;
 pub(crate) mod write_file;
 
+mod artifacts;
 mod description;
 mod egress;
 
@@ -32,7 +34,7 @@ use prost::Message;
 use tokio::{sync::watch, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use self::activity::Activity;
+use self::{activity::Activity, await_job::Jobs};
 use crate::daemon::{
     catalog::Reading,
     descriptors::Attempts,
@@ -86,6 +88,8 @@ pub(crate) trait Tool: Send + 'static {
     const LIMITS_ITSELF: bool = false;
     /// What it costs to look at a byte of its request, as so many of plain text.
     const COST: usize = 1;
+    /// Whether it waits for jobs.
+    const WAITS_FOR_JOBS: bool = false;
     /// How long it keeps its turn, if it lasts so long.
     const TURN: Duration = TURN_OF_FILES;
     /// What is asked.
@@ -246,6 +250,10 @@ pub(crate) struct Work {
     pub(crate) stop: Stop,
     /// Whose it is.
     pub(crate) caller: Name,
+    /// Tools that its key is for; without, all tools.
+    pub(crate) tools_of_caller: Option<Arc<[String]>>,
+    /// Tool that reads artifacts, as the caller's vocabulary names it, where the caller may call it.
+    pub(crate) reader: Option<&'static str>,
     /// Its place among the calls that may go on at once: free again when the last of the work is
     /// done.
     pub(crate) place: Arc<Place>,
@@ -259,6 +267,8 @@ pub(crate) struct Work {
     pub(crate) limit: Option<Duration>,
     /// The job that makes the call, where one does.
     pub(crate) job: Option<JobContext>,
+    /// The jobs that the caller may look at, where the tool waits for one.
+    pub(crate) jobs: Option<Box<dyn Jobs>>,
     /// When the caller stops waiting.
     pub(crate) deadline: Option<Instant>,
     /// The tool's span.

@@ -4,12 +4,12 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 
-use super::{Done, Scene, Tool, Work, on_files};
+use super::{Done, Scene, Tool, Work, artifacts::Artifacts, on_files};
 use crate::{
     api::v1,
     daemon::{
         checksum::hexadecimal,
-        error::{Error, Violation},
+        error::{Error, Reason, Violation},
         workspace::{Excerpt, RegularFile, Stop, Wish},
     },
 };
@@ -56,11 +56,42 @@ impl Tool for ReadFile {
         if let Some(file) = work.scene.workspace.open_from_memory(&path, SMALL) {
             return excerpt(&file, &request, &Stop::new()).map(Done::plain);
         }
+        let artifacts = Artifacts::of(&work);
         on_files(work, move |workspace, stop| {
-            excerpt(&workspace.open_file(&path)?, &request, stop)
+            match workspace.open_file(&path) {
+                Ok(file) => excerpt(&file, &request, stop),
+                Err(error) => {
+                    let file = artifacts.instead_of(path.as_str(), error)?;
+                    output(&file, &request, stop)
+                }
+            }
         })
         .await
     }
+}
+
+/// Answers what is asked of an artifact. What a command writes need not be UTF-8: as in the answer of the command,
+/// U+FFFD stands for each byte that is not.
+fn output(
+    file: &RegularFile,
+    request: &v1::ReadFileRequest,
+    stop: &Stop,
+) -> Result<v1::ReadFileResponse, Error> {
+    match excerpt(file, request, stop) {
+        Err(error) if error.reason == Reason::BinaryFile => {}
+        result => return result,
+    }
+    let most = request.max_bytes.unwrap_or(DEFAULT_BYTES);
+    let mut request = request.clone();
+    request.set_encoding(v1::Encoding::Base64);
+    // U+FFFD takes three bytes.
+    request.max_bytes = Some((most / 3).max(1));
+    let mut response = excerpt(file, &request, stop)?;
+    let bytes = BASE64_STANDARD.decode(&response.content);
+    let bytes = bytes.map_err(Error::internal)?;
+    response.content = String::from_utf8_lossy(&bytes).into_owned();
+    response.set_encoding(v1::Encoding::Utf8);
+    Ok(response)
 }
 
 /// Answers what is asked of a file.

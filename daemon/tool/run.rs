@@ -185,6 +185,14 @@ impl Tool for Run {
     }
 }
 
+/// Where the rest of an output is, for who reads the answer.
+fn rest_in(path: String, reader: Option<&str>) -> String {
+    match reader {
+        Some(reader) => format!("{path}: read it with {reader}, commands cannot see it"),
+        None => path,
+    }
+}
+
 /// What a command is connected to.
 pub(super) struct Connection {
     /// What it reads.
@@ -212,6 +220,7 @@ pub(super) async fn perform(
         about,
         seat,
         job,
+        reader,
         ..
     } = work;
     let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
@@ -262,6 +271,7 @@ pub(super) async fn perform(
         live.process
             .set_paths(stdout_path.clone(), stderr_path.clone());
     }
+    let [stdout, stderr] = [stdout, stderr].map(|(sink, path)| (sink, rest_in(path, reader)));
     let artifacts = Artifacts { stdout, stderr };
     let context = process.context().clone();
     let records = egress::Records::new(session, step, about);

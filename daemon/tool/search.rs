@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{COST_OF_GLOBS, Done, Scene, Tool, Work, in_time};
+use super::{COST_OF_GLOBS, Done, Scene, Tool, Work, artifacts::Artifacts, in_time};
 use crate::{
     api::v1,
     daemon::{
@@ -10,6 +10,7 @@ use crate::{
         error::{Error, Violation},
         workspace::{
             Finds, Hit, Pattern, Progress, Query, SearchWish, Selection, Stop, Workspace, globs,
+            search_one,
         },
     },
 };
@@ -57,15 +58,17 @@ impl Tool for Search {
     async fn execute(request: Self::Request, work: Work) -> Result<Done<Self::Response>, Error> {
         let request = Arc::new(request);
         let until = work.until();
+        let artifacts = Artifacts::of(&work);
         let mut attempts = Attempts::until(Some(until));
         loop {
             let place = work.wait_for(&work.scene.files.searches, Some(until));
             let place = place.await?;
             let progress = Arc::new(Progress::new(most(&request), ANSWER_BYTES));
             let (told, request) = (Arc::clone(&progress), Arc::clone(&request));
+            let artifacts = artifacts.clone();
             let complete = in_time(&work, until, move |workspace, stop| {
                 let _place = place;
-                search(workspace, &request, &told, stop)
+                search(workspace, &artifacts, &request, &told, stop)
             });
             let complete = match complete.await?.transpose() {
                 Err(error) if work.again(&mut attempts, &error).await => continue,
@@ -83,6 +86,7 @@ impl Tool for Search {
 /// Searches, and answers whether it came to the end.
 fn search(
     workspace: &Workspace,
+    artifacts: &Artifacts,
     request: &v1::SearchRequest,
     progress: &Progress,
     stop: &Stop,
@@ -100,7 +104,22 @@ fn search(
         most: most(request),
         most_bytes: ANSWER_BYTES,
     };
-    workspace.search(&path, selection(request)?, &wish, progress, stop)
+    // In some vocabularies only a glob can name a file.
+    if let (".", [glob]) = (path.as_str(), request.globs.as_slice())
+        && Artifacts::is_name(glob)
+        && let Err(error) = workspace.open_file(&workspace.resolve(glob)?)
+        && let Ok(file) = artifacts.instead_of(glob, error)
+    {
+        return Ok(search_one(file, &wish, progress, stop));
+    }
+    let selection = selection(request)?;
+    match workspace.search(&path, selection, &wish, progress, stop) {
+        Err(error) => {
+            let file = artifacts.instead_of(path.as_str(), error)?;
+            Ok(search_one(file, &wish, progress, stop))
+        }
+        complete => complete,
+    }
 }
 
 fn response(finds: Finds, complete: bool) -> v1::SearchResponse {

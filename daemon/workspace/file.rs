@@ -2,13 +2,17 @@
 //! looked at but not opened: opening alone can wait for ever or make something happen.
 
 use std::{
-    io::IoSliceMut,
+    fs::File,
+    io::{self, IoSliceMut},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::OnceLock,
 };
 
 use rustix::{
-    fs::{FileType, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, open, openat},
+    fs::{
+        FileType, MemfdFlags, Mode, OFlags, PROC_SUPER_MAGIC, Stat, fstat, fstatfs, memfd_create,
+        open, openat,
+    },
     io::{ReadWriteFlags, pread, preadv2, retry_on_intr},
     path::DecInt,
 };
@@ -58,6 +62,21 @@ impl RegularFile {
             descriptor,
             path: path.to_owned(),
             size: u64::try_from(stat.st_size).unwrap_or(0),
+            content: None,
+        })
+    }
+
+    /// A file that does not lie in the workspace; without one, an empty file. `path` is for messages.
+    pub(crate) fn from_outside(file: Option<File>, path: &str) -> io::Result<Self> {
+        let descriptor = match file {
+            Some(file) => file.into(),
+            None => memfd_create("empty", MemfdFlags::CLOEXEC)?,
+        };
+        let size = u64::try_from(fstat(&descriptor)?.st_size).unwrap_or(0);
+        Ok(Self {
+            descriptor,
+            path: path.to_owned(),
+            size,
             content: None,
         })
     }

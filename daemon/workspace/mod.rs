@@ -95,7 +95,7 @@ pub(crate) use parallel::{cores, in_parallel};
 pub(crate) use path::RelativePath;
 pub(crate) use room::Room;
 pub(crate) use scan::{Excerpt, Wish};
-pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish};
+pub(crate) use search::{Finds, Hit, Pattern, Progress, Query, SearchWish, search_one};
 pub(crate) use stop::Stop;
 use temporary::is_temporary;
 pub(crate) use walk::{Selection, Walk};

@@ -67,6 +67,7 @@ const TOOLS: &[(&str, &str, Risk, u32)] = &[
     ("EditNotebook", "edit_notebook", Risk::Dangerous, 30),
     ("Run", "run", Risk::Dangerous, 120),
     ("LastCommand", "last_command", Risk::ReadOnly, 5),
+    ("AwaitJob", "wait_job", Risk::ReadOnly, 60),
     ("FetchUrl", "fetch_url", Risk::Dangerous, 10),
 ];
 

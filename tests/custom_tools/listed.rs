@@ -16,6 +16,7 @@ async fn listed(daemon: &Daemon, dialect: &str, format: ToolFormat) -> Value {
     let request = ListToolsRequest {
         dialect: dialect.to_owned(),
         format: Some(format.into()),
+        ..ListToolsRequest::default()
     };
     let mut client = CatalogServiceClient::new(daemon.channel());
     let listed = client.list_tools(request).await.unwrap().into_inner();

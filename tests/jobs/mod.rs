@@ -20,7 +20,10 @@ use prost_types::{Struct, value::Kind};
 use serde_json::{Value, json};
 use tonic::{IntoRequest, transport::Channel};
 
-use crate::support::{Daemon, Refusal};
+use crate::{
+    invoke::json_of,
+    support::{Daemon, Refusal},
+};
 
 /// Jobs of a daemon.
 pub(crate) struct Jobs(JobServiceClient<Channel>);
@@ -103,7 +106,8 @@ fn result(job: Job, state: JobState) -> InvokeResponse {
 
 /// What a tool has answered.
 fn data(response: &InvokeResponse) -> Value {
-    serde_json::from_str(&response.text).unwrap_or_else(|_| panic!("{response:?}"))
+    let data = response.data.as_ref();
+    json_of(data.unwrap_or_else(|| panic!("{response:?}")))
 }
 
 /// A field of a message that stands for JSON.

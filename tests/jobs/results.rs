@@ -126,6 +126,11 @@ async fn any_tool_can_be_one() {
             fs::write(daemon.file("n.ipynb"), notebook.to_string()).unwrap();
         }
     }
+    let last = jobs.submit(job("run", json!({"command": "true"}))).await;
+    let id = jobs.submit(job("wait_job", json!({"job_id": last}))).await;
+    let response = result(jobs.wait(&id).await, JobState::Succeeded);
+    assert_eq!(data(&response)["output"]["exit_code"], 0);
+    tools.push("wait_job");
     let refusal = jobs.try_submit(job("", json!({}))).await;
     assert_eq!(refusal.unwrap_err().fields(), ["tool"]);
     let refusal = jobs.try_submit(job("dance", json!({}))).await.unwrap_err();

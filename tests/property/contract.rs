@@ -51,7 +51,7 @@ impl Contract {
             }
         });
         let tools: Vec<_> = tools.collect();
-        assert_eq!(tools.len(), 16);
+        assert_eq!(tools.len(), 17);
         Self {
             rules: pool.get_extension_by_name("jig.v1.field").unwrap(),
             pool,

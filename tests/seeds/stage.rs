@@ -149,6 +149,7 @@ pub(super) async fn list_tools(
     let request = ListToolsRequest {
         dialect: dialect.to_owned(),
         format: Some(format.into()),
+        ..ListToolsRequest::default()
     };
     client.list_tools(request).await.unwrap().into_inner()
 }

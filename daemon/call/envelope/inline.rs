@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     io::{self, Write},
+    iter,
 };
 
 use serde::{
@@ -18,36 +19,26 @@ const BOTH: usize = 15 << 18;
 const DATA_BYTES: usize = 14 << 18;
 /// What says that something is left out, of an answer and of the text that stands for it.
 const TRUNCATED: &str = "truncated";
-/// Longest texts that are left where all of it would be too much: as long as fit.
-const LONGEST_TEXTS: [usize; 8] = [
-    12 << 18,
-    6 << 18,
-    3 << 18,
-    3 << 17,
-    3 << 16,
-    3 << 14,
-    3 << 12,
-    1 << 10,
-];
-/// The shortest of them.
+/// Shortest limit of a text, where texts are cut. Longer limits that are tried are a quarter apart.
 const SHORTEST: usize = 1 << 10;
 /// Longest lists that are left where that is not enough.
 const LONGEST_LISTS: [usize; 5] = [20_000, 5000, 1000, 100, 10];
 /// What a value takes beside its text, at most.
 const AROUND: usize = 16;
-/// What is said at the end of a text that is cut, at most.
+/// Most bytes of the mark in a text that is cut, beside what the mark says of the rest.
 const MARK: usize = 64;
 
-/// Where texts and lists are cut.
+/// Where texts and lists are cut, and what marks say of the rest of a text.
 #[derive(Debug, Clone, Copy)]
-struct Cut {
+struct Cut<'r> {
     longest_text: usize,
     longest_list: usize,
+    rest: &'r str,
 }
 
-/// Cuts what is too long, until all of it fits. Answers whether it did anyway.
-pub(super) fn fit(data: &mut Map<String, Value>) -> bool {
-    let Some(cut) = Cut::of(data) else {
+/// Cuts what is too long, until all of it fits. Returns whether it did anyway. `rest` says where the rest of a text is.
+pub(super) fn fit(data: &mut Map<String, Value>, rest: &str) -> bool {
+    let Some(cut) = Cut::of(data, rest) else {
         return true;
     };
     cut.fields(data);
@@ -57,30 +48,71 @@ pub(super) fn fit(data: &mut Map<String, Value>) -> bool {
     false
 }
 
-/// The JSON of `data`, before that is made to fit; where both together are too much, of what is left of it when it is
-/// cut, which says so. And whether that is all of it.
-pub(super) fn text_of(data: &Map<String, Value>) -> (String, bool) {
-    let room = room_beside(data);
-    if let Some(text) = json_within(data, room) {
+/// The JSON of `shown`, as far as there is room for it beside `data`; and whether that is all of it.
+pub(super) fn text_of(
+    shown: &Map<String, Value>,
+    data: &Map<String, Value>,
+    rest: &str,
+) -> (String, bool) {
+    let room = room_beside(data, rest);
+    if let Some(text) = json_within(shown, room) {
         return (text, true);
     }
-    let text = Cut::all().find_map(|cut| json_within(&Shortened { data, cut }, room));
-    let nothing = || json!({ TRUNCATED: true }).to_string();
-    (text.unwrap_or_else(nothing), false)
+    (json_cut(shown, room, rest), false)
 }
 
-/// A text, or its beginning, where there is no room for all of it beside `data`; and whether that is all of it.
-pub(super) fn beginning(text: String, data: Option<&Map<String, Value>>) -> (String, bool) {
-    let most = data.map_or(DATA_BYTES, room_beside);
+/// The JSON of what is left of an object when it is cut to so many bytes of JSON.
+fn json_cut(data: &Map<String, Value>, most: usize, rest: &str) -> String {
+    let text = Cut::all(most, rest).find_map(|cut| json_within(&Shortened { data, cut }, most));
+    text.unwrap_or_else(|| json!({ TRUNCATED: true }).to_string())
+}
+
+/// An object whose JSON has at most so many bytes: texts keep their beginnings and ends, lists their first elements,
+/// and `truncated` says so. None where all of it has no more.
+pub(crate) fn shortened(
+    data: &Map<String, Value>,
+    most: usize,
+    rest: &str,
+) -> Option<Map<String, Value>> {
+    if json_within(data, most).is_some() {
+        return None;
+    }
+    serde_json::from_str(&json_cut(data, most, rest)).ok()
+}
+
+/// A text, or its beginning and its end, that has at most so many bytes as JSON.
+pub(crate) fn shortened_text(text: &str, most: usize, rest: &str) -> String {
+    if json_within(&text, most).is_some() {
+        return text.to_owned();
+    }
+    let cuts = Cut::all(most, rest).map(|cut| cut_text(text, cut.longest_text, false, rest));
+    let fitting = cuts
+        .into_iter()
+        .find(|cut| json_within(cut, most).is_some());
+    fitting.unwrap_or_default().into_owned()
+}
+
+/// A text, or its beginning and its end, where there is no room for all of it beside `data`; and whether that is all
+/// of it.
+pub(super) fn within(
+    text: String,
+    data: Option<&Map<String, Value>>,
+    rest: &str,
+) -> (String, bool) {
+    let most = data.map_or(DATA_BYTES, |data| room_beside(data, rest));
+    let mark = MARK + rest.len();
     match text.len() > most {
-        true => (cut_text(&text, most - MARK, false).into_owned(), false),
+        true => (
+            cut_text(&text, most - mark, false, rest).into_owned(),
+            false,
+        ),
         false => (text, true),
     }
 }
 
 /// Most bytes of the text that goes along with `data`.
-fn room_beside(data: &Map<String, Value>) -> usize {
-    let size = match Cut::of(data) {
+fn room_beside(data: &Map<String, Value>, rest: &str) -> usize {
+    let size = match Cut::of(data, rest) {
         Some(cut) => cut.size_of_fields(data),
         None => size_of_fields(data),
     };
@@ -97,18 +129,21 @@ fn json_within(value: &impl Serialize, most: usize) -> Option<String> {
     String::from_utf8(written.bytes).ok()
 }
 
-/// A text, or its beginning and a mark that says how much is left out. Base64 is to be read on its own: there is no
-/// mark in it, and no part of a group of four.
-fn cut_text(text: &str, longest: usize, is_base64: bool) -> Cow<'_, str> {
+/// A text, or its beginning and its end, and between them a mark that says how much is left out. Base64 is to be read
+/// on its own: of it there is the beginning, with no mark in it, and no part of a group of four.
+fn cut_text<'t>(text: &'t str, longest: usize, is_base64: bool, rest: &str) -> Cow<'t, str> {
     if text.len() <= longest {
         return text.into();
     }
-    let longest = if is_base64 { longest / 4 * 4 } else { longest };
-    let (shown, left_out) = text.split_at(text.floor_char_boundary(longest));
-    match is_base64 {
-        true => shown.into(),
-        false => format!("{shown} … ({} bytes left out)", left_out.len()).into(),
+    if is_base64 {
+        return text.get(..longest / 4 * 4).unwrap_or_default().into();
     }
+    let head = text.floor_char_boundary(longest / 2);
+    let tail = text.ceil_char_boundary(text.len() - longest / 2);
+    let left_out = tail - head;
+    let (head, tail) = (text.get(..head), text.get(tail..));
+    let (head, tail) = (head.unwrap_or_default(), tail.unwrap_or_default());
+    format!("{head}\n[jig: {left_out} bytes left out{rest}]\n{tail}").into()
 }
 
 /// Whether the texts of an object are Base64, as it says itself.
@@ -117,27 +152,31 @@ fn is_base64(fields: &Map<String, Value>) -> bool {
     encoding.is_some_and(|encoding| encoding.to_lowercase().ends_with("base64"))
 }
 
-impl Cut {
-    /// All that are tried, one after the other.
-    fn all() -> impl Iterator<Item = Self> {
-        let texts = LONGEST_TEXTS.map(|longest_text| Self {
+impl<'r> Cut<'r> {
+    /// All that are tried for `most` bytes, one after the other.
+    fn all(most: usize, rest: &'r str) -> impl Iterator<Item = Self> {
+        let shorter = |longest: &usize| Some(longest / 4 * 3).filter(|next| *next > SHORTEST);
+        let texts = iter::successors(Some(most.max(SHORTEST)), shorter);
+        let texts = texts.chain([SHORTEST]).map(move |longest_text| Self {
             longest_text,
             longest_list: usize::MAX,
+            rest,
         });
         let lists = LONGEST_LISTS.map(|longest_list| Self {
             longest_text: SHORTEST,
             longest_list,
+            rest,
         });
-        texts.into_iter().chain(lists)
+        texts.chain(lists)
     }
 
     /// What has `data` fit, if it does not anyway.
-    fn of(data: &Map<String, Value>) -> Option<Self> {
+    fn of(data: &Map<String, Value>, rest: &'r str) -> Option<Self> {
         if size_of_fields(data) <= DATA_BYTES {
             return None;
         }
         let mut last = None;
-        for cut in Self::all() {
+        for cut in Self::all(DATA_BYTES, rest) {
             last = Some(cut);
             if cut.size_of_fields(data) <= DATA_BYTES {
                 break;
@@ -156,7 +195,7 @@ impl Cut {
     fn value(self, value: &mut Value, is_base64: bool) {
         match value {
             Value::String(text) if text.len() > self.longest_text => {
-                *text = cut_text(text, self.longest_text, is_base64).into_owned();
+                *text = cut_text(text, self.longest_text, is_base64, self.rest).into_owned();
             }
             Value::Array(items) => {
                 items.truncate(self.longest_list);
@@ -173,7 +212,10 @@ impl Cut {
     fn size(self, value: &Value) -> usize {
         AROUND
             + match value {
-                Value::String(text) => text.len().min(self.longest_text.saturating_add(MARK)),
+                Value::String(text) => {
+                    let mark = MARK + self.rest.len();
+                    text.len().min(self.longest_text.saturating_add(mark))
+                }
                 Value::Array(items) => {
                     let items = items.iter().take(self.longest_list);
                     items.map(|item| self.size(item)).sum()
@@ -196,6 +238,7 @@ pub(in crate::daemon::call) fn size_of_fields(fields: &Map<String, Value>) -> us
     let nothing = Cut {
         longest_text: usize::MAX,
         longest_list: usize::MAX,
+        rest: "",
     };
     nothing.size_of_fields(fields)
 }
@@ -203,20 +246,20 @@ pub(in crate::daemon::call) fn size_of_fields(fields: &Map<String, Value>) -> us
 /// What is left of an answer, which says that it is not all.
 struct Shortened<'a> {
     data: &'a Map<String, Value>,
-    cut: Cut,
+    cut: Cut<'a>,
 }
 
 /// What is left of a part of it.
 struct Part<'a> {
     value: &'a Value,
-    cut: Cut,
+    cut: Cut<'a>,
     is_base64: bool,
 }
 
 impl<'a> Shortened<'a> {
     fn parts(
         fields: &'a Map<String, Value>,
-        cut: Cut,
+        cut: Cut<'a>,
     ) -> impl Iterator<Item = (&'a String, Part<'a>)> {
         let is_base64 = is_base64(fields);
         let part = move |value| Part {
@@ -251,7 +294,7 @@ impl Serialize for Part<'_> {
         } = *self;
         match value {
             Value::String(text) => {
-                serializer.serialize_str(&cut_text(text, cut.longest_text, is_base64))
+                serializer.serialize_str(&cut_text(text, cut.longest_text, is_base64, cut.rest))
             }
             Value::Array(items) => {
                 let mut seq = serializer.serialize_seq(None)?;
@@ -331,9 +374,9 @@ mod tests {
             ),
         ] {
             let mut data = data.as_object().unwrap().clone();
-            let (text, is_all) = text_of(&data);
+            let (text, is_all) = text_of(&data, &data, "");
             assert_eq!(is_all, is_said);
-            assert_eq!(fit(&mut data), fits);
+            assert_eq!(fit(&mut data, ""), fits);
             let said: Value = serde_json::from_str(&text).unwrap();
             assert_eq!(
                 said[TRUNCATED],
@@ -350,21 +393,26 @@ mod tests {
             assert!(is_all || text.len() > 50_000, "{}", text.len());
             assert!(fits || message > 100_000, "{message}");
         }
-        let (text, is_all) = text_of(json!({"a": 1}).as_object().unwrap());
+        let small = json!({"a": 1});
+        let small = small.as_object().unwrap();
+        let (text, is_all) = text_of(small, small, "");
         assert_eq!((text.as_str(), is_all), ("{\"a\":1}", true));
     }
 
     #[test]
     fn what_is_left_out_is_counted_once() {
         let long = 10 << 20;
-        let mut data = json!({"content": "x".repeat(long)});
+        let mut data = json!({"content": format!("{}END", "x".repeat(long - 3))});
         let data = data.as_object_mut().unwrap();
-        let (text, _) = text_of(data);
-        fit(data);
+        let (text, _) = text_of(data, data, ": there");
+        fit(data, ": there");
         let said: Value = serde_json::from_str(&text).unwrap();
         for content in [&data["content"], &said["content"]] {
-            let (shown, mark) = content.as_str().unwrap().split_once(" … ").unwrap();
-            assert_eq!(mark, format!("({} bytes left out)", long - shown.len()));
+            let (head, tail) = content.as_str().unwrap().split_once("\n[jig: ").unwrap();
+            let (mark, tail) = tail.split_once("]\n").unwrap();
+            let left_out = long - head.len() - tail.len();
+            assert_eq!(mark, format!("{left_out} bytes left out: there"));
+            assert!(tail.ends_with("xEND") && head.len().abs_diff(tail.len()) < 4);
         }
     }
 
@@ -376,8 +424,8 @@ mod tests {
             "truncated": false,
         });
         let data = data.as_object_mut().unwrap();
-        let (text, is_all) = text_of(data);
-        assert!(!fit(data) && !is_all);
+        let (text, is_all) = text_of(data, data, "");
+        assert!(!fit(data, "") && !is_all);
         assert_eq!(data[TRUNCATED], true);
         let said: Value = serde_json::from_str(&text).unwrap();
         for content in [&data["content"], &said["content"]] {
@@ -387,7 +435,41 @@ mod tests {
         // Others that are cut have no such field.
         let mut other = json!({"content": "x".repeat(4 << 20)});
         let other = other.as_object_mut().unwrap();
-        assert!(!fit(other) && !other.contains_key(TRUNCATED));
+        assert!(!fit(other, "") && !other.contains_key(TRUNCATED));
+    }
+
+    #[test]
+    fn a_bound_of_json_is_kept_and_the_json_is_whole() {
+        for text in ["x", "\n", "\u{1}", "é", "\"", "€\\"] {
+            let text = format!("a{}z", text.repeat(100_000));
+            let data = json!({"stdout": &text, "exit_code": 1, "list": vec!["l"; 3]});
+            for most in [12 << 10, 32 << 10] {
+                let short = shortened(data.as_object().unwrap(), most, ": there").unwrap();
+                let json = Value::from(short.clone()).to_string();
+                assert!(
+                    json.len() <= most && json.len() > most / 3,
+                    "{}",
+                    json.len()
+                );
+                assert_eq!(
+                    (&short["truncated"], &short["exit_code"]),
+                    (&true.into(), &1.into())
+                );
+                let stdout = short["stdout"].as_str().unwrap();
+                assert!(stdout.starts_with('a') && stdout.ends_with('z'));
+                assert!(stdout.contains(" bytes left out: there]\n"));
+                let short = shortened_text(&text, most, "");
+                let json = Value::from(short.as_str()).to_string();
+                assert!(
+                    json.len() <= most && json.len() > most / 3,
+                    "{}",
+                    json.len()
+                );
+                assert!(short.starts_with('a') && short.ends_with('z'));
+            }
+        }
+        assert_eq!(shortened(json!({"a": 1}).as_object().unwrap(), 7, ""), None);
+        assert_eq!(shortened_text("abc", 5, ""), "abc");
     }
 
     #[test]
@@ -395,11 +477,11 @@ mod tests {
         let long = "x".repeat(4 << 20);
         let small = json!({"a": 1});
         for (data, least) in [(None, 3 << 20), (small.as_object(), 3 << 20)] {
-            let (text, is_all) = beginning(long.clone(), data);
+            let (text, is_all) = within(long.clone(), data, "");
             assert!(!is_all && text.len() > least && text.len() <= BOTH);
-            assert!(text.ends_with(" bytes left out)"));
+            assert!(text.contains(" bytes left out]\nx") && text.ends_with('x'));
         }
-        let (text, is_all) = beginning("x".to_owned(), None);
+        let (text, is_all) = within("x".to_owned(), None, "");
         assert_eq!((text.as_str(), is_all), ("x", true));
     }
 }

@@ -44,6 +44,11 @@ impl Ran {
         self.outcome == Outcome::Cancelled
     }
 
+    /// What a text that is cut says of its rest.
+    pub(super) fn rest(&self, reader: Option<&str>) -> String {
+        rest(&self.stdout_path, &self.stderr_path, reader)
+    }
+
     /// Tells of it beside the answer.
     pub(super) fn put(&self, response: &mut InvokeResponse) {
         response.outcome = self.outcome.into();
@@ -52,6 +57,18 @@ impl Ran {
         response.exit_code = self.exit_code;
         response.stdout_path.clone_from(&self.stdout_path);
         response.stderr_path.clone_from(&self.stderr_path);
+    }
+}
+
+/// What a text that is cut says of its rest: where the output of a command is that is at these paths; empty where
+/// there are none.
+pub(crate) fn rest(stdout_path: &str, stderr_path: &str, reader: Option<&str>) -> String {
+    match (stdout_path, reader) {
+        ("", _) => ": ask for less at a time".to_owned(),
+        (path, Some(reader)) => format!(
+            "; what the command wrote is in {path} and {stderr_path}: read it with {reader}, commands cannot see it"
+        ),
+        (path, None) => format!("; what the command wrote is in {path} and {stderr_path}"),
     }
 }
 

@@ -6,22 +6,26 @@ use std::{
 };
 
 use serde_json::{Map, Value};
+use tokio::task::JoinHandle;
 
-use super::super::{
-    Pipeline,
-    context::Incoming,
-    envelope::{self, Call, Ran},
-    jobs::Found,
-    order::{Submission, cost_of_job},
+use super::{
+    super::{
+        Pipeline,
+        context::Incoming,
+        envelope::{self, Call, Ran},
+        jobs::Found,
+        order::{Submission, cost_of_job},
+    },
+    Invocation,
 };
 use crate::{
     api::v1::{InvokeResponse, InvokeStatus, ToolError},
     daemon::{
-        dialect::Dialect,
+        dialect::{Dialect, Said},
         error::{Error, Reason},
         store::jobs::Job,
         task,
-        tool::limit,
+        tool::{Tool as _, await_job::AwaitJob, limit},
     },
 };
 
@@ -82,6 +86,17 @@ pub(crate) enum BatchState {
     },
 }
 
+/// A call of a batch that was made.
+#[derive(Debug)]
+enum Made {
+    /// A job makes it.
+    Job(Job),
+    /// It is made at once.
+    Directly(JoinHandle<InvokeResponse>),
+    /// It could not be made.
+    Refused(InvokeResponse),
+}
+
 impl Pipeline {
     /// Has all calls made, and waits for them as long as it is to. `is_unfinished`: whether a daemon died that was
     /// asked the same under this request id.
@@ -97,10 +112,23 @@ impl Pipeline {
             wait,
             queue,
         } = batch;
-        let mut submitted: Vec<(String, String, Result<Job, InvokeResponse>)> = Vec::new();
+        let mut submitted: Vec<(String, String, Made)> = Vec::new();
         for (number, BatchCall { id, name, params }) in calls.into_iter().enumerate() {
             let started = SystemTime::now();
             let said = self.said(&incoming, &name, params.as_ref().ok())?;
+            let is_wait = name == AwaitJob::NAME && self.vocabulary(dialect, &name).is_none();
+            if let (Some(wait), true) = (wait, is_wait) {
+                let until = limit(Instant::now(), wait, incoming.deadline);
+                let invocation = Invocation {
+                    id: id.clone(),
+                    dialect,
+                    tool: name.clone(),
+                    params,
+                };
+                let made = Made::Directly(self.invoke_until(&incoming, invocation, said, until));
+                submitted.push((id, name, made));
+                continue;
+            }
             let result = match params {
                 Ok(params) => {
                     let submission = Submission {
@@ -126,9 +154,9 @@ impl Pipeline {
                     };
                     // Also where the tool is of the configuration: a batch has the error codes of its vocabulary.
                     let (result, ran) = (Err(error), Ran::default());
-                    Err(envelope::of(&call, dialect, &said, result, &ran))
+                    Made::Refused(envelope::of(&call, dialect, &said, result, &ran))
                 }
-                Ok(job) => Ok(job),
+                Ok(job) => Made::Job(job),
             };
             submitted.push((id, name, result));
         }
@@ -136,18 +164,49 @@ impl Pipeline {
         let mut answers = Vec::with_capacity(submitted.len());
         for (id, name, result) in submitted {
             let state = match (result, until) {
-                (Err(response), _) => BatchState::Ended(Box::new(response)),
-                (Ok(job), None) => BatchState::Submitted {
+                (Made::Refused(response), _) => BatchState::Ended(Box::new(response)),
+                (Made::Directly(going), _) => {
+                    BatchState::Ended(Box::new(going.await.map_err(Error::internal)?))
+                }
+                (Made::Job(job), None) => BatchState::Submitted {
                     job_type: self
                         .vocabulary(dialect, &name)
                         .map_or_else(|| name.clone(), |dialect| dialect.job_type(&name)),
                     job: job.id,
                 },
-                (Ok(job), Some(until)) => self.outcome_of(job, until).await?,
+                (Made::Job(job), Some(until)) => self.outcome_of(job, until).await?,
             };
             answers.push(BatchAnswer { id, name, state });
         }
         Ok(answers)
+    }
+
+    /// Makes a call that changes nothing at once, and not as a job. It has until then.
+    fn invoke_until(
+        self: &Arc<Self>,
+        incoming: &Incoming,
+        invocation: Invocation,
+        said: Said,
+        until: Instant,
+    ) -> JoinHandle<InvokeResponse> {
+        let incoming = Incoming {
+            deadline: Some(until),
+            request_id: None,
+            ..incoming.clone()
+        };
+        let pipeline = Arc::clone(self);
+        task::spawn_tracked("call of a batch", async move {
+            let (dialect, started) = (invocation.dialect, SystemTime::now());
+            let result = pipeline.invoke(incoming, invocation, None).await;
+            result.unwrap_or_else(|error| {
+                let call = Call {
+                    tool: &said.tool,
+                    started,
+                    ended: SystemTime::now(),
+                };
+                envelope::of(&call, dialect, &said, Err(error), &Ran::default())
+            })
+        })
     }
 
     async fn submit_one(
@@ -178,17 +237,22 @@ impl Pipeline {
                 () = self.drain.end_token().cancelled_owned() => return Ok(pending),
             },
         };
-        let response = seen.response()?.unwrap_or_else(|| InvokeResponse {
-            status: InvokeStatus::Error.into(),
-            text: CANCELLED.to_owned(),
-            error: Some(ToolError {
-                error_type: "cancelled".to_owned(),
-                message: CANCELLED.to_owned(),
-                ..ToolError::default()
-            }),
-            ..InvokeResponse::default()
-        });
+        let response = seen.response()?.unwrap_or_else(outcome_of_cancelled);
         Ok(BatchState::Ended(Box::new(response)))
+    }
+}
+
+/// What came of a job that was cancelled before it began.
+pub(in crate::daemon::call) fn outcome_of_cancelled() -> InvokeResponse {
+    InvokeResponse {
+        status: InvokeStatus::Error.into(),
+        text: CANCELLED.to_owned(),
+        error: Some(ToolError {
+            error_type: "cancelled".to_owned(),
+            message: CANCELLED.to_owned(),
+            ..ToolError::default()
+        }),
+        ..InvokeResponse::default()
     }
 }
 

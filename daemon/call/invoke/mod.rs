@@ -45,7 +45,7 @@ use crate::{
         dialect::{Answer, Dialect, DialectTool, Params, Said},
         error::{Error, Reason},
         task,
-        tool::lost,
+        tool::{Tool as _, await_job::AwaitJob, lost},
     },
 };
 
@@ -112,6 +112,7 @@ impl Pipeline {
             tool,
             params,
         } = invocation;
+        let spoken_in = dialect;
         let dialect = self.vocabulary(dialect, &tool);
         // A workspace that there is not is no matter of the tool.
         let said = self.said(&incoming, &tool, params.as_ref().ok())?;
@@ -127,6 +128,7 @@ impl Pipeline {
             by_name: Some(Arc::new(ByName {
                 id: id.clone(),
                 said: spoken,
+                dialect: spoken_in,
             })),
             ..incoming
         };
@@ -174,7 +176,7 @@ impl Pipeline {
                     None => Err(lost(METHOD)),
                 };
                 let (result, ran) = match lost {
-                    Ok(Answered { data, ran }) => (Ok(Answer::data(data.into())), ran),
+                    Ok(Answered { data, ran }) => (Ok(self.answer_of(&said.tool, data)), ran),
                     Err(error) => (Err(error), Ran::default()),
                 };
                 let performed = Performed {
@@ -236,7 +238,7 @@ impl Pipeline {
             (Ok(Doing::Canonical(tool)), Ok(params)) => tools
                 .call_tool(tool, &said.tool, params)
                 .await
-                .map(|data| Answer::data(data.into())),
+                .map(|data| self.answer_of(&said.tool, data)),
             (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => match dialect.read(tool, params) {
                 Ok(params) => tool.call(params, &mut tools).await,
                 Err(error) => Err(error),
@@ -251,13 +253,26 @@ impl Pipeline {
         }
     }
 
-    /// The vocabulary that has a tool of this name: those of the configuration are the same in all of them.
+    /// What a tool of the contract has answered, and what models are shown of it.
+    pub(super) fn answer_of(&self, tool: &str, data: Map<String, Value>) -> Answer {
+        Answer {
+            shown: Some(self.catalog.shown(tool, &data)),
+            ..Answer::data(data.into())
+        }
+    }
+
+    /// The vocabulary that has a tool of this name: those of the configuration are the same in all of them, and so
+    /// are those that it borrows from the contract, and the tool that waits for jobs.
     pub(super) fn vocabulary(
         &self,
         dialect: Option<&'static Dialect>,
         tool: &str,
     ) -> Option<&'static Dialect> {
-        dialect.filter(|_| self.catalog.custom(tool).is_none())
+        dialect.filter(|dialect| {
+            let is_own = dialect.tools().iter().any(|own| own.name == tool);
+            let is_borrowed = tool == AwaitJob::NAME || dialect.borrowed.contains(&tool);
+            self.catalog.custom(tool).is_none() && (is_own || !is_borrowed)
+        })
     }
 
     /// What a call is made as, with its parameters if they could be read.

@@ -13,8 +13,10 @@ pub(crate) struct ToolResult {
     pub(crate) name: String,
     /// What goes back to the model.
     pub(crate) text: String,
-    /// The same as an object, where it is one.
+    /// The same as an object, where it is one, with all that programs get.
     pub(crate) data: Option<Value>,
+    /// That object without what models do not need, where that is another one.
+    pub(crate) shown: Option<Value>,
     /// Whether it failed.
     pub(crate) is_error: bool,
     /// Whether that is to be marked, and not only to be read in the text.
@@ -33,6 +35,7 @@ impl Format {
             name,
             text,
             data,
+            shown,
             is_error,
             marks_errors,
         } = result;
@@ -72,7 +75,7 @@ impl Format {
             // `Part` with a `FunctionResponse`.
             Self::Gemini => {
                 let key = if is_marked { "error" } else { "output" };
-                let told = match (is_marked, data) {
+                let told = match (is_marked, shown.as_ref().or(data.as_ref())) {
                     (false, Some(data)) => data.clone(),
                     (true, _) | (false, None) => text.as_str().into(),
                 };
@@ -103,6 +106,7 @@ mod tests {
             name: "read_file".to_owned(),
             text: "using System;".to_owned(),
             data: None,
+            shown: None,
             is_error,
             marks_errors: true,
         }

@@ -7,6 +7,7 @@ use std::{collections::HashMap, mem::take, sync::Arc, time::Duration};
 use prost::Message as _;
 use tonic::{Request, Response, Status};
 
+use self::results::Terms;
 use super::{answered, catalog::format_of, check_queue, dialect_of};
 use crate::{
     api::v1::{
@@ -89,12 +90,19 @@ impl InvokeService for Invoke {
                 true => ToolFormat::OpenaiChat,
                 false => format,
             };
-            let marks_errors = batch.dialect.is_none_or(|dialect| dialect.marks_errors);
-            let is_waited_for = batch.wait.is_some();
+            let dialect = batch.dialect;
+            let terms = Terms {
+                format: format_of(format),
+                marks_errors: dialect.is_none_or(|dialect| dialect.marks_errors),
+                has_previews: dialect.is_some_and(|dialect| dialect.has_previews),
+                is_waited_for: batch.wait.is_some(),
+                reader: self.0.reader_in(&incoming, dialect),
+                may_wait: self.0.may_wait(&incoming),
+            };
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {
                 let answers = pipeline.batch(incoming, batch, is_unfinished).await?;
-                results::response(answers, format_of(format), marks_errors, is_waited_for)
+                results::response(answers, terms)
             };
             // In a task of its own: a caller who goes away does not leave half a batch.
             self.0.once_whole(call, work).await

@@ -1,25 +1,28 @@
 //! What came of the calls of a batch, as messages, and for models.
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     api::v1::{self, BatchError, BatchResult, InvokeBatchResponse, InvokeResponse, InvokeStatus},
     daemon::{
         call::{
+            envelope::{rest, shortened, shortened_text},
             invoke::batch::{BatchAnswer, BatchState},
             structure::{structure, unwrapped},
         },
         catalog::render::{Format, result::ToolResult},
         error::Error,
+        tool::{Tool as _, await_job::AwaitJob},
     },
 };
 
-/// Longest output of a call, as JSON in bytes: what is longer is told of by its beginning. It is for a model,
-/// who is told of twenty at once.
-const LONGEST: usize = 12 << 10;
-/// Most characters of that beginning, which is no longer than that either.
-const SHOWN: usize = 12_000;
+/// Most bytes of the results of all calls, as JSON. A message has each of them up to five times, and has 4 MiB.
+const ALL_BYTES: usize = 640 << 10;
+/// Longest result, as JSON in bytes, of a vocabulary in which a preview stands for a longer one.
+const PREVIEWED_BYTES: usize = 12 << 10;
+/// Characters of the preview.
+const PREVIEW_CHARACTERS: usize = 12_000;
 /// What a call is told whose job has not ended in time.
 const PENDING: &str = "Job did not complete within wait_ms";
 /// And how programs tell it.
@@ -45,48 +48,59 @@ struct Why<'a> {
     message: &'a str,
 }
 
-/// Writes all of them. `is_waited_for`: whether there are messages for models.
+/// How the results of a batch are written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terms {
+    /// For whose models.
+    pub(super) format: Format,
+    /// Whether errors are marked, and not only to be read in the text.
+    pub(super) marks_errors: bool,
+    /// Whether a preview stands for a result that is too long.
+    pub(super) has_previews: bool,
+    /// Whether there are messages for models.
+    pub(super) is_waited_for: bool,
+    /// The tool that reads what commands wrote, if the caller may call it.
+    pub(super) reader: Option<&'static str>,
+    /// Whether the caller may call the tool that waits for jobs.
+    pub(super) may_wait: bool,
+}
+
+/// Writes all of them.
 pub(super) fn response(
     answers: Vec<BatchAnswer>,
-    format: Format,
-    marks_errors: bool,
-    is_waited_for: bool,
+    terms: Terms,
 ) -> Result<InvokeBatchResponse, Error> {
     let mut response = InvokeBatchResponse::default();
     let mut told = Vec::new();
+    let most = ALL_BYTES / answers.len().max(1);
     for answer in answers {
-        let (
-            result,
-            Output {
-                data,
-                is_text,
-                text,
-            },
-        ) = result(answer)?;
-        if is_waited_for {
-            response
-                .tool_messages
-                .push(message(&result, data.as_ref())?);
+        let (result, output) = result(answer, most, terms)?;
+        if terms.is_waited_for {
+            let shown = output.shown.as_ref().or(output.data.as_ref());
+            response.tool_messages.push(message(&result, shown)?);
             told.push(ToolResult {
                 call_id: result.call_id.clone(),
                 name: result.name.clone(),
                 is_error: !result.ok,
-                marks_errors,
-                text,
-                data: data.filter(|_| !is_text),
+                marks_errors: terms.marks_errors,
+                text: output.text,
+                data: output.data.filter(|_| !output.is_text),
+                shown: output.shown,
             });
         }
         response.results.push(result);
     }
-    response.messages_json = format.render_results(&told).to_string();
+    response.messages_json = terms.format.render_results(&told).to_string();
     Ok(response)
 }
 
-/// What a call has answered, as models are told.
+/// What a call has answered.
 #[derive(Debug, Default)]
 struct Output {
-    /// The object that it is, or that stands for it.
+    /// The object that it is, or that stands for it, for programs.
     data: Option<Value>,
+    /// What models are shown of it, where that is another object.
+    shown: Option<Value>,
     /// Whether the tool answers by a text, for which the object stands.
     is_text: bool,
     /// What goes back to a model.
@@ -94,7 +108,7 @@ struct Output {
 }
 
 /// What came of one call: as a message, and its output.
-fn result(answer: BatchAnswer) -> Result<(BatchResult, Output), Error> {
+fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult, Output), Error> {
     let BatchAnswer { id, name, state } = answer;
     let result = BatchResult {
         call_id: id,
@@ -112,7 +126,13 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Output), Error> {
             (submitted, Output::default())
         }
         BatchState::Pending { job } => {
-            let text = format!("{PENDING}; it goes on as job {job}");
+            let text = match terms.may_wait {
+                true => format!(
+                    "{PENDING}; it goes on as job {job}: call {} with job_id {job:?} for its result",
+                    AwaitJob::NAME
+                ),
+                false => format!("{PENDING}; it goes on as job {job}"),
+            };
             let pending = BatchResult {
                 pending: true,
                 job_id: job,
@@ -132,7 +152,7 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Output), Error> {
         BatchState::Ended(ended) => {
             let ended = *ended;
             let ok = ended.status() == InvokeStatus::Success;
-            let output = output(&ended)?;
+            let output = output(&ended, most, terms)?;
             let error = ended.error.filter(|_| !ok).map(|error| BatchError {
                 code: error.error_type.to_uppercase(),
                 message: error.message,
@@ -160,22 +180,52 @@ fn result(answer: BatchAnswer) -> Result<(BatchResult, Output), Error> {
     })
 }
 
-/// What a call has answered, no longer than a model is told.
-fn output(ended: &InvokeResponse) -> Result<Output, Error> {
+/// What a call has answered, no longer than it may be.
+fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, Error> {
     let data = ended.data.clone().map(|data| unwrapped(data, "data"));
     let data = data
         .transpose()
         .map_err(|_| Error::internal("an answer has numbers that JSON does not have"))?;
     let is_success = ended.status() == InvokeStatus::Success;
-    let data = match data {
-        Some(data) => Some(Value::Object(data)),
-        // A text is told as the only field of an object.
-        None => is_success.then(|| serde_json::json!({ "text": ended.text })),
+    let is_text = data.is_none();
+    // A text is told as the only field of an object.
+    let of_text = || is_success.then(|| json!({ "text": ended.text }));
+    let data = data.map(Value::Object).or_else(of_text);
+    if terms.has_previews {
+        return Ok(previewed(data, is_text, &ended.text));
+    }
+    let rest = rest(&ended.stdout_path, &ended.stderr_path, terms.reader);
+    let short = |value: Value| {
+        let fields = value.as_object();
+        let short = fields.and_then(|fields| shortened(fields, most, &rest));
+        short.map_or(value, Value::Object)
     };
+    let shown = match is_text {
+        true => None,
+        false => serde_json::from_str(&ended.text)
+            .ok()
+            .filter(Value::is_object),
+    };
+    let shown = shown.map(short);
+    let text = match &shown {
+        Some(shown) if ended.text.len() > most => shown.to_string(),
+        Some(_) => ended.text.clone(),
+        None => shortened_text(&ended.text, most, &rest),
+    };
+    Ok(Output {
+        data: data.map(short),
+        shown,
+        is_text,
+        text,
+    })
+}
+
+/// The same, where a preview stands for what is too long.
+fn previewed(data: Option<Value>, is_text: bool, text: &str) -> Output {
     let data = data.map(|data| {
         let whole = data.to_string();
-        match whole.len() > LONGEST {
-            true => serde_json::json!({
+        match whole.len() > PREVIEWED_BYTES {
+            true => json!({
                 "truncated": true,
                 "bytes": whole.len(),
                 "preview": beginning(&whole),
@@ -183,25 +233,25 @@ fn output(ended: &InvokeResponse) -> Result<Output, Error> {
             false => data,
         }
     });
-    let is_text = ended.data.is_none();
-    let text = match (ended.text.len() > LONGEST, &data) {
-        (false, _) => ended.text.clone(),
+    let text = match (text.len() > PREVIEWED_BYTES, &data) {
+        (false, _) => text.to_owned(),
         (true, Some(data)) if !is_text => data.to_string(),
-        (true, _) => {
-            let bytes = ended.text.len();
-            format!("{} … (the first of {bytes} bytes)", beginning(&ended.text))
-        }
+        (true, _) => format!(
+            "{} … (the beginning of {} bytes)",
+            beginning(text),
+            text.len()
+        ),
     };
-    Ok(Output {
+    Output {
         data,
+        shown: None,
         is_text,
         text,
-    })
+    }
 }
 
 fn beginning(text: &str) -> String {
-    let text = text.get(..text.floor_char_boundary(LONGEST));
-    text.unwrap_or_default().chars().take(SHOWN).collect()
+    text.chars().take(PREVIEW_CHARACTERS).collect()
 }
 
 fn message(result: &BatchResult, output: Option<&Value>) -> Result<v1::ToolMessage, Error> {

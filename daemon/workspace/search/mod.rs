@@ -141,7 +141,13 @@ pub(super) fn search(
     Ok(!search.interrupted.into_inner())
 }
 
-fn search_one(file: RegularFile, wish: &SearchWish, progress: &Progress, stop: &Stop) -> bool {
+/// Searches one file. Returns whether it was searched to its end before the search was stopped.
+pub(crate) fn search_one(
+    file: RegularFile,
+    wish: &SearchWish,
+    progress: &Progress,
+    stop: &Stop,
+) -> bool {
     let path: Arc<str> = file.path().into();
     let mut lines = Lines::new(wish, stop, true);
     let mut searcher = searcher(wish, true);

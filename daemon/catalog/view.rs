@@ -1,0 +1,148 @@
+//! What models are shown of an answer: what holds something, and is not for operators and programs only.
+
+use std::collections::HashMap;
+
+use prost_reflect::FieldDescriptor;
+use serde_json::{Map, Value};
+
+use super::rules::Rules;
+use crate::api::v1::ModelView;
+
+/// The fields of one message, by their names.
+#[derive(Debug)]
+pub(super) struct View(HashMap<String, Field>);
+
+#[derive(Debug)]
+struct Field {
+    view: ModelView,
+    /// Texts that say nothing.
+    silent: Vec<String>,
+    /// Whether a field that is not given differs from one that holds nothing.
+    has_presence: bool,
+    inner: Option<View>,
+}
+
+impl View {
+    /// The fields of the message that these rules are of.
+    pub(super) fn of(rules: &Rules) -> Self {
+        let fields = rules.message().fields().map(|field| {
+            let name = field.name().to_owned();
+            (name, Field::of(&field, rules))
+        });
+        Self(fields.collect())
+    }
+
+    /// What models are shown of these fields.
+    pub(super) fn shown(&self, data: &Map<String, Value>) -> Map<String, Value> {
+        let shown = data.iter().filter_map(|(name, value)| {
+            let Some(field) = self.0.get(name) else {
+                return Some((name.clone(), value.clone()));
+            };
+            let is_shown = match field.view {
+                ModelView::Always => true,
+                ModelView::Never => false,
+                ModelView::Unspecified => !field.says_nothing(value),
+            };
+            is_shown.then(|| (name.clone(), field.shown(value)))
+        });
+        shown.collect()
+    }
+}
+
+impl Field {
+    fn of(field: &FieldDescriptor, rules: &Rules) -> Self {
+        let known = rules.field(field);
+        let rules = known.map(|known| &known.rules);
+        let default = rules.map(|rules| rules.model_default.clone());
+        let kind = field.kind();
+        let undeclared = kind
+            .as_enum()
+            .map(|values| values.default_value().name().to_owned());
+        let silent = default.into_iter().chain(undeclared);
+        Self {
+            view: rules.map(|rules| rules.model_view()).unwrap_or_default(),
+            silent: silent.filter(|text| !text.is_empty()).collect(),
+            has_presence: field.supports_presence(),
+            inner: known.and_then(|known| known.inner.as_ref()).map(View::of),
+        }
+    }
+
+    fn says_nothing(&self, value: &Value) -> bool {
+        match value {
+            Value::Null => true,
+            Value::Bool(flag) => !self.has_presence && !flag,
+            Value::Number(number) => !self.has_presence && number.as_u64() == Some(0),
+            Value::String(text) => {
+                !self.has_presence && text.is_empty() || self.silent.contains(text)
+            }
+            Value::Array(items) => items.is_empty(),
+            Value::Object(fields) => fields.is_empty(),
+        }
+    }
+
+    fn shown(&self, value: &Value) -> Value {
+        match (&self.inner, value) {
+            (Some(view), Value::Object(fields)) => view.shown(fields).into(),
+            (Some(_), Value::Array(items)) => items.iter().map(|item| self.shown(item)).collect(),
+            _ => value.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::daemon::catalog::Catalog;
+
+    #[test]
+    fn models_are_shown_what_says_something() {
+        let catalog = Catalog::load().unwrap();
+        for (tool, data, shown) in [
+            (
+                "run",
+                json!({"outcome": "OUTCOME_EXITED", "exit_code": 0, "signal": "", "stdout": "hi\n", "stderr": "", "stdout_bytes": 3, "stdout_path": "p", "isolation": "L3", "usage": {"user_ms": 1}, "kill_pending": false, "duration_ms": 5}),
+                json!({"exit_code": 0, "stdout": "hi\n"}),
+            ),
+            (
+                "run",
+                json!({"outcome": "OUTCOME_TIMED_OUT", "exit_code": null, "signal": "SIGKILL"}),
+                json!({"outcome": "OUTCOME_TIMED_OUT", "signal": "SIGKILL"}),
+            ),
+            (
+                "search",
+                json!({"matches": [], "truncated": false, "total_matches": 0, "files_searched": 9}),
+                json!({"matches": []}),
+            ),
+            (
+                "search",
+                json!({"matches": [{"file": "a", "line": 1, "column": 2, "content": "", "context_before": [], "context_after": ["x"]}], "truncated": true, "total_matches": 2}),
+                json!({"matches": [{"file": "a", "line": 1, "content": "", "context_after": ["x"]}], "truncated": true, "total_matches": 2}),
+            ),
+            (
+                "read_file",
+                json!({"content": "", "encoding": "ENCODING_UTF8", "sha256": "e3", "start_line": 0, "truncated": false}),
+                json!({"content": ""}),
+            ),
+            (
+                "read_file",
+                json!({"content": "eA==", "encoding": "ENCODING_BASE64"}),
+                json!({"content": "eA==", "encoding": "ENCODING_BASE64"}),
+            ),
+            (
+                "list_dir",
+                json!({"entries": [{"name": "d", "type": "FILE_TYPE_DIRECTORY", "size_bytes": 0, "mode": 493}, {"name": "x", "type": "FILE_TYPE_UNSPECIFIED"}]}),
+                json!({"entries": [{"name": "d", "type": "FILE_TYPE_DIRECTORY"}, {"name": "x"}]}),
+            ),
+            (
+                "wait_job",
+                json!({"pending": true, "ok": false, "output": null, "text": ""}),
+                json!({"pending": true, "ok": false}),
+            ),
+            ("no_such_tool", json!({"a": ""}), json!({"a": ""})),
+        ] {
+            let seen = catalog.shown(tool, data.as_object().unwrap());
+            assert_eq!(serde_json::Value::from(seen), shown, "{tool}");
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! What the calls of a session left behind, for tools that read files: a path that names no file of the workspace
+//! may name an artifact of the session. A file of the workspace comes first, so that none is hidden.
+
+use std::sync::Arc;
+
+use super::Work;
+use crate::daemon::{
+    descriptors,
+    error::{Error, Reason},
+    store::session::{Artifact, Session, Step},
+    workspace::RegularFile,
+};
+
+/// The artifacts of a session that one caller may read.
+#[derive(Debug, Clone)]
+pub(super) struct Artifacts {
+    session: Arc<Session>,
+    /// Tools whose artifacts the caller may read; without, those of all tools.
+    tools: Option<Arc<[String]>>,
+}
+
+impl Artifacts {
+    /// Those that the caller of this work may read.
+    pub(super) fn of(work: &Work) -> Self {
+        Self {
+            session: Arc::clone(&work.session),
+            tools: work.tools_of_caller.clone(),
+        }
+    }
+
+    /// Whether this path is the name of an artifact, existing or not.
+    pub(super) fn is_name(path: &str) -> bool {
+        Step::of_artifact(path).is_some()
+    }
+
+    /// Opens the artifact of this name where the workspace `failed` to open a file of it, because there is none. Blocks.
+    pub(super) fn instead_of(&self, path: &str, failed: Error) -> Result<RegularFile, Error> {
+        // Behind a link lies nothing that a caller could read instead.
+        let is_nothing = matches!(failed.reason, Reason::FileNotFound | Reason::SymlinkBlocked);
+        match is_nothing.then(|| self.open(path)).transpose()?.flatten() {
+            Some(file) => Ok(file),
+            None => Err(failed),
+        }
+    }
+
+    fn open(&self, path: &str) -> Result<Option<RegularFile>, Error> {
+        let Some(step) = Step::of_artifact(path) else {
+            return Ok(None);
+        };
+        let look = || {
+            if let Some(tools) = &self.tools {
+                let tool = self.session.tool_of(step)?;
+                if !tool.is_some_and(|tool| tools.contains(&tool)) {
+                    return Ok(None);
+                }
+            }
+            let file = match self.session.artifact(path)? {
+                Artifact::File(file) => Some(file),
+                Artifact::Empty => None,
+                Artifact::Missing => return Ok(None),
+            };
+            RegularFile::from_outside(file, path).map(Some)
+        };
+        look().map_err(|error| match descriptors::are_missing(&error) {
+            true => descriptors::exhausted(error, path),
+            false => Error::internal(error),
+        })
+    }
+}

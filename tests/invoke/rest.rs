@@ -1,0 +1,416 @@
+//! What a model meets: outputs that are cut, and calls that are pending. It goes by the texts alone.
+
+use jig::api::v1::{InvokeStatus, ListToolsRequest, catalog_service_client::CatalogServiceClient};
+use serde_json::{Value, json};
+
+use super::{
+    batch::{batch, messages, of},
+    call, invoke, json_of,
+};
+use crate::support::{Daemon, KeyFile, Refusal, Setup, with, with_key};
+
+/// Writes 308,050 bytes in 5,050 lines.
+const WRITE: &str = "seq -f %060g 1 5050";
+
+/// All vocabularies, with the tool that runs a command, and how it is called.
+const RUN: [(&str, &str, fn(&str) -> Value); 8] = [
+    ("", "run", |command| json!({ "command": command })),
+    ("agentbench", "run", |command| json!({ "command": command })),
+    (
+        "dracode",
+        "run_command",
+        |command| json!({"command": "sh", "arguments": format!("-c \"{command}\"")}),
+    ),
+    ("claude", "Bash", |command| json!({ "command": command })),
+    (
+        "cli_agent",
+        "run_in_terminal",
+        |command| json!({ "command": command }),
+    ),
+    (
+        "rauskuclaw",
+        "tool_exec",
+        |command| json!({ "command": command }),
+    ),
+    (
+        "openai",
+        "shell",
+        |command| json!({ "commands": [command] }),
+    ),
+    ("anthropic", "bash", |command| json!({ "command": command })),
+];
+
+fn written() -> String {
+    (1..=5050).map(|number| format!("{number:060}\n")).collect()
+}
+
+/// Where a text says that the rest is, and what it says reads it.
+fn rest_of(text: &str) -> (&str, &str) {
+    let (_, path) = text.split_once("the whole output is in ").unwrap();
+    let (path, reader) = path.split_once(": read it with ").unwrap();
+    (path, reader.split_once(',').unwrap().0)
+}
+
+/// The content of a file, read with the tool of this name.
+async fn read(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> String {
+    let params = match dialect {
+        "dracode" => json!({ "file_path": path }),
+        "anthropic" => json!({"command": "view", "path": path}),
+        _ => json!({ "path": path }),
+    };
+    let response = invoke(daemon, call(dialect, tool, params)).await;
+    assert_eq!(response.status(), InvokeStatus::Success, "{dialect}");
+    let field = match dialect {
+        "dracode" => return response.text,
+        "anthropic" => {
+            let lines = response.text.split_inclusive('\n');
+            return lines
+                .map(|line| line.split_once('\t').unwrap().1)
+                .collect::<String>();
+        }
+        "cli_agent" => "output",
+        "rauskuclaw" => "content_text",
+        _ => "content",
+    };
+    let data: Value = serde_json::from_str(&response.text).unwrap();
+    let content = data[field].as_str().unwrap();
+    match dialect {
+        "cli_agent" => content.split_once(":\n").unwrap().1.to_owned(),
+        _ => content.to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_follows_the_text_gets_all_that_a_command_wrote() {
+    let daemon = Daemon::start().await;
+    for (dialect, tool, params) in RUN {
+        let response = invoke(&daemon, call(dialect, tool, params(WRITE))).await;
+        let (path, reader) = match dialect {
+            // Its document has nothing but the path.
+            "agentbench" => {
+                let data: Value = serde_json::from_str(&response.text).unwrap();
+                (
+                    data["stdout_path"].as_str().unwrap().to_owned(),
+                    "read_file",
+                )
+            }
+            _ => {
+                assert!(response.text.len() < 120_000, "{dialect}");
+                assert!(response.text.contains("commands cannot see it"));
+                let (path, reader) = rest_of(&response.text);
+                (path.to_owned(), reader)
+            }
+        };
+        let content = read(&daemon, dialect, reader, &path).await;
+        let (content, written) = (content.trim_end(), written());
+        assert!(
+            content == written.trim_end(),
+            "{dialect}: {}",
+            content.len()
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_a_command_wrote_can_be_searched() {
+    let daemon = Daemon::start().await;
+    let command = format!("{WRITE}; printf 'a\\377b' >&2");
+    let params = json!({ "command": command });
+    let (stdout, stderr) = {
+        let ran = invoke(&daemon, call("", "run", params)).await;
+        (ran.stdout_path, ran.stderr_path)
+    };
+    for (dialect, tool, params) in [
+        ("", "search", json!({"query": "05049", "path": stdout})),
+        ("", "search", json!({"query": "05049", "globs": [stdout]})),
+        (
+            "agentbench",
+            "search",
+            json!({"query": "05049", "glob": stdout}),
+        ),
+        (
+            "dracode",
+            "search_code",
+            json!({"query": "05049", "pattern": stdout}),
+        ),
+        (
+            "dracode",
+            "search_code",
+            json!({"query": "05049", "directory": stdout}),
+        ),
+        (
+            "claude",
+            "Grep",
+            json!({"pattern": "05049", "path": stdout}),
+        ),
+        (
+            "cli_agent",
+            "grep_search",
+            json!({"pattern": "05049", "file_pattern": stdout}),
+        ),
+    ] {
+        let found = invoke(&daemon, call(dialect, tool, params)).await;
+        assert!(found.text.contains("5049"), "{dialect}: {}", found.text);
+        assert!(found.text.contains(&stdout), "{dialect}: {}", found.text);
+        assert!(!found.text.contains("5051"), "{dialect}: {}", found.text);
+    }
+    // Bytes that are not UTF-8 are shown as in the answer of the command.
+    assert_eq!(read(&daemon, "", "read_file", &stderr).await, "a\u{fffd}b");
+    let params = json!({"path": stderr, "encoding": "ENCODING_BASE64"});
+    let raw = invoke(&daemon, call("", "read_file", params)).await;
+    assert_eq!(json_of(&raw.data.unwrap())["content"], "Yf9i");
+}
+
+#[tokio::test]
+async fn a_file_of_the_workspace_comes_before_an_artifact_of_its_name() {
+    let daemon = Daemon::start().await;
+    let echo = || call("", "run", json!({"command": "echo artifact"}));
+    let path = invoke(&daemon, echo()).await.stdout_path;
+    assert_eq!(read(&daemon, "", "read_file", &path).await, "artifact\n");
+    std::fs::create_dir(daemon.file("logs")).unwrap();
+    assert_eq!(read(&daemon, "", "read_file", &path).await, "artifact\n");
+    std::fs::write(daemon.file(&path), "file\n").unwrap();
+    for path in [path.clone(), format!("/workspace/{path}")] {
+        assert_eq!(read(&daemon, "", "read_file", &path).await, "file\n");
+        let params = json!({"query": "i", "path": path});
+        let found = invoke(&daemon, call("", "search", params)).await;
+        assert!(found.text.contains("\"file\""), "{}", found.text);
+        assert!(!found.text.contains("artifact"), "{}", found.text);
+    }
+    std::fs::remove_file(daemon.file(&path)).unwrap();
+    assert_eq!(read(&daemon, "", "read_file", &path).await, "artifact\n");
+    // A link does not lead anywhere, and hides nothing.
+    std::fs::remove_dir(daemon.file("logs")).unwrap();
+    std::os::unix::fs::symlink("/etc", daemon.file("logs")).unwrap();
+    assert_eq!(read(&daemon, "", "read_file", &path).await, "artifact\n");
+    let params = json!({"path": "logs/passwd"});
+    let refused = invoke(&daemon, call("", "read_file", params)).await;
+    assert_eq!(refused.error.unwrap().error_type, "symlink_blocked");
+    std::fs::remove_file(daemon.file("logs")).unwrap();
+    // Commands do not see it, and it cannot be changed.
+    let params = json!({"command": format!("cat {path}")});
+    let ran = invoke(&daemon, call("", "run", params)).await;
+    assert_eq!(ran.exit_code, Some(1));
+    let params = json!({"path": path, "edits": [{"old_string": "artifact", "new_string": "x"}]});
+    let refused = invoke(&daemon, call("", "edit_file", params)).await;
+    assert_eq!(refused.error.unwrap().error_type, "file_not_found");
+    let params = json!({ "path": path });
+    let request = with("jig-session", "other", call("", "read_file", params));
+    let refused = invoke(&daemon, request).await;
+    assert_eq!(refused.error.unwrap().error_type, "file_not_found");
+}
+
+#[tokio::test]
+async fn a_key_reads_what_its_tools_have_left() {
+    let keys = KeyFile::new();
+    let all = keys.add("all", "invoke", &[]);
+    let reads = keys.add(
+        "reads",
+        "invoke",
+        &["--for-tool", "read_file", "--for-tool", "search"],
+    );
+    let runs = keys.add("runs", "invoke", &["--for-tool", "run"]);
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
+    let run = || call("", "run", json!({ "command": WRITE }));
+    let path = invoke(&daemon, with_key(&all, run())).await.stdout_path;
+    let read = || call("", "read_file", json!({ "path": path }));
+    let whole = invoke(&daemon, with_key(&all, read())).await;
+    assert_eq!(whole.status(), InvokeStatus::Success);
+    for tool in ["read_file", "search"] {
+        let request = call("", tool, json!({"path": path, "query": "1"}));
+        let request = match tool {
+            "read_file" => read(),
+            _ => request,
+        };
+        let refused = invoke(&daemon, with_key(&reads, request)).await;
+        let error = refused.error.unwrap();
+        assert_eq!(error.error_type, "file_not_found", "{tool}");
+    }
+    // Who may not read is not sent to read.
+    let ran = invoke(&daemon, with_key(&runs, run())).await;
+    assert!(ran.text.contains("; the whole output is in logs/"));
+    assert!(!ran.text.contains("read it with"));
+}
+
+#[tokio::test]
+async fn a_pending_call_is_waited_for_in_every_vocabulary() {
+    let daemon = Daemon::start().await;
+    for (dialect, tool, params) in RUN {
+        let go = format!("go_{dialect}");
+        let command = format!("until [ -e {go} ]; do sleep 0.05; done; echo done");
+        let mut request = of(dialect, &[("a", tool, params(&command))]);
+        request.wait_ms = Some(100);
+        let pending = batch(&daemon, request).await;
+        assert!(pending.results[0].pending, "{dialect}: {pending:?}");
+        let told: Value = serde_json::from_str(&pending.messages_json).unwrap();
+        let told = told[0]["content"].as_str().unwrap();
+        let (_, told) = told.split_once("call wait_job with job_id \"").unwrap();
+        let job = told.split_once('"').unwrap().0;
+        // One that is waited for in vain is pending, as long as its caller waits.
+        let mut request = of(dialect, &[("b", "wait_job", json!({ "job_id": job }))]);
+        request.wait_ms = Some(300);
+        let again = batch(&daemon, request).await;
+        assert!(!again.results[0].pending, "{dialect}: {again:?}");
+        let told = &messages(&again)[0]["content"];
+        let told: Value = serde_json::from_str(told.as_str().unwrap()).unwrap();
+        assert_eq!(told["result"]["pending"], true, "{dialect}: {told}");
+        std::fs::write(daemon.file(&go), "").unwrap();
+        let wait = json!({"job_id": job, "wait_ms": 60_000});
+        let mut request = of(dialect, &[("c", "wait_job", wait)]);
+        request.wait_ms = Some(60_000);
+        let ended = batch(&daemon, request).await;
+        let told: Value = serde_json::from_str(&ended.messages_json).unwrap();
+        let told: Value = serde_json::from_str(told[0]["content"].as_str().unwrap()).unwrap();
+        assert_eq!(told["ok"], true, "{dialect}: {told}");
+        let is_answered = match dialect {
+            // Its document has nothing but the path.
+            "agentbench" => told["output"]["exit_code"] == 0,
+            _ => told.to_string().contains("done\\n"),
+        };
+        assert!(is_answered, "{dialect}: {told}");
+    }
+}
+
+#[tokio::test]
+async fn a_job_is_waited_for_by_who_may_see_it() {
+    let keys = KeyFile::new();
+    let all = keys.add("all", "invoke", &[]);
+    let waits = keys.add(
+        "waits",
+        "invoke",
+        &["--for-tool", "wait_job", "--for-tool", "stat"],
+    );
+    let runs = keys.add("runs", "invoke", &["--for-tool", "run"]);
+    let path = keys.path().display().to_string();
+    let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
+    let pending = || {
+        let mut request = of("", &[("a", "run", json!({"command": "sleep 1; exit 3"}))]);
+        request.wait_ms = Some(100);
+        request
+    };
+    let told = batch(&daemon, with_key(&runs, pending())).await;
+    assert!(!told.messages_json.contains("wait_job"), "{told:?}");
+    let told = batch(&daemon, with_key(&all, pending())).await;
+    let wait = |job: &str| call("", "wait_job", json!({ "job_id": job }));
+    let job = &told.results[0].job_id;
+    for request in [with_key(&waits, wait(job)), with_key(&all, wait("none"))] {
+        let refused = invoke(&daemon, request).await;
+        assert_eq!(refused.error.unwrap().error_type, "job_not_found");
+    }
+    let ended = invoke(&daemon, with_key(&all, wait(job))).await;
+    assert_eq!(ended.text, r#"{"ok":true,"output":{"exit_code":3}}"#);
+    // Of one that failed, why.
+    let mut request = of("", &[("a", "read_file", json!({"path": "none"}))]);
+    request.mode = Some(jig::api::v1::BatchMode::Async.into());
+    let told = batch(&daemon, with_key(&all, request)).await;
+    let failed = invoke(&daemon, with_key(&all, wait(&told.results[0].job_id))).await;
+    let data = json_of(&failed.data.unwrap());
+    assert_eq!(
+        (&data["ok"], &data["error_type"]),
+        (&false.into(), &"file_not_found".into())
+    );
+}
+
+#[tokio::test]
+async fn models_are_shown_what_they_need() {
+    let daemon = Setup::new().workspace_file("a.txt", "x\n").start().await;
+    for (tool, params, text) in [
+        (
+            "run",
+            json!({"command": "echo hi"}),
+            r#"{"exit_code":0,"stdout":"hi\n"}"#,
+        ),
+        (
+            "read_file",
+            json!({"path": "a.txt"}),
+            r#"{"content":"x\n","end_line":1,"size_bytes":2,"start_line":1,"total_lines":1}"#,
+        ),
+        ("search", json!({"query": "nothing"}), r#"{"matches":[]}"#),
+    ] {
+        let response = invoke(&daemon, call("", tool, params.clone())).await;
+        assert_eq!(response.text, text);
+        let response = batch(&daemon, of("", &[("a", tool, params)])).await;
+        let told: Value = serde_json::from_str(&response.messages_json).unwrap();
+        assert_eq!(told[0]["content"], text);
+        // Programs get all of it.
+        let output = json_of(response.results[0].output.as_ref().unwrap());
+        assert!(output.to_string().len() > text.len() + 20, "{output}");
+    }
+}
+
+/// Results of a batch that are too long keep their ends, and are whole JSON.
+#[tokio::test]
+async fn a_long_result_of_a_batch_keeps_its_head_and_its_tail() {
+    let daemon = Daemon::start().await;
+    let params = json!({"command": WRITE, "max_output_bytes": 1_000_000});
+    let calls = ["a", "b", "c"].map(|id| (id, "run", params.clone()));
+    let response = batch(&daemon, of("", &calls)).await;
+    let told: Value = serde_json::from_str(&response.messages_json).unwrap();
+    for (number, result) in response.results.iter().enumerate() {
+        let text = told[number]["content"].as_str().unwrap();
+        let shown: Value = serde_json::from_str(text).unwrap();
+        let whole: Value = serde_json::from_str(&response.tool_messages[number].content).unwrap();
+        let output = json_of(result.output.as_ref().unwrap());
+        for data in [&shown, &whole["result"], &output] {
+            assert!(data.to_string().len() <= (640 << 10) / 3);
+            assert_eq!(
+                (&data["exit_code"], &data["truncated"]),
+                (&0.into(), &true.into())
+            );
+            let stdout = data["stdout"].as_str().unwrap();
+            assert!(stdout.starts_with("0000") && stdout.ends_with("5050\n"));
+            let (_, rest) = stdout.split_once("what the command wrote is in ").unwrap();
+            let path = rest.split_once(' ').unwrap().0;
+            assert_eq!(read(&daemon, "", "read_file", path).await, written());
+        }
+    }
+    // Two have room for all of it.
+    let response = batch(&daemon, of("", &calls[..2])).await;
+    let output = json_of(response.results[0].output.as_ref().unwrap());
+    assert_eq!(output["stdout"], written());
+}
+
+#[tokio::test]
+async fn tools_are_listed_by_their_names() {
+    let daemon = Daemon::start().await;
+    let list = async |dialect: &str, names: &[&str]| {
+        let request = ListToolsRequest {
+            dialect: dialect.to_owned(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            ..ListToolsRequest::default()
+        };
+        let mut client = CatalogServiceClient::new(daemon.channel());
+        let listed = client.list_tools(request).await;
+        listed.map(|listed| listed.into_inner().names)
+    };
+    for (dialect, names, listed) in [
+        (
+            "",
+            &["run", "read_file", "run"][..],
+            &["read_file", "run"][..],
+        ),
+        ("claude", &["Read", "wait_job"], &["Read", "wait_job"]),
+        (
+            "openai",
+            &[],
+            &["shell", "apply_patch", "read_file", "wait_job"],
+        ),
+        (
+            "anthropic",
+            &[],
+            &["bash", "str_replace_based_edit_tool", "wait_job"],
+        ),
+    ] {
+        assert_eq!(list(dialect, names).await.unwrap(), listed, "{dialect}");
+    }
+    for (dialect, name, told) in [
+        ("", "raed_file", "read_file was probably meant"),
+        ("claude", "read_file", "there are Read, "),
+    ] {
+        let refusal = Refusal::of(&list(dialect, &["run", name]).await.unwrap_err());
+        assert_eq!(refusal.reason, "INVALID_PARAMS");
+        assert!(refusal.fields().contains(&"names[1]"), "{refusal:?}");
+        assert!(refusal.message.contains(told), "{}", refusal.message);
+    }
+}
