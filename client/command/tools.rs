@@ -39,6 +39,7 @@ pub(super) enum Format {
     Anthropic,
     Gemini,
     Mcp,
+    Function,
 }
 
 pub(crate) fn tools(global: &Global, args: ToolsArgs) -> ExitCode {
@@ -102,6 +103,7 @@ impl Format {
             Self::Anthropic => ToolFormat::Anthropic,
             Self::Gemini => ToolFormat::Gemini,
             Self::Mcp => ToolFormat::Mcp,
+            Self::Function => ToolFormat::Function,
         }
     }
 }

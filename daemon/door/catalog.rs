@@ -51,5 +51,6 @@ pub(super) fn format_of(format: ToolFormat) -> Format {
         ToolFormat::Anthropic => Format::Anthropic,
         ToolFormat::Gemini => Format::Gemini,
         ToolFormat::Mcp => Format::Mcp,
+        ToolFormat::Function => Format::Function,
     }
 }

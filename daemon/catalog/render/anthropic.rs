@@ -27,8 +27,10 @@ fn choose(schema: &mut Map<String, Value>) {
     };
     let mut rest = std::mem::take(schema);
     rest.remove("type");
-    if let Some(description) = rest.remove("description") {
-        schema.insert("description".to_owned(), description);
+    for keyword in ["description", "default"] {
+        if let Some(value) = rest.remove(keyword) {
+            schema.insert(keyword.to_owned(), value);
+        }
     }
     let choices = kinds.into_iter().map(|kind| {
         let mut choice = match kind == "null" {
@@ -54,6 +56,7 @@ fn is_kept(keyword: &str, value: &Value) -> bool {
         | "title"
         | "enum"
         | "const"
+        | "default"
         | "anyOf"
         | "allOf"
         | "$defs"

@@ -28,6 +28,8 @@ pub(crate) enum Format {
     Gemini,
     /// The Model Context Protocol.
     Mcp,
+    /// Functions of OpenAI without a wrapper.
+    Function,
 }
 
 impl Format {
@@ -40,6 +42,7 @@ impl Format {
             Self::Anthropic => each(tools, anthropic::tool),
             Self::Gemini => gemini::tools(tools),
             Self::Mcp => each(tools, mcp::tool),
+            Self::Function => each(tools, openai::function),
         }
     }
 }

@@ -11,13 +11,15 @@ use crate::daemon::catalog::{definition::Definition, schema::or_null};
 
 /// One tool of Chat Completions (`ChatCompletionFunctionTool`), not strict: the schema as it is.
 pub(super) fn chat(tool: &Definition) -> Value {
+    json!({ "type": "function", "function": function(tool) })
+}
+
+/// The function alone.
+pub(super) fn function(tool: &Definition) -> Value {
     json!({
-        "type": "function",
-        "function": {
-            "name": tool.name,
-            "description": tool.description,
-            "parameters": tool.input,
-        },
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input,
     })
 }
 

@@ -49,7 +49,7 @@ impl Format {
                 "data": data,
             }),
             // `ChatCompletionToolMessageParam`.
-            Self::OpenaiChat => json!({
+            Self::OpenaiChat | Self::Function => json!({
                 "role": "tool",
                 "tool_call_id": call_id,
                 "content": text,
