@@ -9,7 +9,10 @@ use std::{
     thread,
 };
 
-use jig::api::v1::{ApprovalState, Decision};
+use jig::api::v1::{
+    ApprovalState, Decision, InvokeRequest, InvokeStatus,
+    invoke_service_client::InvokeServiceClient,
+};
 use rustix::{
     fs::{CWD, Mode, OFlags, openat},
     process::{Pid, Signal, kill_process},
@@ -462,4 +465,31 @@ async fn a_daemon_that_ends_is_told_of() {
     let daemon = daemon.restart().await;
     let ended = wait_for_end(&daemon, &approval.approval_id).await;
     assert_eq!(ended.state(), ApprovalState::Withdrawn);
+}
+
+#[tokio::test]
+async fn d13_always_is_one_answer_for_a_call_in_cli_agent() {
+    let daemon = with_policy(ASK).await;
+    let mut somebody = Somebody::before(&daemon);
+    somebody.sees("nothing waits to be approved", 1).await;
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    let request = InvokeRequest {
+        tool: "create_file".to_owned(),
+        params_json: r#"{"path": "a.txt", "content": "x"}"#.to_owned(),
+        dialect: "cli_agent".to_owned(),
+        ..InvokeRequest::default()
+    };
+    let call = tokio::spawn(async move { client.invoke(request).await });
+    let seen = somebody.sees(ASKS, 1).await;
+    assert!(seen.contains("Tool: create_file\n"), "{seen}");
+    somebody.types("always\n");
+    let answered = promptly("it is written", call).await.unwrap().unwrap();
+    assert_eq!(answered.into_inner().status(), InvokeStatus::Success);
+    let seen = somebody.sees("and its like by the rule", 1).await;
+    assert!(
+        seen.contains("Rule for 30 days: allow write_file"),
+        "{seen}"
+    );
+    assert!(!seen.contains(MAKES), "{seen}");
+    assert_eq!(rules(&daemon).await.len(), 1);
 }

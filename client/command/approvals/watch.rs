@@ -193,6 +193,20 @@ impl Session {
                 );
                 ask(keyboard, ASK)
             }
+            // The document of this vocabulary asks once. What the rule is, is said when it is made.
+            Answer::Decided(Decision::Always)
+                if approval.said_as.starts_with("cli_agent/")
+                    && !approval.suggested_pattern.is_empty() =>
+            {
+                let text = rule(
+                    &approval,
+                    &approval.suggested_pattern,
+                    columns_of_terminal(),
+                );
+                output::stdout(text.as_bytes())?;
+                let request = decision(&approval, Decision::Always, None);
+                self.decide(client, keyboard, request).await
+            }
             Answer::Decided(Decision::Always) => {
                 let suggested = approval.suggested_pattern.clone();
                 self.ask_about_rule(keyboard, &approval, suggested)
