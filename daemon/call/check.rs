@@ -16,7 +16,7 @@ use crate::daemon::{
     catalog::{self, Told, ToolSpec},
     error::{Error, Violation},
     task,
-    tool::{Scene, Tool},
+    tool::{Scene, Tool, run::Run},
 };
 
 /// Requests that are looked at at once, of plain text; what takes longer, in its turn, on a thread that may
@@ -136,6 +136,7 @@ impl Pipeline {
             encoded: std::mem::take(&mut checked.encoded),
         };
         let (params, shown) = validate::<T>(checked, &scene)?;
+        let of_run = scene.settings.timeout.filter(|_| tool == Run::NAME);
         let subject = Subject::new(tool, risk, workspace, snapshot).said_as(said);
         let (instead, shown) = match instead {
             Some((told, shown)) => (Some(told), shown),
@@ -158,7 +159,10 @@ impl Pipeline {
             params,
             shown,
             subject,
-            default_timeout: incoming.limit.unwrap_or_else(|| spec.default_timeout()),
+            default_timeout: incoming
+                .limit
+                .or(of_run)
+                .unwrap_or_else(|| spec.default_timeout()),
             bytes,
         })
     }

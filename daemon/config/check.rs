@@ -12,7 +12,7 @@ use super::{
     file::{self, File},
     jobs::jobs,
     keys::Keys,
-    limits::limits,
+    limits::{limits, seconds},
     listen::Address,
     network::network,
     policy::policy,
@@ -77,12 +77,15 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         ),
     ]
     .concat();
+    let run_timeout = file.limits.run_timeout.as_deref();
+    let run_timeout = seconds(run_timeout, "limits.run_timeout", "120s", &mut problems);
     let workspaces = workspaces(
         &args.workspace,
         file.workspaces,
         &common,
         file.sandbox.home.as_deref(),
         &args.protect,
+        run_timeout,
         &mut problems,
     );
     let files = [

@@ -80,6 +80,7 @@ pub(super) struct Workspace {
     pub(super) symlinks: Option<String>,
     pub(super) protected: Option<Vec<String>>,
     pub(super) home: Option<String>,
+    pub(super) run_timeout: Option<String>,
 }
 
 /// The `[files]` table.
@@ -146,6 +147,7 @@ pub(super) struct Limits {
     pub(super) memory_bytes: Option<u64>,
     pub(super) output_bytes: Option<u64>,
     pub(super) wall_clock: Option<String>,
+    pub(super) run_timeout: Option<String>,
     pub(super) processes: Option<u32>,
     pub(super) open_files: Option<u32>,
     pub(super) open_files_hard: Option<u32>,

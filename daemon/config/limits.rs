@@ -25,7 +25,12 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
         tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
         output_bytes: file.output_bytes,
-        wall: wall(file.wall_clock.as_deref(), problems),
+        wall: seconds(
+            file.wall_clock.as_deref(),
+            "limits.wall_clock",
+            "no limit",
+            problems,
+        ),
     };
     let mut must = |holds: bool, problem: &str| {
         if !holds {
@@ -72,13 +77,19 @@ fn cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {
     Some((cpus * 1000.0).round() as u32)
 }
 
-fn wall(text: Option<&str>, problems: &mut Vec<String>) -> Option<Duration> {
+/// A time of at least a second; `key` is where it is written.
+pub(super) fn seconds(
+    text: Option<&str>,
+    key: &str,
+    otherwise: &str,
+    problems: &mut Vec<String>,
+) -> Option<Duration> {
     let text = text?;
-    let wall = time(text).filter(|wall| *wall >= Duration::from_secs(1));
-    if wall.is_none() {
+    let read = time(text).filter(|read| *read >= Duration::from_secs(1));
+    if read.is_none() {
         problems.push(format!(
-            "limits.wall_clock {text}: give a time from 1s to a day, such as 10m or 1h; leave it out for no limit"
+            "{key} {text}: give a time from 1s to a day, such as 10m or 1h; leave it out for {otherwise}"
         ));
     }
-    wall
+    read
 }

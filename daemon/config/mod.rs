@@ -162,9 +162,19 @@ pub(crate) struct WorkspaceConfig {
     pub(crate) protection: Protection,
     /// Whether its commands find in their home directory what those before them left there.
     pub(crate) keeps_home: bool,
+    /// Time that a command has where its call does not say.
+    pub(crate) run_timeout: Option<Duration>,
 }
 
 impl Config {
+    /// Time that a command of this workspace has where its call does not say, and the contract's is not meant.
+    pub(crate) fn run_timeout(&self, workspace: &str) -> Option<Duration> {
+        let mut workspaces = self.workspaces.iter();
+        workspaces
+            .find(|known| known.name == workspace)?
+            .run_timeout
+    }
+
     /// Names of the workspaces.
     pub(crate) fn workspace_names(&self) -> Vec<&str> {
         let workspaces = self.workspaces.iter();

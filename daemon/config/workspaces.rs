@@ -4,12 +4,14 @@ use std::{
     collections::HashSet,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::{
     WorkspaceConfig,
     exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
     file,
+    limits::seconds,
     protected::Protection,
 };
 use crate::daemon::sandbox::plan::{Bind, DEFAULT_MOUNT_PATH};
@@ -21,6 +23,7 @@ pub(super) fn workspaces(
     common: &[Bind],
     home: Option<&str>,
     protect: &[String],
+    run_timeout: Option<Duration>,
     problems: &mut Vec<String>,
 ) -> Vec<WorkspaceConfig> {
     let plain = |text: &str| {
@@ -37,6 +40,7 @@ pub(super) fn workspaces(
             symlinks: None,
             protected: None,
             home: None,
+            run_timeout: None,
         }
     };
     let written: Vec<file::Workspace> = match (flags, tables) {
@@ -133,13 +137,20 @@ pub(super) fn workspaces(
             home => keeps_home(home, &format!("workspace {name}: home"), problems),
         };
         checked.push(WorkspaceConfig {
-            name,
             path,
             mount_path,
             binds,
             follow_links,
             protection,
             keeps_home,
+            run_timeout: match workspace.run_timeout.as_deref() {
+                None => run_timeout,
+                text => {
+                    let key = format!("workspace {name}: run_timeout");
+                    seconds(text, &key, "that of [limits]", problems)
+                }
+            },
+            name,
         });
     }
     checked

@@ -114,6 +114,7 @@ mod tests {
             binds: Vec::new(),
             follow_links: false,
             protection: Protection::default(),
+            run_timeout: None,
             keeps_home: true,
         })
     }

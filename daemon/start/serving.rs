@@ -80,14 +80,15 @@ pub(super) async fn serve(
         .await
         .map_err(io_error("talking to the launcher"))?;
     let proxy = proxy(&config, listeners.ports());
-    let settings = Arc::new(RunSettings {
+    let settings = RunSettings {
         path: config.path.clone(),
         artifact_bytes: config.artifact_bytes,
         replay_bytes: config.replay_bytes,
         limits: config.limits,
         network: config.network,
+        timeout: None,
         proxy: proxy.clone(),
-    });
+    };
     let files = FilePlaces::new(config.concurrent_file_operations);
     let fetches = Fetcher::new(config.fetch.clone(), listeners.ports()).map(Fetches::new);
     let mut scenes = Vec::new();
@@ -107,11 +108,15 @@ pub(super) async fn serve(
             ));
         }
         isolation::place(&mut workspace, &isolation);
+        let name = workspace.name().to_owned();
         scenes.push(Scene {
             workspace: Arc::new(workspace),
             sandboxes: Arc::clone(pool),
             isolation: Arc::new(isolation),
-            settings: Arc::clone(&settings),
+            settings: Arc::new(RunSettings {
+                timeout: config.run_timeout(&name),
+                ..settings.clone()
+            }),
             files: files.clone(),
             fetches: fetches.clone(),
             activity: Default::default(),

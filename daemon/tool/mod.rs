@@ -229,6 +229,8 @@ pub(crate) struct RunSettings {
     pub(crate) replay_bytes: usize,
     /// Its limits, as far as its request does not lower them.
     pub(crate) limits: Limits,
+    /// Its time where the call does not say, and the contract's is not meant.
+    pub(crate) timeout: Option<Duration>,
     /// Network of its command.
     pub(crate) network: Network,
     /// What connects it to the world, where that is the network.
