@@ -56,7 +56,7 @@
 //! it is listed, called, made a job of and put into batches, and rules can name its tools.
 //!
 //! A tool of the configuration (`catalog/custom.rs`) is a command with a name and a JSON Schema of its own, the same
-//! in every vocabulary. `run` does it in its name: it is checked, decided about and recorded as that tool.
+//! in every vocabulary; a dialect can say how such tools answer. `run` does it in its name: it is checked, decided about and recorded as that tool.
 //!
 //! # Life of a call
 //!

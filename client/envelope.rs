@@ -28,6 +28,7 @@ pub(crate) fn to_json(response: &InvokeResponse) -> Value {
         "outcome": response.outcome().as_str_name(),
         "signal": response.signal,
         "limit": response.limit,
+        "result_json": response.result_json,
     })
 }
 

@@ -261,8 +261,10 @@ async fn cli_agent_is_shown_as_in_its_document() {
         "{errors}"
     );
     let (output, _) = exits(&daemon, &[&["--json"], &create[..]].concat(), 125);
-    assert_eq!(json(&output)["data"]["success"], false, "{output}");
-    // As the document has it, JSON is in `data`.
+    let failed = json(&output);
+    assert_eq!(failed["success"], false, "{failed}");
+    assert_eq!(failed["error"]["code"], "file_exists", "{failed}");
+    // As the document has it.
     let words = [
         "call",
         "--json",
@@ -272,22 +274,30 @@ async fn cli_agent_is_shown_as_in_its_document() {
         "path=src/models",
     ];
     let (output, _) = exits(&daemon, &words, 0);
-    let envelope = json(&output);
-    assert_eq!(envelope["tool"], "create_directory");
-    let data = &envelope["data"];
-    assert_eq!(
-        (
-            &data["success"],
-            &data["output"],
-            &data["files_affected"][0]
-        ),
-        (
-            &true.into(),
-            &"Created directory: src/models".into(),
-            &"src/models".into()
-        ),
-        "{envelope}"
-    );
+    let flat = json(&output);
+    let time = flat["execution_time_ms"].as_u64();
+    let expected = serde_json::json!({
+        "tool": "create_directory",
+        "success": true,
+        "output": "Created directory: src/models",
+        "files_affected": ["src/models"],
+        "execution_time_ms": time.unwrap(),
+        "metadata": { "created_parents": ["src"] },
+    });
+    assert_eq!(flat, expected);
+    let of_agentbench = [
+        "call",
+        "--json",
+        "--dialect",
+        "agentbench",
+        "list_files",
+        "root=src",
+    ];
+    let (output, _) = exits(&daemon, &of_agentbench, 0);
+    let result = json(&output);
+    assert_eq!(result["status"], "success", "{result}");
+    assert_eq!(result["data"], serde_json::json!({ "files": [] }));
+    assert!(result["error"].is_null() && result["exit_code"].is_null());
 }
 
 #[tokio::test]

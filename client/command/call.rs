@@ -25,7 +25,8 @@ const CLI_AGENT: &str = "cli_agent";
 /// Call a tool by its name, and print what goes back to the model.
 ///
 /// `jig call read_file path=README.md end_line=3`; `jig tools` lists the tools, and `jig tools --format
-/// json-schema` what they take. With --json, print all that came of it, also where the tool failed.
+/// json-schema` what they take. With --json, print all that came of it, also where the tool failed: the
+/// object of the vocabulary's document, where it has one (`agentbench`, `cli_agent`).
 ///
 /// Exits with 0, or as `jig run` does: with the exit code of a command that it ran; 128+n when signal n ended
 /// it, 124 when its time was up, 130 when it was cancelled, 125 when the tool or jig failed.
@@ -54,6 +55,7 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         tool: args.tool,
         params_json: args.parameters.json()?,
         dialect: args.dialect.unwrap_or_default(),
+        with_result_json: global.json,
         ..InvokeRequest::default()
     };
     let (response, place) = connection::call(global, async move |client: Client| {
@@ -66,7 +68,16 @@ fn make(global: &Global, args: CallArgs) -> Result<u8, Failure> {
         Ok((response, place))
     })?;
     let printed = if global.json {
-        output::json(&envelope::to_json(&response))
+        match response.result_json.as_str() {
+            "" => output::json(&envelope::to_json(&response)),
+            result => match serde_json::from_str::<Value>(result) {
+                Ok(result) => output::json(&result),
+                Err(error) => {
+                    let text = format!("the result is no JSON: {error}");
+                    Err(Failure::Daemon(text))
+                }
+            },
+        }
     } else {
         let text = match is_cli_agent {
             true => shown(&response, &place),

@@ -163,7 +163,10 @@ fn line(event: Event) -> String {
     let record = json_of(&event.record.unwrap_or_default());
     let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
     let (what, detail) = match event.r#type.as_str() {
-        "tool_call_started" => ("started", detail(record.get("params"))),
+        "tool_call_started" => {
+            let params = record.get("tool_params").or_else(|| record.get("params"));
+            ("started", detail(params))
+        }
         "tool_call_finished" => {
             let duration = record.get("duration_sec").and_then(Value::as_f64);
             let duration = duration.map_or_else(String::new, |seconds| format!("{seconds:.3}s"));
@@ -200,6 +203,7 @@ fn line(event: Event) -> String {
                 format!("{id} {state} by {by}{rule}{colon}{comment}"),
             )
         }
+        "PATCH_APPLIED" => ("patch_applied", String::new()),
         other => (other, String::new()),
     };
     let line = format!(

@@ -39,6 +39,10 @@ pub(crate) struct Incoming {
     pub(crate) alias: Option<Alias>,
     /// How long it may take, where that of its tool is not meant.
     pub(crate) limit: Option<Duration>,
+    /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
+    pub(crate) artifact_bytes: Option<u64>,
+    /// Whether its command is for the shell that users log in with.
+    pub(crate) in_default_shell: bool,
     /// The span of the RPC.
     pub(crate) parent: Context,
 }
@@ -108,6 +112,8 @@ impl Incoming {
                 by_name: None,
                 alias: None,
                 limit: None,
+                artifact_bytes: None,
+                in_default_shell: false,
                 parent,
             }),
             _ => Err(violations),

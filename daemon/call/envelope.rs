@@ -80,6 +80,7 @@ fn told(
         failure,
         job_id,
         shown: _,
+        is_cut,
     } = answer;
     response.status = match is_success {
         true => InvokeStatus::Success,
@@ -101,7 +102,7 @@ fn told(
         data
     });
     response.text = text;
-    response.truncated = !is_whole || !is_all;
+    response.truncated = !is_whole || !is_all || is_cut;
     response.data = data.map(structure);
     response.error = match failure {
         Some(Failure {

@@ -31,6 +31,8 @@ pub(super) struct Given {
     /// JSON.
     pub(super) params: Bytes,
     pub(super) limit: Option<Duration>,
+    pub(super) artifact_bytes: Option<u64>,
+    pub(super) in_default_shell: bool,
     /// What makes it.
     pub(super) by_name: Option<Arc<ByName>>,
 }
@@ -158,6 +160,8 @@ impl Tools for JobTools<'_> {
                 tool: call.tool,
                 params: params.into(),
                 limit: call.limit,
+                artifact_bytes: call.artifact_bytes,
+                in_default_shell: call.in_default_shell,
                 by_name: self.by_name.clone(),
             };
             drop(call);

@@ -218,6 +218,8 @@ impl Pipeline {
         };
         let incoming = Incoming {
             limit: given.and_then(|call| call.limit),
+            artifact_bytes: given.and_then(|call| call.artifact_bytes),
+            in_default_shell: given.is_some_and(|call| call.in_default_shell),
             by_name: given.and_then(|call| call.by_name.clone()),
             ..self.incoming_of(live, job, approval)?
         };
@@ -410,6 +412,8 @@ impl Pipeline {
             by_name: None,
             alias: None,
             limit: None,
+            artifact_bytes: None,
+            in_default_shell: false,
             parent: read_parent(&job.trace),
         })
     }

@@ -39,6 +39,7 @@ mod permit;
 pub(crate) mod policy;
 mod record;
 pub(crate) mod recorded;
+mod refusal;
 mod repeatable;
 mod repeats;
 mod rights;
@@ -71,7 +72,7 @@ use self::{
     drain::Drain,
     idempotency::Idempotency,
     jobs::Jobs,
-    policy::book::RuleBook,
+    policy::{book::RuleBook, judged::Spoken},
     subject::{Judgement, Permitted, Subject},
 };
 use crate::daemon::{
@@ -174,7 +175,7 @@ impl<T: Tool> Begun<T> {
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
         let incoming = self.incoming;
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = incoming.tool(T::NAME));
-        let work = Arc::clone(pipeline).execute::<T>(self.params, self.work);
+        let work = Arc::clone(pipeline).execute::<T>(self.params, self.work, incoming.said());
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         drop(self.waited_for);
         (task, self.abandon)
@@ -353,6 +354,8 @@ impl Pipeline {
             turn,
             default_timeout,
             limit: incoming.limit,
+            artifact_bytes: incoming.artifact_bytes,
+            in_default_shell: incoming.in_default_shell,
             job: incoming.job.clone(),
             jobs: T::WAITS_FOR_JOBS.then(|| self.jobs_of(&incoming)),
             deadline: incoming.deadline,
@@ -375,6 +378,7 @@ impl Pipeline {
         self: Arc<Self>,
         params: T::Params,
         work: Work,
+        said: Option<Arc<Spoken>>,
     ) -> Result<T::Response, Error> {
         let about = work.about.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
@@ -389,8 +393,9 @@ impl Pipeline {
                 done.await
             }
         };
-        let happened = record::happened(&about, &result);
-        let finished = record::finished(&about, begun.elapsed(), &result);
+        let said = said.as_deref();
+        let happened = record::happened(&about, said, &result);
+        let finished = record::finished(&about, said, begun.elapsed(), &result);
         for fields in happened.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, fields) {
                 tracing::error!(%error, "the end of a call could not be recorded");

@@ -159,7 +159,7 @@ impl Pipeline {
             call_id: incoming.call_id.clone(),
             tool: call.tool.to_owned(),
             said_as: said.map_or_else(String::new, |said| {
-                format!("{}/{}", said.dialect, said.tool)
+                format!("{}/{}", said.dialect.name, said.tool)
             }),
             parameters: kept.parameters,
             files: kept.files,
@@ -357,7 +357,7 @@ impl Pipeline {
         self.leave_span(incoming, tool, error, by);
     }
 
-    async fn note(self: &Arc<Self>, incoming: &Incoming, fields: Map<String, Value>) {
+    pub(super) async fn note(self: &Arc<Self>, incoming: &Incoming, fields: Map<String, Value>) {
         let noted = match self.session(incoming).await {
             Ok(session) => session.note(fields).map_err(|error| error.to_string()),
             Err(error) => Err(error.to_string()),

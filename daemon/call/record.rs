@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
 
-use super::context::Incoming;
+use super::{context::Incoming, policy::judged::Spoken};
 use crate::daemon::{
     error::{Error, Reason},
     telemetry::logs::humantime,
@@ -20,7 +20,7 @@ pub(super) fn about(tool: &str, incoming: &Incoming, workspace: &str) -> Map<Str
         .or(incoming.request_id.as_ref())
         .unwrap_or(&incoming.call_id);
     let said = by_name.and_then(|call| call.said.as_deref());
-    let said = said.map(|said| [("dialect", said.dialect), ("said_as", said.tool)]);
+    let said = said.map(|said| [("dialect", said.dialect.name), ("said_as", said.tool)]);
     let job = incoming.job.as_ref().map(|job| ("job_id", job.id.as_str()));
     [
         ("call_id", incoming.call_id.as_str()),
@@ -48,7 +48,16 @@ pub(super) fn started(
         fields.insert("allowed_by".to_owned(), by.into());
     }
     fields.insert("trace_id".to_owned(), incoming.trace_id().into());
-    fields.insert("params".to_owned(), params);
+    match incoming.said() {
+        // As the vocabulary has them, and only those that were given; what they became is beside them.
+        Some(said) => {
+            fields.insert("params".to_owned(), said.given.clone());
+            fields.insert("tool_params".to_owned(), params);
+        }
+        None => {
+            fields.insert("params".to_owned(), params);
+        }
+    }
     fields
 }
 
@@ -59,9 +68,10 @@ pub(super) fn denied(about: &Map<String, Value>, denied_by: &str) -> Map<String,
     fields
 }
 
-/// The record of a call that ended.
+/// The record of a call that ended. Its status is that of the answer in the vocabulary that the call was `said` in.
 pub(super) fn finished<R>(
     about: &Map<String, Value>,
+    said: Option<&Spoken>,
     duration: Duration,
     result: &Result<Done<R>, Error>,
 ) -> Map<String, Value> {
@@ -69,19 +79,45 @@ pub(super) fn finished<R>(
     fields.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
     match result {
         Ok(done) => {
-            fields.insert("status".to_owned(), "success".into());
+            let failure = said.and_then(|said| said.dialect.failure(&done.facts));
+            let status = if failure.is_some() {
+                "error"
+            } else {
+                "success"
+            };
+            fields.insert("status".to_owned(), status.into());
+            if let Some(code) = failure {
+                fields.insert("error_type".to_owned(), code.into());
+            }
             fields.extend(done.facts.clone());
         }
-        Err(error) => {
-            fields.insert("status".to_owned(), "error".into());
-            fields.insert(
-                "error_type".to_owned(),
-                error.reason.name().to_lowercase().into(),
-            );
-            fields.insert("message".to_owned(), message(error).into());
-        }
+        Err(error) => insert_error(&mut fields, error),
     }
     fields
+}
+
+/// Both records of a call that was refused before any tool began.
+pub(super) fn refused(
+    about: &Map<String, Value>,
+    incoming: &Incoming,
+    given: Value,
+    duration: Duration,
+    error: &Error,
+) -> [Map<String, Value>; 2] {
+    let mut started = event("tool_call_started", about);
+    started.insert("trace_id".to_owned(), incoming.trace_id().into());
+    started.insert("params".to_owned(), given);
+    let mut finished = event("tool_call_finished", about);
+    finished.insert("duration_sec".to_owned(), duration.as_secs_f64().into());
+    insert_error(&mut finished, error);
+    [started, finished]
+}
+
+fn insert_error(fields: &mut Map<String, Value>, error: &Error) {
+    let code = error.reason.name().to_lowercase();
+    fields.insert("status".to_owned(), "error".into());
+    fields.insert("error_type".to_owned(), code.into());
+    fields.insert("message".to_owned(), message(error).into());
 }
 
 /// What went wrong, without the lines of files that its caller was told of: who may only look must not see
@@ -96,10 +132,13 @@ fn message(error: &Error) -> &str {
 /// The record of what a call has done that is an event of its own.
 pub(super) fn happened<R>(
     about: &Map<String, Value>,
+    said: Option<&Spoken>,
     result: &Result<Done<R>, Error>,
 ) -> Option<Map<String, Value>> {
     let done = result.as_ref().ok()?;
-    let mut fields = event(done.event?, about);
+    let name = done.event?;
+    let name = said.map_or(name, |said| said.dialect.event(name));
+    let mut fields = event(name, about);
     fields.extend(done.facts.clone());
     Some(fields)
 }

@@ -72,7 +72,7 @@ impl Recorded {
             facts: facts(&response),
             ..Done::plain(response)
         });
-        let fields = record::finished(&self.about, self.begun.elapsed(), &result);
+        let fields = record::finished(&self.about, None, self.begun.elapsed(), &result);
         if let Err(error) = self.session.record(self.step, fields) {
             tracing::error!(%error, "the end of a call could not be recorded");
         }

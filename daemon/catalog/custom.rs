@@ -108,6 +108,11 @@ impl CustomTool {
         self.written.schema.parts
     }
 
+    /// Whether it has a parameter of this name.
+    pub(crate) fn takes(&self, name: &str) -> bool {
+        self.names().any(|known| known == name)
+    }
+
     /// What models are told of it. It answers as `run` does.
     pub(super) fn definition(&self, output: Option<Map<String, Json>>) -> Definition {
         Definition {

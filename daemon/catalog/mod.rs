@@ -35,6 +35,7 @@ use self::{
 pub(crate) use self::{
     json::{MAP as JSON_MAP, entries_of as json_entries, number_of},
     measure::{LARGEST_REQUEST, MOST_VALUES, Measure},
+    recorded::shortened,
     told::{Reading, Text, Told},
 };
 use crate::{

@@ -48,7 +48,7 @@ impl Rules {
 }
 
 /// Parameters of the same shape that a record has room for: of long texts the beginning.
-pub(super) fn shortened(params: Json) -> Json {
+pub(crate) fn shortened(params: Json) -> Json {
     let mut params = params;
     for longest in [4096, 512, 64] {
         if params.to_string().len() <= LARGEST_PARAMS {

@@ -1,12 +1,12 @@
 //! AgentBench (its "Tool API Documentation"): five tools, answered by a `ToolResult`.
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 use super::{
     answer::{Answer, Data, code_of},
     parameter::{Default, Kind, Parameter, Params},
     said::Said,
-    vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
+    vocabulary::{Answering, Call, Dialect, DialectTool, Invoked, PLAIN, Tools},
 };
 use crate::daemon::error::{Error, Reason};
 
@@ -56,7 +56,7 @@ pub(super) const DIALECT: Dialect = Dialect {
                 Parameter::new("glob", Kind::Text, "File pattern to search in"),
                 Parameter::new(
                     "max_results",
-                    Kind::Integer(1, 1000),
+                    Kind::Integer(1, i64::MAX),
                     "Maximum matches to return",
                 )
                 .or(Default::Number(50)),
@@ -102,8 +102,16 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
     ],
     refuse,
+    failure,
+    result: Some(tool_result),
+    events: &[("patch_applied", "PATCH_APPLIED")],
     ..PLAIN
 };
+
+/// "Large output is truncated to 100KB".
+const ARTIFACT_BYTES: u64 = 100 << 10;
+/// The contract's search has no more matches in one answer.
+const MAX_RESULTS: i64 = 10_000;
 
 fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
@@ -156,7 +164,7 @@ fn search(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             json!({
                 "query": params.text("query"),
                 "globs": params.text("glob").into_iter().collect::<Vec<_>>(),
-                "max_results": params.integer("max_results"),
+                "max_results": params.integer("max_results").map(|most| most.min(MAX_RESULTS)),
                 "context_lines": params.integer("context_lines"),
                 "is_regex": params.flag("is_regex"),
             }),
@@ -184,6 +192,15 @@ fn of_match(found: Data) -> Json {
 fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let diff = params.take("unified_diff");
+        let text = diff.as_str().unwrap_or_default();
+        if text.trim().is_empty() {
+            return Err(malformed("the diff is empty"));
+        }
+        if let Some(line) = malformed_header(text) {
+            return Err(malformed(&format!(
+                "line {line} is no hunk header: it must read @@ -LINE,COUNT +LINE,COUNT @@"
+            )));
+        }
         let applied = tools
             .call(Call::new("apply_patch", json!({ "unified_diff": diff })))
             .await?;
@@ -198,6 +215,36 @@ fn apply_patch(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     })
 }
 
+fn malformed(why: &str) -> Error {
+    Error::new(Reason::PatchParseError, why.to_owned())
+}
+
+/// Number of the first line that begins as a hunk header and is none. The contract takes some of these, as it finds
+/// hunks by their lines; `patch` does not.
+fn malformed_header(diff: &str) -> Option<usize> {
+    let mut is_of_file = false;
+    diff.lines().enumerate().find_map(|(index, line)| {
+        is_of_file |= line.starts_with("+++ ");
+        let is_malformed = is_of_file && line.starts_with("@@") && !is_header(line);
+        is_malformed.then_some(index + 1)
+    })
+}
+
+/// Whether a line begins with `@@ -1,2 +1,2 @@`, with or without the counts.
+fn is_header(line: &str) -> bool {
+    let is_range = |range: &str, sign: char| {
+        range.strip_prefix(sign).is_some_and(|numbers| {
+            let mut numbers = numbers.splitn(2, ',');
+            numbers.all(|number| number.parse::<u64>().is_ok())
+        })
+    };
+    let mut words = line.split(' ');
+    words.next() == Some("@@")
+        && words.next().is_some_and(|range| is_range(range, '-'))
+        && words.next().is_some_and(|range| is_range(range, '+'))
+        && words.next().is_some_and(|word| word.starts_with("@@"))
+}
+
 fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let call = Call::new(
@@ -208,7 +255,7 @@ fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "env": params.take("env"),
             }),
         );
-        let ran = tools.call(call).await?;
+        let ran = tools.call(call.keeping(ARTIFACT_BYTES)).await?;
         let answer = Answer::data(json!({
             "exit_code": ran.number("exit_code"),
             "stdout_path": ran.text("stdout_path"),
@@ -228,6 +275,33 @@ fn run(mut params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     })
 }
 
+/// `ToolResult`. What is absent is null.
+fn tool_result(invoked: &Invoked<'_>, data: Option<Map<String, Json>>) -> Json {
+    let path = |path: &str| (!path.is_empty()).then(|| path.to_owned());
+    let error = invoked.error.as_ref().map(|(code, message, details)| {
+        json!({ "error_type": code, "message": message, "details": details })
+    });
+    json!({
+        "request_id": invoked.request_id,
+        "tool": invoked.tool,
+        "status": if invoked.is_success { "success" } else { "error" },
+        "started_at": invoked.started_at,
+        "ended_at": invoked.ended_at,
+        "duration_sec": invoked.duration_sec,
+        "data": data,
+        "error": error,
+        "exit_code": invoked.exit_code,
+        "stdout_path": path(invoked.stdout_path),
+        "stderr_path": path(invoked.stderr_path),
+    })
+}
+
+fn failure(facts: &Map<String, Json>) -> Option<&'static str> {
+    let is_late = facts.get("outcome") == Some(&"TIMED_OUT".into())
+        || facts.get("timed_out") == Some(&true.into());
+    is_late.then_some("timeout")
+}
+
 /// Its error types are those of the contract, but that of a search that fails as ripgrep would.
 fn refuse(said: &Said, error: &Error) -> Answer {
     let is_of_ripgrep = matches!(error.reason, Reason::InvalidRegex | Reason::InvalidGlob);
@@ -245,8 +319,28 @@ fn refuse(said: &Said, error: &Error) -> Answer {
 
 #[cfg(test)]
 mod tests {
-    use super::DIALECT;
+    use super::{DIALECT, is_header, malformed_header};
     use crate::daemon::catalog::Catalog;
+
+    #[test]
+    fn hunk_headers_are_those_of_patch() {
+        for (line, is_one) in [
+            ("@@ -1,4 +1,4 @@", true),
+            ("@@ -1 +1 @@", true),
+            ("@@ -0,0 +1,2 @@ fn main() {", true),
+            ("@@ bad @@", false),
+            ("@@", false),
+            ("@@ -1,4 +1,4", false),
+            ("@@ -a +1 @@", false),
+            ("@@ -1,2,3 +1 @@", false),
+        ] {
+            assert_eq!(is_header(line), is_one, "{line}");
+        }
+        assert_eq!(
+            malformed_header("@@ note\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n@@ x @@\n"),
+            Some(5)
+        );
+    }
 
     #[test]
     fn timeouts_are_those_of_the_document() {

@@ -12,6 +12,8 @@ use crate::daemon::{
 /// Most bytes of a text that a result shows: what is larger is cut by the tool, which says so, and not on the way
 /// to who called. An envelope has room for so much, and for what is beside it.
 pub(super) const MOST_SHOWN: usize = 3 << 20;
+/// Most bytes of each stream of a command that a result shows, where the document names no limit.
+pub(super) const MOST_OUTPUT: usize = MOST_SHOWN / 2;
 /// What a value takes in an envelope beside its JSON, at most.
 const AROUND: usize = 32;
 
@@ -28,6 +30,8 @@ pub(crate) struct Answer {
     pub(crate) failure: Option<Failure>,
     /// Job that does the work, where one does.
     pub(crate) job_id: Option<String>,
+    /// Whether the tool left something out, and the document has no place in the result that says so.
+    pub(crate) is_cut: bool,
 }
 
 /// Why a call failed, as the document of its dialect has it.
@@ -70,6 +74,20 @@ impl Answer {
         Self {
             text: Some(text.into()),
             ..Self::default()
+        }
+    }
+
+    /// The same, which lacks something that was found. The result says nothing of it: the envelope does.
+    pub(super) fn cut(self, message: String) -> Self {
+        Self {
+            is_cut: true,
+            failure: Some(Failure {
+                code: "truncated".to_owned(),
+                message,
+                suggestion: Some("Ask for less at a time.".to_owned()),
+                is_success: true,
+            }),
+            ..self
         }
     }
 

@@ -193,6 +193,8 @@ pub(super) const DIALECT: Dialect = Dialect {
     ],
     is_closed: false,
     refuse,
+    failure: terminal::failure,
+    result: Some(output::flat),
     ..PLAIN
 };
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
+    answer::{Answer, Data, MOST_OUTPUT, MOST_SHOWN, code_of, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
@@ -20,6 +20,8 @@ const MOST_TEXT: usize = MOST_SHOWN / 8 * 9;
 /// Files of one page of a listing, and most pages: a model can read no more.
 const PAGE: u32 = 10_000;
 const MOST_PAGES: usize = 10;
+/// Matches of one search: as many as the contract has.
+const MOST_MATCHES: u32 = 10_000;
 /// Files of these kinds are not searched.
 const BINARY: [&str; 7] = [
     "*.[pP][nN][gG]",
@@ -123,6 +125,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     is_closed: false,
     refuse,
     marks_errors: false,
+    custom: Some(written),
     ..PLAIN
 };
 
@@ -149,14 +152,12 @@ fn list_files(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             lines.extend(listed.texts("files").map(|file| below(directory, file)));
             ControlFlow::Continue(())
         });
-        if !is_all.await? {
-            let text = format!(
-                "[only the first {} files: list a subdirectory]",
-                lines.len()
-            );
-            lines.push(text);
-        }
-        Ok(Answer::text(lines.join("\n")))
+        let is_all = is_all.await?;
+        let answer = Answer::text(lines.join("\n"));
+        Ok(match is_all {
+            true => answer,
+            false => answer.cut(format!("these are the first {} files", lines.len())),
+        })
     })
 }
 
@@ -185,10 +186,11 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             content = decoded(bytes.get(..shown).unwrap_or(&bytes));
         }
         let all = read.count("size_bytes");
-        if shown < usize::try_from(all).unwrap_or(usize::MAX) {
-            content.push_str(&format!("\n[only the first {shown} of {all} bytes]"));
-        }
-        Ok(Answer::text(content))
+        let answer = Answer::text(content);
+        Ok(match shown < usize::try_from(all).unwrap_or(usize::MAX) {
+            true => answer.cut(format!("these are the first {shown} of {all} bytes")),
+            false => answer,
+        })
     })
 }
 
@@ -233,26 +235,23 @@ fn search_code(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "is_regex": params.flag("regex"),
                 "case_sensitive": params.flag("case_sensitive"),
                 "context_lines": 0,
-                "max_results": 1000,
+                "max_results": MOST_MATCHES,
                 "hidden": true,
                 "no_ignore": true,
             }),
         )
         .naming(&[("path", "directory"), ("globs[0]", "pattern")]);
         let found = tools.call(call).await?;
-        let mut lines: Vec<String> = found.objects("matches").map(|found| line(&found)).collect();
-        let more = found
-            .count("total_matches")
-            .saturating_sub(lines.len() as u64);
-        if more > 0 {
-            lines.push(format!(
-                "[{more} more matches: search for something narrower]"
-            ));
-        }
-        if found.flag("timed_out") {
-            lines.push("[the search timed out: these were found until then]".to_owned());
-        }
-        Ok(Answer::text(lines.join("\n")))
+        let lines: Vec<String> = found.objects("matches").map(|found| line(&found)).collect();
+        let (shown, total) = (lines.len() as u64, found.count("total_matches"));
+        let answer = Answer::text(lines.join("\n"));
+        Ok(if found.flag("timed_out") {
+            answer.cut("the search timed out: these were found until then".to_owned())
+        } else if total > shown {
+            answer.cut(format!("these are the first {shown} of {total} matches"))
+        } else {
+            answer
+        })
     })
 }
 
@@ -266,17 +265,22 @@ fn run_command(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let mut argv = vec![params.str("command").to_owned()];
         argv.extend(split(params.str("arguments")));
         let limit = params.seconds("timeout_seconds");
-        let call = Call::new("run", json!({ "argv": argv }))
-            .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
+        let call = Call::new(
+            "run",
+            json!({ "argv": argv, "max_output_bytes": MOST_OUTPUT }),
+        )
+        .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
         let ran = tools.call(call.within(limit)).await?;
-        if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
-            return Ok(told("timeout", "Error: Process timed out"));
-        }
-        Ok(Answer::text(on_lines(
-            ran.text("stdout"),
-            ran.text("stderr"),
-        )))
+        Ok(written(&ran))
     })
+}
+
+/// What a command has written. It is the result, whatever its exit code.
+fn written(ran: &Data) -> Answer {
+    if ran.text("outcome") == "OUTCOME_TIMED_OUT" {
+        return told("timeout", "Error: Process timed out");
+    }
+    Answer::text(on_lines(ran.text("stdout"), ran.text("stderr")))
 }
 
 /// The arguments in a text, as .NET starts processes with them (`ProcessStartInfo.Arguments`): blanks end one

@@ -11,6 +11,7 @@ mod anthropic;
 mod claude;
 mod cli_agent;
 mod dracode;
+mod given;
 mod openai;
 mod pages;
 mod parameter;
@@ -24,7 +25,7 @@ pub(crate) use self::{
     answer::{Answer, Data, Failure},
     parameter::Params,
     said::Said,
-    vocabulary::{Boxed, Call, Dialect, DialectTool, Tools},
+    vocabulary::{Boxed, Call, Dialect, DialectTool, Invoked, Tools},
 };
 use crate::daemon::error::Error;
 

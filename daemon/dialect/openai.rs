@@ -86,6 +86,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     ],
     refuse,
     borrowed: &["read_file", "wait_job"],
+    failure: |_| None,
     ..PLAIN
 };
 

@@ -10,7 +10,7 @@ use crate::daemon::{
 };
 
 /// Longest value that is told.
-const LONGEST_TOLD: usize = 1024;
+pub(super) const LONGEST_TOLD: usize = 1024;
 
 /// A parameter.
 #[derive(Debug, Clone, Copy)]
@@ -379,25 +379,6 @@ impl Params {
             .filter_map(Json::as_i64)
             .collect()
     }
-}
-
-/// What people are told of parameters: in their order, what is long or hidden by its size.
-pub(super) fn shown(parameters: &[Parameter], given: &Map<String, Json>) -> Vec<(String, String)> {
-    let given = parameters.iter().filter_map(|parameter| {
-        let value = given.get(parameter.name).filter(|value| !value.is_null())?;
-        let text = match value {
-            Json::String(text) => text.clone(),
-            Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
-                value.to_string()
-            }
-        };
-        let told = match parameter.is_hidden || text.len() > LONGEST_TOLD {
-            true => format!("<{} bytes>", text.len()),
-            false => text,
-        };
-        Some((parameter.name.to_owned(), told))
-    });
-    given.collect()
 }
 
 struct Reader {

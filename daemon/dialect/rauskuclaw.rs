@@ -66,6 +66,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         },
     ],
     refuse,
+    has_uuids: true,
     job_type,
     reader: "data_file_read",
     has_previews: true,

@@ -6,6 +6,7 @@ use serde_json::{Map, Value as Json};
 
 use super::{
     answer::{Answer, Data},
+    given,
     parameter::{self, Parameter, Params, Unknown},
     said::Said,
     told::{self, Names},
@@ -42,6 +43,18 @@ pub(crate) struct Dialect {
     pub(crate) borrowed: &'static [&'static str],
     /// Whether its document has a preview stand for a result of a batch that is too long.
     pub(crate) has_previews: bool,
+    /// Whether ids of jobs are UUIDs.
+    pub(crate) has_uuids: bool,
+    /// Error code of a tool that has done its work, where the dialect answers that as a failure. Reads the record's
+    /// facts.
+    pub(super) failure: fn(&Map<String, Json>) -> Option<&'static str>,
+    /// Writes a whole result as the document has it; none where it has no object for that.
+    pub(super) result: Option<WriteResult>,
+    /// Answers a call of a tool of the configuration, from what its command has left. None where such tools answer as
+    /// the contract does.
+    pub(super) custom: Option<fn(&Data) -> Answer>,
+    /// Names of events that the document calls something else: the contract's, and its own.
+    pub(super) events: &'static [(&'static str, &'static str)],
 }
 
 /// What most vocabularies have in common: parameters that a tool does not have are refused, and so are
@@ -57,7 +70,18 @@ pub(super) const PLAIN: Dialect = Dialect {
     reader: "read_file",
     borrowed: &[],
     has_previews: false,
+    has_uuids: false,
+    failure: timed_out,
+    result: None,
+    custom: None,
+    events: &[],
 };
+
+/// Whether a command's time was up.
+fn timed_out(facts: &Map<String, Json>) -> Option<&'static str> {
+    let outcome = facts.get("outcome").and_then(Json::as_str);
+    (outcome == Some("TIMED_OUT")).then_some("timeout")
+}
 
 /// One tool of a vocabulary.
 pub(crate) struct DialectTool {
@@ -88,8 +112,39 @@ pub(crate) struct Call {
     pub(crate) params: Map<String, Json>,
     /// How long it may take, where the contract's default is not meant.
     pub(crate) limit: Option<Duration>,
+    /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
+    pub(crate) artifact_bytes: Option<u64>,
+    /// Whether its command is for the shell that users log in with.
+    pub(crate) in_default_shell: bool,
     /// What its fields are called in the vocabulary, where that is something else.
     names: Names,
+}
+
+/// Writes a whole result as a document has it, with the data of the call.
+type WriteResult = fn(&Invoked<'_>, Option<Map<String, Json>>) -> Json;
+
+/// Code, message and details of an error.
+type ErrorParts<'a> = (&'a str, &'a str, Option<Map<String, Json>>);
+
+/// What came of a call, for the object that a document has for it.
+#[derive(Debug)]
+pub(crate) struct Invoked<'a> {
+    pub(crate) request_id: &'a str,
+    pub(crate) tool: &'a str,
+    pub(crate) is_success: bool,
+    /// RFC 3339.
+    pub(crate) started_at: String,
+    /// RFC 3339.
+    pub(crate) ended_at: String,
+    pub(crate) duration_sec: f64,
+    /// Code, message, details.
+    pub(crate) error: Option<ErrorParts<'a>>,
+    pub(crate) exit_code: Option<i32>,
+    /// Empty where no command ran.
+    pub(crate) stdout_path: &'a str,
+    /// Empty where no command ran.
+    pub(crate) stderr_path: &'a str,
+    pub(crate) text: &'a str,
 }
 
 /// The canonical tools, for one call of a dialect.
@@ -166,6 +221,52 @@ impl Dialect {
         answer
     }
 
+    /// Error code of a tool that has done its work, where the dialect answers that as a failure.
+    pub(crate) fn failure(&self, facts: &Map<String, Json>) -> Option<&'static str> {
+        (self.failure)(facts)
+    }
+
+    /// What the dialect calls an event of the contract.
+    pub(crate) fn event(&self, name: &'static str) -> &'static str {
+        let mut events = self.events.iter();
+        events
+            .find(|(of_contract, _)| *of_contract == name)
+            .map_or(name, |(_, own)| own)
+    }
+
+    /// Parameters as they were given, for a record.
+    pub(crate) fn given(&self, tool: &str, params: &Map<String, Json>) -> Json {
+        let tool = self.tools.iter().find(|known| known.name == tool);
+        given::recorded(tool.map_or(&[], |tool| tool.parameters), params)
+    }
+
+    /// Whether tools of the configuration answer as the dialect does.
+    pub(crate) fn has_custom(&self) -> bool {
+        self.custom.is_some()
+    }
+
+    /// Answers a call of a tool of the configuration.
+    pub(crate) fn custom(&self, ran: Map<String, Json>) -> Answer {
+        match self.custom {
+            Some(custom) => custom(&Data::new(ran)),
+            None => Answer::data(ran.into()),
+        }
+    }
+
+    /// Whether parameters that a tool does not have are left out of account.
+    pub(crate) fn ignores_unknown(&self) -> bool {
+        self.unknown == Unknown::Ignored
+    }
+
+    /// A whole result as the document has it, if it has an object for that.
+    pub(crate) fn result(
+        &self,
+        invoked: &Invoked<'_>,
+        data: Option<Map<String, Json>>,
+    ) -> Option<Json> {
+        Some(self.result?(invoked, data))
+    }
+
     /// What a job is called that calls a tool of this name.
     pub(crate) fn job_type(&self, tool: &str) -> String {
         (self.job_type)(tool)
@@ -183,7 +284,7 @@ impl DialectTool {
     /// What is told of parameters of a call: names and values, of those that are long or may be secret the
     /// size.
     pub(crate) fn shown(&self, params: &Map<String, Json>) -> Vec<(String, String)> {
-        parameter::shown(self.parameters, params)
+        given::shown(self.parameters, params)
     }
 }
 
@@ -210,6 +311,8 @@ impl Call {
             tool,
             params,
             limit: None,
+            artifact_bytes: None,
+            in_default_shell: false,
             names: &[],
         }
     }
@@ -222,6 +325,22 @@ impl Call {
     /// What is wrong with the call, by the names that its caller knows.
     pub(crate) fn told(&self, error: Error) -> Error {
         told::told(self.names, error)
+    }
+
+    /// The same, whose artifacts exist even if empty, and keep so many bytes of a stream.
+    pub(super) fn keeping(self, artifact_bytes: u64) -> Self {
+        Self {
+            artifact_bytes: Some(artifact_bytes),
+            ..self
+        }
+    }
+
+    /// The same, whose command is for the shell that users log in with.
+    pub(super) fn in_default_shell(self) -> Self {
+        Self {
+            in_default_shell: true,
+            ..self
+        }
     }
 
     /// The same, within this time.

@@ -32,11 +32,12 @@ use crate::{
 };
 
 /// Types of events, as records have them.
-const TYPES: [&str; 8] = [
+const TYPES: [&str; 9] = [
     "tool_call_started",
     "tool_call_finished",
     "tool_call_denied",
     "patch_applied",
+    "PATCH_APPLIED",
     "approval_requested",
     "approval_decided",
     "egress",

@@ -278,7 +278,8 @@ impl Stream {
     async fn close(&mut self, deadline: Instant) -> String {
         let all_written = async {
             written(&mut self.artifact, &mut self.spare).await;
-            if !self.pending.is_empty() {
+            let needs_file = matches!(&self.artifact, Artifact::Idle(sink) if sink.needs_file());
+            if !self.pending.is_empty() || needs_file {
                 self.flush();
                 written(&mut self.artifact, &mut self.spare).await;
             }

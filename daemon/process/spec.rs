@@ -1,6 +1,11 @@
 //! What a command is: types that cannot hold what could not be executed.
 
-use std::{ffi::CString, time::Duration};
+use std::{
+    ffi::{CStr, CString},
+    path::Path,
+    sync::LazyLock,
+    time::Duration,
+};
 
 use bytes::Bytes;
 
@@ -28,6 +33,8 @@ const LONGEST_NAME: usize = 255;
 pub(crate) enum Program {
     /// A text for `/bin/sh -c`.
     Shell(CString),
+    /// A text for the shell that users log in with: bash, or `/bin/sh` where there is none.
+    DefaultShell(CString),
     /// A program and its arguments; never empty.
     Argv(Vec<CString>),
 }
@@ -62,6 +69,15 @@ pub(crate) enum Stdin {
     Fed,
 }
 
+/// The shell that users log in with. Sandboxes have the programs of the host.
+pub(crate) fn default_shell() -> &'static CStr {
+    static SHELL: LazyLock<&CStr> = LazyLock::new(|| match Path::new("/bin/bash").exists() {
+        true => c"/bin/bash",
+        false => c"/bin/sh",
+    });
+    &SHELL
+}
+
 impl Program {
     /// What is wrong with a program that no kernel would execute in `environment`, whatever it is.
     pub(crate) fn violation(&self, environment: &Environment) -> Option<Violation> {
@@ -70,7 +86,7 @@ impl Program {
             .map(|string| string.as_bytes_with_nul().len() + size_of::<usize>())
             .sum();
         let field = match self {
-            Self::Shell(_) => "command",
+            Self::Shell(_) | Self::DefaultShell(_) => "command",
             Self::Argv(_) => "argv",
         };
         (bytes > LARGEST_IMAGE).then(|| Violation {
@@ -85,6 +101,9 @@ impl Program {
     fn argv(&self) -> Vec<CString> {
         match self {
             Self::Shell(text) => vec![c"/bin/sh".to_owned(), c"-c".to_owned(), text.clone()],
+            Self::DefaultShell(text) => {
+                vec![default_shell().to_owned(), c"-c".to_owned(), text.clone()]
+            }
             Self::Argv(argv) => argv.clone(),
         }
     }
@@ -92,7 +111,7 @@ impl Program {
     /// What is executed, for people: the text, or the arguments with spaces between them.
     pub(crate) fn display(&self) -> String {
         let text = match self {
-            Self::Shell(text) => text.to_string_lossy().into_owned(),
+            Self::Shell(text) | Self::DefaultShell(text) => text.to_string_lossy().into_owned(),
             Self::Argv(argv) => {
                 let words: Vec<_> = argv.iter().map(|word| word.to_string_lossy()).collect();
                 words.join(" ")
@@ -105,6 +124,7 @@ impl Program {
     pub(crate) fn name(&self) -> String {
         let program = match self {
             Self::Shell(_) => return "sh".to_owned(),
+            Self::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
             Self::Argv(argv) => argv
                 .first()
                 .map(|program| program.to_string_lossy().into_owned())

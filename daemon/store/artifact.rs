@@ -21,6 +21,8 @@ pub(crate) struct Sink {
     file: Option<File>,
     /// Bytes that may still be written.
     room: u64,
+    /// Whether there is a file even if nothing is written.
+    is_always_made: bool,
     error: Option<io::Error>,
     written: Option<watch::Sender<()>>,
     fullness: Option<Arc<Fullness>>,
@@ -33,6 +35,7 @@ impl Sink {
             path,
             file: None,
             room: cap,
+            is_always_made: false,
             error: None,
             written: None,
             fullness: None,
@@ -52,6 +55,19 @@ impl Sink {
         Self { written, ..self }
     }
 
+    /// The same, whose file exists even if nothing is written to it.
+    pub(crate) fn even_if_empty(self) -> Self {
+        Self {
+            is_always_made: true,
+            ..self
+        }
+    }
+
+    /// Whether its file is yet to be made, even if there is nothing to write.
+    pub(crate) fn needs_file(&self) -> bool {
+        self.is_always_made && self.file.is_none() && self.error.is_none()
+    }
+
     /// Whether somebody waits for each byte.
     pub(crate) fn is_followed(&self) -> bool {
         self.written.is_some()
@@ -61,6 +77,7 @@ impl Sink {
     pub(crate) fn anew(&self) -> Self {
         Self {
             fullness: self.fullness.clone(),
+            is_always_made: self.is_always_made,
             ..Self::new(self.path.clone(), self.room).telling(self.written.clone())
         }
     }
@@ -77,7 +94,7 @@ impl Sink {
             .unwrap_or(usize::MAX)
             .min(data.len());
         let data = data.get(..fits).unwrap_or_default();
-        if data.is_empty() || self.error.is_some() {
+        if (data.is_empty() && !self.needs_file()) || self.error.is_some() {
             return;
         }
         match self.open().and_then(|file| file.write_all(data)) {

@@ -90,7 +90,8 @@ fn look(session: &Arc<Session>) -> io::Result<Option<LastCommandResponse>> {
 
 /// What the records say.
 fn told(command: &Command) -> LastCommandResponse {
-    let params = command.started.get("params");
+    let params = command.started.get("tool_params");
+    let params = params.or_else(|| command.started.get("params"));
     let param = |name: &str| params.and_then(|params| params.get(name));
     let argv: Vec<String> = match param("argv").and_then(Value::as_array) {
         Some(words) => {

@@ -267,6 +267,10 @@ pub(crate) struct Work {
     pub(crate) default_timeout: Duration,
     /// How long this one may take, where its caller has said so beside its request.
     pub(crate) limit: Option<Duration>,
+    /// Bytes that its artifacts keep of a stream, where that is not the operator's limit. They exist even if empty.
+    pub(crate) artifact_bytes: Option<u64>,
+    /// Whether its command is for the shell that users log in with.
+    pub(crate) in_default_shell: bool,
     /// The job that makes the call, where one does.
     pub(crate) job: Option<JobContext>,
     /// The jobs that the caller may look at, where the tool waits for one.

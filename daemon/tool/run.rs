@@ -221,6 +221,8 @@ pub(super) async fn perform(
         seat,
         job,
         reader,
+        artifact_bytes,
+        in_default_shell,
         ..
     } = work;
     let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
@@ -238,6 +240,10 @@ pub(super) async fn perform(
         inline_bytes,
         ..
     } = params;
+    let program = match program {
+        Program::Shell(text) if in_default_shell => Program::DefaultShell(text),
+        Program::Shell(_) | Program::DefaultShell(_) | Program::Argv(_) => program,
+    };
     let timeout = timeout.into_iter().chain(limits.wall).min();
     let name = program.name();
     let process = ProcessSpan::start(&telemetry, &span, &name, &cwd, timeout, &limits, &scene);
@@ -261,10 +267,15 @@ pub(super) async fn perform(
         inline_bytes,
     };
     let cap = scene.settings.artifact_bytes;
+    let cap = artifact_bytes.map_or(cap, |bytes| bytes.min(cap));
     let written = job.map(|job| job.written);
     let [stdout, stderr] = [StreamName::Stdout, StreamName::Stderr].map(|stream| {
         let (sink, path) = session.sink(step, stream, cap);
-        (sink.telling(written.clone()), path)
+        let sink = sink.telling(written.clone());
+        match artifact_bytes {
+            Some(_) => (sink.even_if_empty(), path),
+            None => (sink, path),
+        }
     });
     let (stdout_path, stderr_path) = (stdout.1.clone(), stderr.1.clone());
     if let Some(live) = &live {

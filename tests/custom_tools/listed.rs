@@ -1,7 +1,7 @@
 //! As models are told of tools of the configuration: in every format, in every vocabulary.
 
 use jig::api::v1::{
-    BatchCall, InvokeBatchRequest, ListToolsRequest, ToolFormat,
+    BatchCall, InvokeBatchRequest, InvokeStatus, ListToolsRequest, ToolFormat,
     catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
 };
 use serde_json::{Value, json};
@@ -103,7 +103,11 @@ async fn b9_it_is_in_every_vocabulary() {
             call(dialect, "say_arguments", json!({"word": "w"})),
         )
         .await;
-        assert!(stdout(&response).starts_with("<first=w>"), "{response:?}");
+        let written = match dialect {
+            "dracode" => response.text,
+            _ => stdout(&response),
+        };
+        assert!(written.starts_with("<first=w>"), "{dialect}: {written}");
         let response = invoke(&daemon, call(dialect, "say_arguments", json!({}))).await;
         let error = response.error.unwrap();
         assert_eq!(error.error_type, "invalid_params", "{dialect}");
@@ -144,4 +148,34 @@ async fn b9_it_can_be_in_a_batch() {
         told,
         [(true, None), (false, Some("INVALID_PARAMS".to_owned()))]
     );
+}
+
+#[tokio::test]
+async fn b13_in_dracode_it_answers_as_its_tools_do() {
+    let daemon = daemon().await;
+    let call = async |tool, params| invoke(&daemon, call("dracode", tool, params)).await;
+    let params = json!({"word": "w", "number": 1, "extra": {"a": 1}});
+    let answered = call("say_arguments", params).await;
+    assert_eq!(answered.status(), InvokeStatus::Success, "{answered:?}");
+    assert_eq!(answered.data, None);
+    assert_eq!(answered.text, "<first=w>\n<-->\n<w>\n<n1>\n<{word}>\n");
+    // An exit code is ignored.
+    let found = call("grep_word", json!({"word": "x", "file": "missing"})).await;
+    assert_eq!(found.status(), InvokeStatus::Success);
+    assert!(
+        found.text.contains("missing: No such file"),
+        "{}",
+        found.text
+    );
+    let late = call("take_long", json!({})).await;
+    assert_eq!(late.status(), InvokeStatus::Error);
+    assert_eq!(late.text, "Error: Process timed out");
+    let refused = call("say_arguments", json!({"extra": 1})).await;
+    assert_eq!(refused.status(), InvokeStatus::Error);
+    assert!(
+        refused.text.starts_with("Error: word: must be given"),
+        "{}",
+        refused.text
+    );
+    assert!(!refused.text.contains("extra"), "{}", refused.text);
 }

@@ -56,7 +56,7 @@ const PLAIN: &[Row] = &[
         &[
             ("query", "query"),
             ("glob", "globs[]"),
-            ("max_results", "max_results"),
+            // Its `max_results` has no bound, and is lowered to that of the contract.
             ("context_lines", "context_lines"),
             ("is_regex", "is_regex"),
         ],

@@ -88,11 +88,19 @@ impl Stage {
             let record: Json = serde_json::from_str(line).unwrap();
             record
         });
-        let started = records.filter(|record| record["event"] == "tool_call_started");
+        // Those of step 0 were refused before a tool began.
+        let has_begun = |record: &Json| record["step"] != 0;
+        let started =
+            records.filter(|record| record["event"] == "tool_call_started" && has_begun(record));
         started
             .map(|mut record| {
                 let tool = record["tool"].as_str().unwrap().to_owned();
-                (tool, record["params"].take())
+                // Of a call in a dialect, what they became.
+                let name = match record.get("tool_params") {
+                    Some(_) => "tool_params",
+                    None => "params",
+                };
+                (tool, record[name].take())
             })
             .collect()
     }

@@ -7,7 +7,7 @@ use super::{
     rows,
     stage::{invoke, json_of, list_tools, structure_of},
 };
-use crate::support::Daemon;
+use crate::support::{Daemon, Setup};
 
 rows!("agentbench": a04_list_files a05_read_file a06_search a07_apply_patch a08_run a10_containment);
 
@@ -124,7 +124,7 @@ async fn a07_a_patch_is_kept_and_told() {
     let records = records(&daemon, "s");
     let mut events = records.iter();
     let event = events
-        .find(|record| record["event"] == "patch_applied")
+        .find(|record| record["event"] == "PATCH_APPLIED")
         .unwrap();
     assert_eq!(event["request_id"], "req-0001");
     assert_eq!(event["changed_files"], json!(["f"]));
@@ -160,4 +160,175 @@ async fn a09_each_call_has_its_events() {
     assert_eq!(records[1]["status"], "success");
     assert_eq!(records[3]["status"], "error");
     assert!(records[1]["duration_sec"].as_f64().unwrap() >= 0.0);
+}
+
+#[tokio::test]
+async fn a02_the_whole_result_is_the_object_of_the_document() {
+    let daemon = Daemon::start().await;
+    let whole = async |tool, params| {
+        let request = InvokeRequest {
+            with_result_json: true,
+            ..request(tool, params)
+        };
+        let response = invoke(&daemon, "s", request).await;
+        assert_eq!((response.data, &*response.text), (None, ""));
+        serde_json::from_str::<Json>(&response.result_json).unwrap()
+    };
+    let ran = whole("run", json!({"command": "exit 4"})).await;
+    let names = [
+        "data",
+        "duration_sec",
+        "ended_at",
+        "error",
+        "exit_code",
+        "request_id",
+        "started_at",
+        "status",
+        "stderr_path",
+        "stdout_path",
+        "tool",
+    ];
+    assert!(ran.as_object().unwrap().keys().eq(names), "{ran}");
+    assert_eq!(ran["status"], "success");
+    assert_eq!(ran["exit_code"].as_i64(), Some(4));
+    assert_eq!(ran["data"]["exit_code"].as_i64(), Some(4));
+    assert_eq!(ran["stdout_path"], "logs/tool_step_0001_stdout.txt");
+    assert!(ran["started_at"].as_str().unwrap().ends_with('Z'), "{ran}");
+    std::fs::write(daemon.file("f"), "it\n").unwrap();
+    let read = whole("read_file", json!({"path": "f"})).await;
+    assert_eq!(read["data"]["total_lines"].as_i64(), Some(1), "{read}");
+    for absent in ["error", "exit_code", "stdout_path", "stderr_path"] {
+        assert_eq!(read[absent], Json::Null, "{absent}");
+    }
+    let failed = whole("read_file", json!({"path": "../f"})).await;
+    assert_eq!(
+        [&failed["status"], &failed["data"]],
+        [&json!("error"), &Json::Null]
+    );
+    assert_eq!(failed["error"]["error_type"], "path_escape");
+    assert_eq!(failed["error"]["details"]["path"], "../f");
+}
+
+#[tokio::test]
+async fn a08_artifacts_have_100_kb_and_exist_even_if_empty() {
+    let daemon = Daemon::start().await;
+    let command = "head -c 300000 /dev/zero | tr '\\0' x";
+    let ran = invoke(&daemon, "s", request("run", json!({ "command": command }))).await;
+    assert_eq!(ran.status(), InvokeStatus::Success, "{ran:?}");
+    let (stdout, _) = daemon.artifact_of("s", &ran.stdout_path).await.unwrap();
+    assert_eq!(stdout.len(), 100 << 10);
+    let (stderr, _) = daemon.artifact_of("s", &ran.stderr_path).await.unwrap();
+    assert_eq!(stderr, b"");
+    for path in [&ran.stdout_path, &ran.stderr_path] {
+        let file = daemon.state().join("sessions/s").join(path);
+        assert!(file.exists(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a11_calls_that_are_refused_have_events() {
+    let daemon = Daemon::start().await;
+    for (tool, params, error, given) in [
+        (
+            "read_file",
+            json!({"path": "../x"}),
+            "path_escape",
+            json!({"path": "../x"}),
+        ),
+        (
+            "list_files",
+            json!({"root": "/etc"}),
+            "path_escape",
+            json!({"root": "/etc"}),
+        ),
+        (
+            "search",
+            json!({"glob": "*"}),
+            "invalid_params",
+            json!({"glob": "*"}),
+        ),
+        (
+            "apply_patch",
+            json!({"unified_diff": "x"}),
+            "patch_parse_error",
+            json!({"unified_diff": "<1 bytes>"}),
+        ),
+        (
+            "run",
+            json!({"command": ""}),
+            "invalid_params",
+            json!({"command": ""}),
+        ),
+        (
+            "write_file",
+            json!({"path": "secret"}),
+            "unknown_tool",
+            json!({"path": "<6 bytes>"}),
+        ),
+    ] {
+        let session = format!("s-{tool}");
+        let refused = invoke(&daemon, &session, request(tool, params)).await;
+        assert_eq!(refused.error.unwrap().error_type, error, "{tool}");
+        let records = records(&daemon, &session);
+        let events: Vec<_> = records.iter().map(|record| &record["event"]).collect();
+        assert_eq!(
+            events,
+            ["tool_call_started", "tool_call_finished"],
+            "{tool}"
+        );
+        for record in &records {
+            assert_eq!([&record["tool"], &record["request_id"]], [tool, "req-0001"]);
+        }
+        assert_eq!(records[0]["params"], given, "{tool}");
+        assert_eq!(
+            [&records[1]["status"], &records[1]["error_type"]],
+            ["error", error]
+        );
+        assert!(records[1]["duration_sec"].is_f64(), "{tool}");
+    }
+    // A refused command is not the last command.
+    let list = request("list_files", json!({}));
+    invoke(&daemon, "s-run", list).await;
+    let request = InvokeRequest {
+        tool: "terminal_last_command".to_owned(),
+        dialect: "cli_agent".to_owned(),
+        ..InvokeRequest::default()
+    };
+    let last = invoke(&daemon, "s-run", request).await;
+    assert_eq!(last.error.unwrap().error_type, "no_command_history");
+}
+
+#[tokio::test]
+async fn a11_events_have_the_status_of_the_answer_and_what_was_given() {
+    let daemon = Daemon::start().await;
+    std::fs::write(daemon.file("f"), "it\n").unwrap();
+    invoke(&daemon, "s", request("list_files", json!({}))).await;
+    let late = json!({"command": "exec sleep 1000", "timeout_sec": 1, "env": {"A": "secret"}});
+    let late = invoke(&daemon, "s", request("run", late)).await;
+    assert_eq!(late.status(), InvokeStatus::Error);
+    let records = records(&daemon, "s");
+    assert_eq!(records[0]["params"], json!({}));
+    let given = json!({"command": "exec sleep 1000", "timeout_sec": 1, "env": "<14 bytes>"});
+    assert_eq!(records[2]["params"], given);
+    assert_eq!(records[2]["tool_params"]["command"], "exec sleep 1000");
+    assert_eq!(
+        [&records[3]["status"], &records[3]["error_type"]],
+        ["error", "timeout"]
+    );
+    assert_eq!(records[3]["outcome"], "TIMED_OUT");
+}
+
+#[tokio::test]
+async fn a12_the_timeout_of_run_is_that_of_the_workspace() {
+    let daemon = Setup::new()
+        .workspace_table("run_timeout = \"1s\"")
+        .start()
+        .await;
+    let late = request("run", json!({"command": "exec sleep 1000"}));
+    let late = invoke(&daemon, "s", late).await;
+    assert_eq!(late.error.unwrap().error_type, "timeout");
+    assert!(late.duration_sec < 60.0, "{}", late.duration_sec);
+    let longer = json!({"command": "exec sleep 1.5", "timeout_sec": 100});
+    let longer = invoke(&daemon, "s", request("run", longer)).await;
+    assert_eq!(longer.exit_code, Some(0));
 }

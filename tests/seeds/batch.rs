@@ -26,7 +26,7 @@ pub(super) struct Batch {
     files: BTreeMap<String, Json>,
     /// The request as JSON text.
     request: String,
-    /// `results` and `tool_messages` as JSON text. What the messages hold is written as the JSON that it is.
+    /// `ok`, `mode`, `results` and `tool_messages` as JSON text. What the messages hold is written as the JSON that it is.
     response: Option<String>,
     /// Fields of the request that are told, where it is refused.
     #[serde(default)]
@@ -96,5 +96,10 @@ fn written(response: InvokeBatchResponse) -> Json {
     });
     let messages: Json = messages.collect();
     let results: Json = response.results.iter().map(written_result).collect();
-    json!({ "results": results, "tool_messages": messages })
+    json!({
+        "ok": response.ok,
+        "mode": response.mode,
+        "results": results,
+        "tool_messages": messages,
+    })
 }

@@ -73,6 +73,8 @@ struct Scenario {
     /// The result as JSON text; `none` where there must be none.
     data: Option<String>,
     text: Option<String>,
+    /// Bytes of the text.
+    size: Option<usize>,
     /// What the text must have in it.
     #[serde(default)]
     says: Vec<String>,
@@ -376,6 +378,9 @@ impl Scenario {
         }
         if self.text.as_ref().is_some_and(|wanted| *wanted != text) {
             return Some(format!("the text is {text:.1000?}"));
+        }
+        if self.size.is_some_and(|size| size != text.len()) {
+            return Some(format!("the text has {} bytes", text.len()));
         }
         if let Some(part) = self.says.iter().find(|part| !text.contains(part.as_str())) {
             return Some(format!("the text does not say {part:?}: {text:.1000?}"));

@@ -122,6 +122,8 @@ fn to_json(response: &InvokeBatchResponse) -> Value {
         "results": response.results.iter().map(result).collect::<Vec<_>>(),
         "tool_messages": response.tool_messages.iter().map(message).collect::<Vec<_>>(),
         "messages_json": response.messages_json,
+        "ok": response.ok,
+        "mode": response.mode,
     })
 }
 

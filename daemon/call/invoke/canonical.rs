@@ -28,6 +28,8 @@ pub(in crate::daemon::call) struct Canonical<'a> {
     stop: &'a CancellationToken,
     /// What the last command has left.
     ran: Ran,
+    /// Whether a call has begun, and has records therefore.
+    has_begun: bool,
 }
 
 impl<'a> Canonical<'a> {
@@ -44,7 +46,13 @@ impl<'a> Canonical<'a> {
             ticket,
             stop,
             ran: Ran::default(),
+            has_begun: false,
         }
+    }
+
+    /// Whether a call has begun, and has records therefore.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// What the last command has left.
@@ -75,6 +83,7 @@ impl<'a> Canonical<'a> {
             going = checked.begin(self.pipeline, self.ticket) => going?,
             () = self.stop.cancelled() => return Err(left_alone(name)),
         };
+        self.has_begun = true;
         if let Some(ticket) = self.ticket
             && let Err(error) = ticket.mark().begin(going.step).await
         {
@@ -99,6 +108,8 @@ impl Tools for Canonical<'_> {
         Box::pin(async move {
             let tool = any_tool::find(call.tool, self.pipeline, &self.incoming.principal)?;
             self.incoming.limit = call.limit;
+            self.incoming.artifact_bytes = call.artifact_bytes;
+            self.incoming.in_default_shell = call.in_default_shell;
             let params = std::mem::take(&mut call.params);
             let called = self.call_tool(tool, call.tool, params).await;
             called.map(Data::new).map_err(|error| call.told(error))
@@ -106,6 +117,10 @@ impl Tools for Canonical<'_> {
     }
 
     fn submit(&mut self, call: Call) -> Boxed<'_, Result<String, Error>> {
-        Box::pin(self.pipeline.submit_call(&self.incoming, call))
+        Box::pin(async move {
+            let job = self.pipeline.submit_call(&self.incoming, call).await?;
+            self.has_begun = true;
+            Ok(job)
+        })
     }
 }

@@ -12,6 +12,7 @@
 
 pub(crate) mod batch;
 mod canonical;
+mod result_json;
 
 use std::{
     pin::pin,
@@ -34,6 +35,7 @@ use super::{
         answer::{decode, encode, is_final},
     },
     policy::judged::Spoken,
+    refusal::Refusal,
     repeatable::Repeatable,
     repeats::Claim,
     subject::KEPT,
@@ -65,6 +67,8 @@ pub(crate) struct Invocation {
     pub(crate) tool: String,
     /// Its parameters, if they could be read.
     pub(crate) params: Result<Map<String, Value>, Error>,
+    /// Whether its result is wanted as the object that the document of the dialect has.
+    pub(crate) with_result_json: bool,
 }
 
 /// What does it.
@@ -111,12 +115,17 @@ impl Pipeline {
             dialect,
             tool,
             params,
+            with_result_json,
         } = invocation;
         let spoken_in = dialect;
-        let dialect = self.vocabulary(dialect, &tool);
+        let result_of = dialect.filter(|_| with_result_json);
+        let own = self.vocabulary(dialect, &tool);
+        // Tools of the configuration are of no dialect, but some dialects say how these answer.
+        let is_custom = self.catalog.custom(&tool).is_some();
+        let dialect = own.or(dialect.filter(|dialect| is_custom && dialect.has_custom()));
         // A workspace that there is not is no matter of the tool.
         let said = self.said(&incoming, &tool, params.as_ref().ok())?;
-        let doing = self.doing(&incoming.principal, dialect, &tool);
+        let doing = self.doing(&incoming.principal, own, &tool);
         let changes = doing.as_ref().is_ok_and(|doing| doing.changes(self));
         let spoken = match (&doing, &params) {
             (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => {
@@ -148,9 +157,13 @@ impl Pipeline {
                 performed.into_envelope(deadline)
             }
         };
-        response.map(|response| InvokeResponse {
+        let response = InvokeResponse {
             request_id: id,
-            ..response
+            ..response?
+        };
+        Ok(match result_of {
+            Some(dialect) => result_json::of(dialect, response)?,
+            None => response,
         })
     }
 
@@ -176,7 +189,9 @@ impl Pipeline {
                     None => Err(lost(METHOD)),
                 };
                 let (result, ran) = match lost {
-                    Ok(Answered { data, ran }) => (Ok(self.answer_of(&said.tool, data)), ran),
+                    Ok(Answered { data, ran }) => {
+                        (Ok(self.answer_in(dialect, &said.tool, data)), ran)
+                    }
                     Err(error) => (Err(error), Ran::default()),
                 };
                 let performed = Performed {
@@ -232,24 +247,56 @@ impl Pipeline {
             said,
             started,
         } = errand;
+        let begun = Instant::now();
+        let refusal = dialect.map(|dialect| {
+            let none = Map::new();
+            let given = dialect.given(&said.tool, params.as_ref().unwrap_or(&none));
+            (dialect, incoming.clone(), given)
+        });
         let mut tools = Canonical::new(self, incoming, ticket, stop);
         let result = match (doing, params) {
             (Err(error), _) | (_, Err(error)) => Err(error),
-            (Ok(Doing::Canonical(tool)), Ok(params)) => tools
-                .call_tool(tool, &said.tool, params)
-                .await
-                .map(|data| self.answer_of(&said.tool, data)),
+            (Ok(Doing::Canonical(tool)), Ok(mut params)) => {
+                if let Some(custom) = self.catalog.custom(&said.tool)
+                    && dialect.is_some_and(Dialect::ignores_unknown)
+                {
+                    params.retain(|name, _| custom.takes(name));
+                }
+                let data = tools.call_tool(tool, &said.tool, params).await;
+                data.map(|data| self.answer_in(dialect, &said.tool, data))
+            }
             (Ok(Doing::Dialect(dialect, tool)), Ok(params)) => match dialect.read(tool, params) {
                 Ok(params) => tool.call(params, &mut tools).await,
                 Err(error) => Err(error),
             },
         };
+        if let (Some((dialect, incoming, given)), Err(error)) = (refusal, &result)
+            && !tools.has_begun()
+            && !is_of_call(error, incoming.deadline)
+        {
+            let refusal = Refusal {
+                dialect,
+                tool: &said.tool,
+                given,
+                duration: begun.elapsed(),
+                error,
+            };
+            self.note_refusal(&incoming, refusal).await;
+        }
         Performed {
             result,
             dialect,
             said,
             started,
             ran: tools.into_ran(),
+        }
+    }
+
+    /// What a tool of the contract has answered, or one of the configuration as the dialect has it.
+    fn answer_in(&self, dialect: Option<&Dialect>, tool: &str, data: Map<String, Value>) -> Answer {
+        match dialect {
+            Some(dialect) => dialect.custom(data),
+            None => self.answer_of(tool, data),
         }
     }
 
@@ -291,7 +338,7 @@ impl Pipeline {
     pub(super) fn spoken(
         &self,
         incoming: &Incoming,
-        dialect: &Dialect,
+        dialect: &'static Dialect,
         tool: &DialectTool,
         params: &Map<String, Value>,
     ) -> Result<Arc<Spoken>, Error> {
@@ -307,10 +354,11 @@ impl Pipeline {
             texts = Text::of_json(params, &read, plain);
         }
         Ok(Arc::new(Spoken {
-            dialect: dialect.name,
+            dialect,
             tool: tool.name,
             texts,
             shown: tool.shown(params),
+            given: dialect.given(tool.name, params),
         }))
     }
 

@@ -16,6 +16,7 @@
 //! for those who wait for it.
 
 mod ends;
+pub(crate) mod id;
 mod live;
 mod queues;
 mod response;
@@ -335,6 +336,7 @@ impl Jobs {
 
     /// A job of a workspace.
     pub(crate) async fn find(&self, workspace: &str, id: &str) -> Result<Found, Error> {
+        let id = &*id::as_ulid(id);
         for _ in 0..2 {
             if let Some(live) = self.live(workspace, id) {
                 return Ok(Found::Live(live));

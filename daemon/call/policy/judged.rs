@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::asked::Asked;
-use crate::{api::v1::Risk, daemon::catalog::Text};
+use crate::{
+    api::v1::Risk,
+    daemon::{catalog::Text, dialect::Dialect},
+};
 
 /// What a call of a dialect was made as.
 #[derive(Debug, Clone)]
 pub(crate) struct Spoken {
     /// The dialect.
-    pub(crate) dialect: &'static str,
+    pub(crate) dialect: &'static Dialect,
     /// Its tool.
     pub(crate) tool: &'static str,
     /// Compact JSON of the parameters as they were given; none where it is long, and nobody looked for it. It
@@ -17,6 +22,8 @@ pub(crate) struct Spoken {
     pub(crate) texts: Vec<Text>,
     /// Names and values for people, without what may be secret and without the content of files.
     pub(crate) shown: Vec<(String, String)>,
+    /// The parameters that were given, for records: of what may be secret and of file content the size.
+    pub(crate) given: Value,
 }
 
 /// What rules look at.

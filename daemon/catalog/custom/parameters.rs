@@ -154,7 +154,7 @@ impl CustomTool {
         shortened(Json::Object(fields.collect()))
     }
 
-    fn names(&self) -> impl Iterator<Item = &str> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let properties = self.written.properties().into_iter().flatten();
         properties.map(|(name, _)| name.as_str())
     }

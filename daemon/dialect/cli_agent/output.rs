@@ -1,10 +1,13 @@
 //! What its tools answer: what people read and what programs do.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
-use super::super::answer::{Answer, Failure};
+use super::super::{
+    answer::{Answer, Failure},
+    vocabulary::Invoked,
+};
 
 /// What a tool has done.
 #[derive(Debug, Default)]
@@ -84,6 +87,25 @@ pub(super) fn failed(
         }),
         ..Answer::data(data)
     }
+}
+
+/// The object of `--json`.
+pub(in crate::daemon::dialect) fn flat(
+    invoked: &Invoked<'_>,
+    data: Option<Map<String, Json>>,
+) -> Json {
+    let mut flat = data.unwrap_or_else(|| {
+        let mut fields = Map::new();
+        fields.insert("output".to_owned(), invoked.text.into());
+        fields.insert("success".to_owned(), invoked.is_success.into());
+        fields.insert("files_affected".to_owned(), json!([]));
+        let time = Duration::try_from_secs_f64(invoked.duration_sec).unwrap_or_default();
+        let time = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        fields.insert("execution_time_ms".to_owned(), time.into());
+        fields
+    });
+    flat.insert("tool".to_owned(), invoked.tool.into());
+    flat.into()
 }
 
 fn milliseconds(since: Instant) -> u64 {

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 use super::{
     super::{
-        answer::Data,
+        answer::{Data, MOST_OUTPUT},
         parameter::Params,
         vocabulary::{Answering, Call, Tools},
     },
@@ -20,8 +20,12 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (command, limit) = (params.str("command"), params.seconds("timeout_seconds"));
-        let call = Call::new("run", json!({ "command": command }));
-        let ran = tools.call(call.within(limit)).await?;
+        let call = Call::new(
+            "run",
+            json!({ "command": command, "max_output_bytes": MOST_OUTPUT }),
+        );
+        let call = call.in_default_shell().within(limit);
+        let ran = tools.call(call).await?;
         let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
         let mut metadata = json!({
             "exit_code": ran.number("exit_code"),
@@ -55,6 +59,17 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         }
         Ok(answer)
     })
+}
+
+/// As [`run`] answers a command that did not exit with 0.
+pub(super) fn failure(facts: &Map<String, Json>) -> Option<&'static str> {
+    let outcome = facts.get("outcome").and_then(Json::as_str)?;
+    match (outcome, facts.get("exit_code").and_then(Json::as_i64)) {
+        ("TIMED_OUT", _) => Some("timeout"),
+        (_, Some(0)) => None,
+        (_, Some(_)) => Some("command_failed"),
+        (_, None) => Some("command_ended"),
+    }
 }
 
 /// How many lines a command has written to a stream; nothing where only a part of them is there to be counted.

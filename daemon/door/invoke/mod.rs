@@ -95,6 +95,7 @@ impl InvokeService for Invoke {
                 format: format_of(format),
                 marks_errors: dialect.is_none_or(|dialect| dialect.marks_errors),
                 has_previews: dialect.is_some_and(|dialect| dialect.has_previews),
+                has_uuids: dialect.is_some_and(|dialect| dialect.has_uuids),
                 is_waited_for: batch.wait.is_some(),
                 reader: self.0.reader_in(&incoming, dialect),
                 may_wait: self.0.may_wait(&incoming),
@@ -179,6 +180,7 @@ fn invocation(pipeline: &Pipeline, mut request: InvokeRequest) -> Result<Invocat
         dialect,
         tool: request.tool,
         params: params.read().map_err(Error::invalid),
+        with_result_json: request.with_result_json,
     })
 }
 

@@ -9,6 +9,7 @@ use crate::{
         call::{
             envelope::{rest, shortened, shortened_text},
             invoke::batch::{BatchAnswer, BatchState},
+            jobs::id::as_uuid,
             structure::{structure, unwrapped},
         },
         catalog::render::{Format, result::ToolResult},
@@ -57,6 +58,8 @@ pub(super) struct Terms {
     pub(super) marks_errors: bool,
     /// Whether a preview stands for a result that is too long.
     pub(super) has_previews: bool,
+    /// Whether ids of jobs are UUIDs.
+    pub(super) has_uuids: bool,
     /// Whether there are messages for models.
     pub(super) is_waited_for: bool,
     /// The tool that reads what commands wrote, if the caller may call it.
@@ -70,10 +73,19 @@ pub(super) fn response(
     answers: Vec<BatchAnswer>,
     terms: Terms,
 ) -> Result<InvokeBatchResponse, Error> {
-    let mut response = InvokeBatchResponse::default();
+    let mode = if terms.is_waited_for { "sync" } else { "async" };
+    let mut response = InvokeBatchResponse {
+        ok: true,
+        mode: mode.to_owned(),
+        ..InvokeBatchResponse::default()
+    };
     let mut told = Vec::new();
     let most = ALL_BYTES / answers.len().max(1);
     for answer in answers {
+        let answer = match terms.has_uuids {
+            true => with_uuid(answer),
+            false => answer,
+        };
         let (result, output) = result(answer, most, terms)?;
         if terms.is_waited_for {
             let shown = output.shown.as_ref().or(output.data.as_ref());
@@ -92,6 +104,15 @@ pub(super) fn response(
     }
     response.messages_json = terms.format.render_results(&told).to_string();
     Ok(response)
+}
+
+/// The same, with the id of its job as a UUID.
+fn with_uuid(mut answer: BatchAnswer) -> BatchAnswer {
+    match &mut answer.state {
+        BatchState::Submitted { job, .. } | BatchState::Pending { job } => *job = as_uuid(job),
+        BatchState::Ended(ended) => ended.job_id = as_uuid(&ended.job_id),
+    }
+    answer
 }
 
 /// What a call has answered.

@@ -58,12 +58,12 @@ impl<'a> Head<'a> {
 
     /// Whether it is the first record of its step.
     pub(super) fn begins_step(&self) -> bool {
-        self.event == "tool_call_started"
+        self.event == "tool_call_started" && self.step != 0
     }
 
     /// Whether it is the last record of its step.
     pub(super) fn ends_step(&self) -> bool {
-        self.event == "tool_call_finished"
+        self.event == "tool_call_finished" && self.step != 0
     }
 
     /// Whether the step is a command.

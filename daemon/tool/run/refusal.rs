@@ -6,7 +6,7 @@ use crate::daemon::{
     descriptors,
     error::{Error, Reason},
     process::{
-        spec::{Program, Spec},
+        spec::{Program, Spec, default_shell},
         supervise::RunError,
     },
     sandbox::{
@@ -95,6 +95,7 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
     let cwd = spec.cwd.to_string_lossy().into_owned();
     let program = match &spec.program {
         Program::Shell(_) => "/bin/sh".to_owned(),
+        Program::DefaultShell(_) => default_shell().to_string_lossy().into_owned(),
         Program::Argv(argv) => argv
             .first()
             .map(|program| program.to_string_lossy().into_owned())

@@ -1,0 +1,56 @@
+//! Ids of jobs in two spellings of the same 128 bits: as a ULID, and as a UUID.
+
+use std::borrow::Cow;
+
+use ulid::Ulid;
+
+/// Where a UUID has its hyphens.
+const HYPHENS: [usize; 4] = [8, 13, 18, 23];
+
+/// The id as a UUID. One that is no ULID is left as it is.
+pub(crate) fn as_uuid(id: &str) -> String {
+    let Ok(id) = Ulid::from_string(id) else {
+        return id.to_owned();
+    };
+    let mut uuid = format!("{:032x}", u128::from(id));
+    for place in HYPHENS {
+        uuid.insert(place, '-');
+    }
+    uuid
+}
+
+/// The id as a ULID, in whichever of the two it is given.
+pub(super) fn as_ulid(id: &str) -> Cow<'_, str> {
+    let mut bytes = id.bytes().enumerate();
+    let is_uuid = id.len() == 36
+        && bytes.all(|(place, byte)| match HYPHENS.contains(&place) {
+            true => byte == b'-',
+            false => byte.is_ascii_hexdigit(),
+        });
+    if !is_uuid {
+        return id.into();
+    }
+    let bits = u128::from_str_radix(&id.replace('-', ""), 16);
+    bits.map_or(id.into(), |bits| Ulid::from(bits).to_string().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_spellings_are_the_same_id() {
+        for id in [Ulid::generate(), Ulid::from(0), Ulid::from(u128::MAX)] {
+            let ulid = id.to_string();
+            let uuid = as_uuid(&ulid);
+            assert_eq!((uuid.len(), uuid.split('-').count()), (36, 5));
+            assert_eq!(as_ulid(&uuid), ulid);
+            assert_eq!(as_ulid(&uuid.to_uppercase()), ulid);
+            assert_eq!(as_ulid(&ulid), ulid);
+        }
+        for other in ["", "x", "550e8400-e29b-41d4-a716-44665544000x"] {
+            assert_eq!(as_ulid(other), other);
+            assert_eq!(as_uuid(other), other);
+        }
+    }
+}
