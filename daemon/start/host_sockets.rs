@@ -75,7 +75,7 @@ impl HostSockets {
 fn below(workspace: &WorkspaceConfig, list: &[u8]) -> Vec<PathBuf> {
     let binds = workspace.binds.iter().map(|bind| &bind.source);
     let roots: Vec<&PathBuf> = binds.chain([&workspace.path]).collect();
-    let identities: Vec<_> = roots.iter().filter_map(|root| identity(root)).collect();
+    let identities: Vec<_> = roots.iter().filter_map(identity).collect();
     let lines = list.split(|byte| *byte == b'\n').skip(1);
     lines
         .filter_map(name)
