@@ -124,6 +124,7 @@ impl Pipeline {
                     dialect,
                     tool: name.clone(),
                     params,
+                    with_result_json: false,
                 };
                 let made = Made::Directly(self.invoke_until(&incoming, invocation, said, until));
                 submitted.push((id, name, made));
