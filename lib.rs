@@ -55,6 +55,9 @@
 //! A further dialect is a file in `daemon/dialect/` with such a table, and a line in `dialect::ALL`. From then on
 //! it is listed, called, made a job of and put into batches, and rules can name its tools.
 //!
+//! A vocabulary may borrow tools of the contract, and `wait_job`, which waits for a call that is pending, has the same
+//! name in all of them. Texts for models leave out what `FieldRules` says is for programs; `data` has everything.
+//!
 //! A tool of the configuration (`catalog/custom.rs`) is a command with a name and a JSON Schema of its own, the same
 //! in every vocabulary; a dialect can say how such tools answer. `run` does it in its name: it is checked, decided about and recorded as that tool.
 //!
