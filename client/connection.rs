@@ -245,9 +245,12 @@ where
     let fails = |error| Local::new("the current directory cannot be found", &error);
     let here = std::env::current_dir().map_err(fails)?;
     home::check(&here, global.allow_home)?;
-    let level = global.minimum_level().map(str::to_owned);
+    let options = jig::daemon::EmbeddedOptions {
+        minimum_level: global.minimum_level().map(str::to_owned),
+        chown_workspace: global.chown_workspace,
+    };
     let global = global.clone();
-    jig::daemon::with_embedded(here, level, |address: String| call(address, global))
+    jig::daemon::with_embedded(here, options, |address: String| call(address, global))
         .map_err(Failure::Embedded)?
 }
 

@@ -60,6 +60,10 @@ pub(crate) struct Global {
     /// running daemon that is not named is used only if it isolates commands so strongly.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_MINIMUM_LEVEL", value_name = "LEVEL", value_parser = level)]
     minimum_level: Option<String>,
+    /// Have the daemon of this call give what belongs to root in the current directory to the user that
+    /// commands run as (chown): for root in a container.
+    #[arg(long, global = true, hide_short_help = true, env = "JIG_CHOWN_WORKSPACE", value_parser = FalseyValueParser::new())]
+    pub(crate) chown_workspace: bool,
     /// Let the daemon of this call have your home directory, or one above it, as its workspace.
     #[arg(long, global = true, hide_short_help = true)]
     pub(crate) allow_home: bool,

@@ -118,20 +118,28 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Runs a daemon for the time of one `call`, with `workspace` as its workspace, a minimum isolation
-/// level (`L3` by default) and a state directory that is removed afterwards. Its journals and records of uploads, which those after it
+/// What a daemon for one call is to be like.
+#[derive(Debug, Clone, Default)]
+pub struct EmbeddedOptions {
+    /// Minimum isolation level; `L3` by default.
+    pub minimum_level: Option<String>,
+    /// Whether root's files in the workspace are given to the user that commands run as.
+    pub chown_workspace: bool,
+}
+
+/// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state directory that is removed afterwards. Its journals and records of uploads, which those after it
 /// need, are in the state directory of who names none.
 ///
 /// `call` gets the address. The process must have no other thread when this is called. Answers why,
 /// where the daemon cannot be started.
 pub fn with_embedded<T, F, Fut>(
     workspace: PathBuf,
-    minimum_level: Option<String>,
+    options: EmbeddedOptions,
     call: F,
 ) -> Result<T, String>
 where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
 {
-    start::with_embedded(workspace, minimum_level, call).map_err(|error| error.to_string())
+    start::with_embedded(workspace, options, call).map_err(|error| error.to_string())
 }

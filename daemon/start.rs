@@ -30,6 +30,7 @@ use self::{
     serving::Prepared,
 };
 use super::{
+    EmbeddedOptions,
     config::{Config, args::Args, listen::Address, protected::Protection, tools},
     descriptors,
     embedded::{self, Durable},
@@ -114,7 +115,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
 /// Runs a daemon for the time of one call.
 pub(super) fn with_embedded<T, F, Fut>(
     workspace: PathBuf,
-    minimum_level: Option<String>,
+    options: EmbeddedOptions,
     call: F,
 ) -> Result<T, StartError>
 where
@@ -130,7 +131,8 @@ where
         workspace: vec![format!("workspace={}", workspace.display())],
         state_dir: Some(folder.path().join("state")),
         protect: std::env::var("JIG_PROTECT").into_iter().collect(),
-        minimum_level,
+        minimum_level: options.minimum_level,
+        chown_workspace: options.chown_workspace,
         ..Default::default()
     };
     let config = Config::load(args)?;

@@ -107,6 +107,25 @@ impl Isolation {
         Some(self.surroundings.remedy(stage))
     }
 
+    /// The flags with which a daemon would run commands here, where none is run and some would do.
+    pub(crate) fn flags(&self) -> Option<String> {
+        if self.is_ready() {
+            return None;
+        }
+        if let Some(possible) = self.possible {
+            return Some(format!("--minimum-level {possible}"));
+        }
+        let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
+        let is_owner = |stage| matches!(stage, Stage::WorkspaceOwner | Stage::MapOwner);
+        let stage = stages.find(|stage| is_owner(*stage))?;
+        Some(match stage {
+            Stage::WorkspaceOwner if !self.surroundings.is_open() => {
+                format!("--chown-workspace --minimum-level {}", Level::L1)
+            }
+            _ => "--chown-workspace".to_owned(),
+        })
+    }
+
     /// One line: what was found, what commands get, and what gives more.
     pub(crate) fn summary(&self) -> Option<String> {
         let (more, found) = (self.next_step()?, &self.surroundings);

@@ -61,15 +61,19 @@ impl Surroundings {
         }
     }
 
+    /// Whether nothing of a container's keeps commands from the highest level.
+    pub(super) fn is_open(&self) -> bool {
+        !self.filtered && !self.masked
+    }
+
     /// What an operator can change so that commands are run, or get a higher level: an option of the
     /// container where its engine is known, else what the failed step names.
     pub(super) fn remedy(&self, stage: Stage) -> String {
-        let is_open = !self.filtered && !self.masked;
         match (stage, self.engine) {
             (Stage::MapOwner, _) => {
                 "--chown-workspace (gives root's files in the workspace to the user of commands), or a volume for the workspace".to_owned()
             }
-            (Stage::WorkspaceOwner, _) if is_open => {
+            (Stage::WorkspaceOwner, _) if self.is_open() => {
                 "--chown-workspace (gives root's files in the workspace to the user of commands)".to_owned()
             }
             (Stage::WorkspaceOwner, _) => {

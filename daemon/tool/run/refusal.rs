@@ -37,20 +37,24 @@ pub(super) fn unavailable(scene: &Scene) -> Error {
         ),
         None => remedy,
     };
-    let workspace = &isolation.workspace;
+    let (workspace, found) = (&isolation.workspace, &isolation.surroundings);
     let lower = isolation.refused.iter().skip(1);
     let lower: String = lower
         .map(|refused| format!(" Nor is it {}: {}.", refused.level, refused.failure))
         .collect();
     let text = format!(
-        "commands are not run: this host gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}.{lower}",
+        "commands are not run: this host ({found}) gives isolation {}, and the operator asks for {} at least. Workspace {workspace}: {failure}. To change that: {remedy}.{lower}",
         isolation.level, isolation.minimum
     );
-    Error::new(Reason::SandboxUnavailable, text)
+    let refused = Error::new(Reason::SandboxUnavailable, text)
         .with("stage", failure.stage.name())
         .with("errno", failure.errno_name())
         .with("remedy", remedy)
-        .with("workspace", workspace.clone())
+        .with("workspace", workspace.clone());
+    match isolation.flags() {
+        Some(flags) => refused.with("flags", flags),
+        None => refused,
+    }
 }
 
 /// The keeper of sandboxes has died, which nothing but an operator or a defect can bring about.

@@ -344,6 +344,43 @@ rows! {
     privileged_on_a_volume: 9,
 }
 
+/// In the directory of a project in a container as it comes, without a daemon.
+#[test]
+fn jig_run_ends_with_the_line_that_works() {
+    prepare();
+    let files = files(0);
+    let script = r#"
+        cd /work
+        refused=$(/jig/jig run -- id -u 2>&1)
+        echo "$refused"
+        flags=$(echo "$refused" | sed -n 's/.*This would work: jig run \(.*\) …/\1/p')
+        /jig/jig run $flags -- sh -c 'id -u; echo written > file; cat file'
+        ls -n file | cut -d' ' -f3
+    "#;
+    let mut command = podman();
+    command
+        .args(["run", "--rm", "--network", "none", "--timeout", "300"])
+        .args(["--volume", "/usr:/usr:ro"])
+        .args([
+            "--volume",
+            &format!("{}:/jig:ro", files.path().join("jig").display()),
+        ])
+        .args([IMAGE, "sh", "-c", script]);
+    let output = succeeds(&mut command);
+    let told = String::from_utf8_lossy(&output.stdout);
+    let found =
+        "this host (Podman container, root without CAP_SYS_ADMIN, seccomp profile, masked /proc)";
+    assert!(told.contains(found), "{told}");
+    let line = "This would work: jig run --chown-workspace --minimum-level L1 …\n";
+    assert!(told.contains(line), "{told}");
+    assert!(told.ends_with("61000\nwritten\n61000\n"), "{told}");
+    let note = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        note.contains("belong to user 61000 now (--chown-workspace)"),
+        "{note}"
+    );
+}
+
 #[test]
 fn the_page_has_these_rows() {
     let shown = |gives: &Result<&'static str, &'static str>| gives.unwrap_or("–");
