@@ -12,8 +12,6 @@ use crate::daemon::{
 /// Most bytes of a text that a result shows: what is larger is cut by the tool, which says so, and not on the way
 /// to who called. An envelope has room for so much, and for what is beside it.
 pub(super) const MOST_SHOWN: usize = 3 << 20;
-/// Most bytes of each stream of a command that a result shows, where the document names no limit.
-pub(super) const MOST_OUTPUT: usize = MOST_SHOWN / 2;
 /// What a value takes in an envelope beside its JSON, at most.
 const AROUND: usize = 32;
 

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, MOST_OUTPUT, MOST_SHOWN, code_of, on_lines},
+    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
@@ -265,11 +265,8 @@ fn run_command(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         let mut argv = vec![params.str("command").to_owned()];
         argv.extend(split(params.str("arguments")));
         let limit = params.seconds("timeout_seconds");
-        let call = Call::new(
-            "run",
-            json!({ "argv": argv, "max_output_bytes": MOST_OUTPUT }),
-        )
-        .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
+        let call = Call::new("run", json!({ "argv": argv }))
+            .naming(&[("argv[0]", "command"), ("argv", "arguments")]);
         let ran = tools.call(call.within(limit)).await?;
         Ok(written(&ran))
     })

@@ -6,7 +6,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::{
     super::{
-        answer::{Data, MOST_OUTPUT},
+        answer::Data,
         parameter::Params,
         vocabulary::{Answering, Call, Tools},
     },
@@ -20,10 +20,7 @@ pub(super) fn run(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
     Box::pin(async move {
         let since = Instant::now();
         let (command, limit) = (params.str("command"), params.seconds("timeout_seconds"));
-        let call = Call::new(
-            "run",
-            json!({ "command": command, "max_output_bytes": MOST_OUTPUT }),
-        );
+        let call = Call::new("run", json!({ "command": command }));
         let call = call.in_default_shell().within(limit);
         let ran = tools.call(call).await?;
         let (stdout, stderr) = (ran.text("stdout"), ran.text("stderr"));
