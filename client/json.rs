@@ -162,6 +162,8 @@ fn run_limits(limits: &RunLimits) -> Value {
         "processes": limits.processes,
         "open_files": limits.open_files,
         "open_files_hard": limits.open_files_hard,
+        "open_files_total": limits.open_files_total,
+        "epoll_watches": limits.epoll_watches,
         "file_size_bytes": limits.file_size_bytes,
         "tmp_bytes": limits.tmp_bytes,
         "tmp_inodes": limits.tmp_inodes,

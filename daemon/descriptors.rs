@@ -3,9 +3,13 @@
 //! the call fails, says which limit it was, and has done nothing.
 
 use std::{
-    io, thread,
+    io,
+    sync::{LazyLock, Mutex, PoisonError},
+    thread,
     time::{Duration, Instant},
 };
+
+use tokio::sync::watch;
 
 use crate::daemon::{
     error::{Error, Reason},
@@ -20,6 +24,34 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// When a caller is told to try again: the pauses together were not long enough.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Pause between two reports of a shortage: each has all runs measured.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(250);
+
+/// Reports of shortages.
+static SHORTAGES: LazyLock<watch::Sender<()>> = LazyLock::new(|| watch::Sender::new(()));
+
+/// Reports what the daemon could not do because the kernel had no more of what runs share with it:
+/// epoll watches of its user (ENOSPC) or open files of the machine (ENFILE). All runs are measured at
+/// once, and those over their limits are ended. Answers whether the error is such a shortage.
+pub(crate) fn report_shortage(error: &io::Error) -> bool {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let is_shortage = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::ENFILE));
+    if is_shortage {
+        let now = Instant::now();
+        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| now - last >= SHORTAGE_PAUSE) {
+            *last = Some(now);
+            SHORTAGES.send_replace(());
+        }
+    }
+    is_shortage
+}
+
+/// Changes with each shortage that is reported from now on.
+pub(crate) fn shortages() -> watch::Receiver<()> {
+    SHORTAGES.subscribe()
+}
 
 /// Attempts at something that descriptors are needed for.
 #[derive(Debug)]
@@ -49,6 +81,12 @@ impl Attempts {
     /// As [`Self::another`], of an error of the kernel's.
     pub(crate) async fn another_of_kernel(&mut self, error: &io::Error) -> bool {
         are_missing(error) && self.pause().await
+    }
+
+    /// As [`Self::another_of_kernel`], of starting a command, which files on no disk are needed for: a
+    /// run that holds what is missing is ended meanwhile.
+    pub(crate) async fn another_of_start(&mut self, error: &io::Error) -> bool {
+        (report_shortage(error) || are_missing(error)) && self.pause().await
     }
 
     async fn pause(&mut self) -> bool {

@@ -154,7 +154,10 @@ fn limits(limits: &RunLimits) -> (String, String) {
         format!("{} s", limits.default_timeout_sec),
         format!("memory of {}", size(limits.memory_bytes)),
         format!("{} processes", limits.processes),
-        format!("{} open files", limits.open_files),
+        format!(
+            "{} open files ({} together)",
+            limits.open_files, limits.open_files_total
+        ),
         format!("files of {}", size(limits.file_size_bytes)),
         format!("temporary files of {}", size(limits.tmp_bytes)),
     ];

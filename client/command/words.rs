@@ -15,7 +15,7 @@ pub(crate) struct Words {
     #[arg(long, value_name = "K=V", value_parser = variable)]
     env: Vec<(String, String)>,
     /// Limit of this run that is to be lower than the operator's: `memory=512M`, `processes=64`,
-    /// `cpu=10`, `open-files=100`, `file-size=1G`, `tmp=64M`, `tmp-inodes=1000`, `output=1M`;
+    /// `cpu=10`, `open-files=100`, `open-files-total=1000`, `file-size=1G`, `tmp=64M`, `tmp-inodes=1000`, `output=1M`;
     /// repeatable.
     #[arg(long = "limit", value_name = "NAME=VALUE", value_parser = limit)]
     limits: Vec<(LimitName, u64)>,
@@ -61,6 +61,7 @@ impl Words {
                 LimitName::Memory => lower.memory_bytes = Some(*value),
                 LimitName::Processes => lower.processes = Some(small),
                 LimitName::OpenFiles => lower.open_files = Some(small),
+                LimitName::OpenFilesTotal => lower.open_files_total = Some(small),
                 LimitName::FileSize => lower.file_size_bytes = Some(*value),
                 LimitName::Tmp => lower.tmp_bytes = Some(*value),
                 LimitName::TmpInodes => lower.tmp_inodes = Some(small),
@@ -83,6 +84,7 @@ enum LimitName {
     Memory,
     Processes,
     OpenFiles,
+    OpenFilesTotal,
     FileSize,
     Tmp,
     TmpInodes,

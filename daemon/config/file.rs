@@ -151,6 +151,8 @@ pub(super) struct Limits {
     pub(super) processes: Option<u32>,
     pub(super) open_files: Option<u32>,
     pub(super) open_files_hard: Option<u32>,
+    pub(super) open_files_total: Option<u32>,
+    pub(super) epoll_watches: Option<u64>,
     pub(super) file_size_bytes: Option<u64>,
     pub(super) tmp_bytes: Option<u64>,
     pub(super) tmp_inodes: Option<u32>,

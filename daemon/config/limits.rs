@@ -1,6 +1,6 @@
 //! The limits of runs.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use super::{file, time::time};
 use crate::daemon::sandbox::limits::Limits;
@@ -8,6 +8,8 @@ use crate::daemon::sandbox::limits::Limits;
 /// Least memory with which a program can be executed: its arguments and environment take up to 2 MiB
 /// while its process still has the memory of the slot's keeper, with whom the kernel would kill it.
 const LEAST_MEMORY: u64 = 4 << 20;
+/// Part of all epoll watches of a user that one run may have.
+const EPOLL_SHARE: u64 = 16;
 
 /// Checks the table.
 pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits {
@@ -21,6 +23,10 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         open_files_hard: file
             .open_files_hard
             .unwrap_or(default.open_files_hard.max(file.open_files.unwrap_or(0))),
+        open_files_total: file.open_files_total.unwrap_or(default.open_files_total),
+        epoll_watches: file
+            .epoll_watches
+            .unwrap_or_else(|| epoll_share().unwrap_or(default.epoll_watches)),
         file_size_bytes: file.file_size_bytes.unwrap_or(default.file_size_bytes),
         tmp_bytes: file.tmp_bytes.unwrap_or(default.tmp_bytes),
         tmp_inodes: file.tmp_inodes.unwrap_or(default.tmp_inodes),
@@ -50,6 +56,14 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         limits.open_files >= 16 && limits.open_files <= limits.open_files_hard,
         "limits.open_files must be at least 16, and at most limits.open_files_hard",
     );
+    must(
+        limits.open_files_total >= limits.open_files,
+        "limits.open_files_total must be at least limits.open_files",
+    );
+    must(
+        limits.epoll_watches >= 1,
+        "limits.epoll_watches must be at least 1",
+    );
     // A page, and an inode besides that of the root: the least with which there can be a file.
     must(
         limits.tmp_bytes >= 4096 && limits.tmp_inodes >= 2,
@@ -60,6 +74,14 @@ pub(super) fn limits(file: &file::Limits, problems: &mut Vec<String>) -> Limits 
         "limits.output_bytes must be at least 1; leave it out for no limit",
     );
     limits
+}
+
+/// The default of `limits.epoll_watches`: the kernel counts them by user (epoll(7)), so that one run
+/// must leave some to the others, and to the daemon.
+fn epoll_share() -> Option<u64> {
+    let text = fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").ok()?;
+    let most: u64 = text.trim().parse().ok()?;
+    Some(most / EPOLL_SHARE).filter(|share| *share > 0)
 }
 
 fn cpu_millis(cpus: Option<f64>, problems: &mut Vec<String>) -> Option<u32> {

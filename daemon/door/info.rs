@@ -164,6 +164,8 @@ impl Info {
             processes: self.limits.processes,
             open_files: self.limits.open_files,
             open_files_hard: self.limits.open_files_hard,
+            open_files_total: self.limits.open_files_total,
+            epoll_watches: self.limits.epoll_watches,
             file_size_bytes: self.limits.file_size_bytes,
             tmp_bytes: if sized { self.limits.tmp_bytes } else { 0 },
             tmp_inodes: if sized { self.limits.tmp_inodes } else { 0 },

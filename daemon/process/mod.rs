@@ -15,7 +15,7 @@
 //! | file | holds |
 //! |---|---|
 //! | [`spec`], [`environment`] | what is asked for |
-//! | [`supervise`], [`connect`], [`stop`], [`watchdog`] | the task that owns the command, what connects it, how and why it is ended |
+//! | [`supervise`], [`connect`], [`stop`], [`watch`], [`watchdog`] | the task that owns the command, what connects it, how and why it is ended |
 //! | [`output`], [`input`] | what it writes and reads |
 //! | [`live`], [`transcript`], [`registry`] | commands that are watched and fed while they run |
 //! | [`outcome`], [`finished`] | what is told about it |
@@ -32,4 +32,5 @@ pub(crate) mod spec;
 mod stop;
 pub(crate) mod supervise;
 pub(crate) mod transcript;
+mod watch;
 mod watchdog;

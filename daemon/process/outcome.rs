@@ -37,6 +37,10 @@ pub(crate) enum Limit {
     Cpu,
     /// Memory.
     Memory,
+    /// Open files of all processes.
+    OpenFiles,
+    /// Watches in epoll sets of all processes.
+    Epoll,
     /// Size of a file.
     Disk,
     /// Output.
@@ -50,6 +54,8 @@ impl Limit {
             Self::Pids => "pids",
             Self::Cpu => "cpu",
             Self::Memory => "memory",
+            Self::OpenFiles => "open_files",
+            Self::Epoll => "epoll",
             Self::Disk => "disk",
             Self::Output => "output",
         }
@@ -76,7 +82,9 @@ impl Outcome {
             Cause::Cancelled => Self::Cancelled(Some(libc::SIGKILL)),
             Cause::Limit(Limit::Memory) => Self::OomKilled,
             Cause::Limit(Limit::Output) => Self::OutputLimit(Some(libc::SIGKILL)),
-            Cause::Limit(Limit::Cpu | Limit::Pids | Limit::Disk) => Self::Signaled(libc::SIGKILL),
+            Cause::Limit(
+                Limit::Cpu | Limit::Pids | Limit::Disk | Limit::OpenFiles | Limit::Epoll,
+            ) => Self::Signaled(libc::SIGKILL),
         }
     }
 

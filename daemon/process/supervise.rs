@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{sync::oneshot, time::sleep_until};
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
     outcome::{Cause, Limit, Outcome},
     spec::Spec,
     stop::{Action, Event, Ladder},
+    watch::Watch,
     watchdog::Watchdog,
 };
 use crate::daemon::{
@@ -25,9 +26,8 @@ use crate::daemon::{
     sandbox::{
         entrance::Visit,
         pool::Pool,
-        running::{End, Measurer, Running, Word},
+        running::{End, Running, Word},
         stage::{Failure, Stage},
-        wire::Measure,
     },
     store::artifact::Sink,
     sys::{Errno, process::Usage},
@@ -120,7 +120,7 @@ pub(crate) async fn run(
         let sinks = (stdout.0.anew(), stderr.0.anew());
         let connected = connect(spec, sinks.0, sinks.1, process.as_ref());
         match connected {
-            Err(error) if attempts.another_of_kernel(&error).await => {}
+            Err(error) if attempts.another_of_start(&error).await => {}
             connected => break connected.map_err(not_connected)?,
         }
         early(stop)?;
@@ -138,7 +138,7 @@ pub(crate) async fn run(
             () = told_to_end(&mut orders, &mut held_back) => return Err(RunError::EndedBefore),
         };
         let warm = match warm {
-            Err(failure) if attempts.another_of_kernel(&failure.error()).await => {
+            Err(failure) if attempts.another_of_start(&failure.error()).await => {
                 early(stop)?;
                 continue;
             }
@@ -165,8 +165,8 @@ pub(crate) async fn run(
         observer.visited(visit);
     }
 
-    let watch = Watchdog::new(&spec.limits, running.is_counted(), cpus());
-    let watch = watch.map(|dog| Watch::new(dog, running.measurer()));
+    let dog = Watchdog::new(&spec.limits, running.is_counted(), cpus());
+    let watch = Watch::new(dog, running.measurer());
     let mut watched = Watched {
         running,
         connections: &mut connections,
@@ -265,7 +265,7 @@ struct Watched<'a> {
     output_bytes: u64,
     /// Seconds of CPU time that it may take; without limit if none.
     cpu_sec: Option<u32>,
-    watch: Option<Watch>,
+    watch: Watch,
     share: Share,
 }
 
@@ -291,55 +291,6 @@ impl Share {
     fn tried(&mut self, now: Instant) {
         self.pause *= 3;
         self.next = (self.pause <= Self::LAST).then(|| now + self.pause);
-    }
-}
-
-/// Looking at what a run occupies.
-struct Watch {
-    dog: Watchdog,
-    measurer: Measurer,
-    /// When to look next.
-    next: Instant,
-    /// What was looked for, until it is known.
-    asked: Option<oneshot::Receiver<Measure>>,
-}
-
-impl Watch {
-    fn new(dog: Watchdog, measurer: Measurer) -> Self {
-        Self {
-            dog,
-            measurer,
-            next: dog.next(&Measure::default(), Instant::now()),
-            asked: None,
-        }
-    }
-
-    /// Waits until it is known that the run is over a limit. May be cancelled.
-    async fn over(&mut self) -> Limit {
-        loop {
-            let Some(asked) = &mut self.asked else {
-                sleep_until(self.next.into()).await;
-                self.asked = self.measurer.measure(self.dog.enough());
-                if self.asked.is_none() {
-                    self.next = self.dog.next(&Measure::default(), Instant::now());
-                }
-                continue;
-            };
-            let measure = asked.await.unwrap_or_default();
-            self.asked = None;
-            if let Some(limit) = self.dog.judge(&measure) {
-                return limit;
-            }
-            self.next = self.dog.next(&measure, Instant::now());
-        }
-    }
-}
-
-/// As [`Watch::over`], for ever where nothing is watched.
-async fn over(watch: &mut Option<Watch>) -> Limit {
-    match watch {
-        Some(watch) => watch.over().await,
-        None => std::future::pending().await,
     }
 }
 
@@ -372,7 +323,7 @@ impl Watched<'_> {
                     }
                     Event::Over(Limit::Output)
                 }
-                limit = over(&mut self.watch) => Event::Over(limit),
+                limit = self.watch.over() => Event::Over(limit),
                 () = task::until(self.share.next) => {
                     self.running.lower_share();
                     self.share.tried(Instant::now());

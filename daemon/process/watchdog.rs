@@ -4,7 +4,10 @@
 use std::time::{Duration, Instant};
 
 use super::outcome::Limit;
-use crate::daemon::sandbox::{limits::Limits, wire::Measure};
+use crate::daemon::sandbox::{
+    limits::Limits,
+    wire::{Measure, MeasureBounds},
+};
 
 /// Bytes that a run can come to occupy in a second, with each CPU that there is: more than one fills.
 const GROWTH: u64 = 2 << 30;
@@ -19,25 +22,32 @@ const BETWEEN: (Duration, Duration) = (Duration::from_millis(20), Duration::from
 pub(super) struct Watchdog {
     memory_bytes: Option<u64>,
     cpu_us: Option<u64>,
+    open_files: u64,
+    epoll_watches: u64,
     /// CPUs that it can use at one time.
     cpus: u64,
 }
 
 impl Watchdog {
-    /// Watches what `limits` name, on a machine of so many CPUs; nothing where there is nothing to
-    /// watch.
-    pub(super) fn new(limits: &Limits, is_memory_counted: bool, cpus: u64) -> Option<Self> {
-        let watchdog = Self {
+    /// Watches what `limits` name, on a machine of so many CPUs.
+    pub(super) fn new(limits: &Limits, is_memory_counted: bool, cpus: u64) -> Self {
+        Self {
             cpus: cpus.max(1),
             memory_bytes: (!is_memory_counted).then_some(limits.memory_bytes),
             cpu_us: limits.cpu_sec.map(|seconds| u64::from(seconds) * 1_000_000),
-        };
-        (watchdog.memory_bytes.is_some() || watchdog.cpu_us.is_some()).then_some(watchdog)
+            open_files: limits.open_files_total.into(),
+            epoll_watches: limits.epoll_watches,
+        }
     }
 
-    /// Memory up to which an estimate will do.
-    pub(super) fn enough(&self) -> u64 {
-        self.memory_bytes.unwrap_or(u64::MAX)
+    /// How closely to measure.
+    pub(super) fn bounds(&self, recount: bool) -> MeasureBounds {
+        MeasureBounds {
+            memory_bytes: self.memory_bytes.unwrap_or(u64::MAX),
+            open_files: self.open_files,
+            epoll_watches: self.epoll_watches,
+            recount,
+        }
     }
 
     /// Which limit a run is over that occupies this.
@@ -49,6 +59,10 @@ impl Watchdog {
             Some(Limit::Memory)
         } else if self.cpu_us.is_some_and(|most| measure.cpu_us > most) {
             Some(Limit::Cpu)
+        } else if measure.open_files > self.open_files {
+            Some(Limit::OpenFiles)
+        } else if measure.epoll_watches > self.epoll_watches {
+            Some(Limit::Epoll)
         } else {
             None
         }
@@ -88,6 +102,7 @@ mod tests {
         Measure {
             memory_bytes,
             cpu_us,
+            ..Measure::default()
         }
     }
 
@@ -97,7 +112,7 @@ mod tests {
             cpu_sec: Some(10),
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&limits, false, 2).unwrap();
+        let watchdog = Watchdog::new(&limits, false, 2);
         let now = Instant::now();
         for (memory, cpu, milliseconds) in [
             (0, 0, 500),
@@ -114,10 +129,10 @@ mod tests {
             memory_bytes: 1 << 50,
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&generous, false, 2).unwrap();
+        let watchdog = Watchdog::new(&generous, false, 2);
         assert_eq!(watchdog.next(&measure(0, 0), now) - now, BETWEEN.1);
         // And the more CPUs there are.
-        let watchdog = Watchdog::new(&limits, false, 16).unwrap();
+        let watchdog = Watchdog::new(&limits, false, 16);
         let next = watchdog.next(&measure(0, 0), now) - now;
         assert_eq!(next, Duration::from_millis(125));
     }
@@ -129,7 +144,7 @@ mod tests {
             memory_bytes: 100,
             ..Limits::default()
         };
-        let watchdog = Watchdog::new(&limits, false, 2).unwrap();
+        let watchdog = Watchdog::new(&limits, false, 2);
         for (memory, cpu, limit) in [
             (100, 2_000_000, None),
             (101, 0, Some(Limit::Memory)),
@@ -137,8 +152,19 @@ mod tests {
         ] {
             assert_eq!(watchdog.judge(&measure(memory, cpu)), limit);
         }
-        let counted = Watchdog::new(&limits, true, 2).unwrap();
+        let counted = Watchdog::new(&limits, true, 2);
         assert_eq!(counted.judge(&measure(101, 0)), None);
-        assert_eq!(Watchdog::new(&Limits::default(), true, 2), None);
+        for (open_files, epoll_watches, limit) in [
+            (65_536, 65_536, None),
+            (65_537, 0, Some(Limit::OpenFiles)),
+            (0, 65_537, Some(Limit::Epoll)),
+        ] {
+            let measure = Measure {
+                open_files,
+                epoll_watches,
+                ..measure(0, 0)
+            };
+            assert_eq!(counted.judge(&measure), limit);
+        }
     }
 }

@@ -19,6 +19,10 @@ pub(crate) struct Limits {
     pub(crate) open_files: u32,
     /// Open files of each process, hard.
     pub(crate) open_files_hard: u32,
+    /// Open files of all processes of a run together, counted beside the run.
+    pub(crate) open_files_total: u32,
+    /// Watches in epoll sets of all processes of a run together, counted beside the run.
+    pub(crate) epoll_watches: u64,
     /// Size of a file that is written, in bytes (RLIMIT_FSIZE).
     pub(crate) file_size_bytes: u64,
     /// Bytes in each of `/tmp`, `/dev/shm` and the home directory.
@@ -43,6 +47,8 @@ impl Default for Limits {
             processes: 512,
             open_files: 1024,
             open_files_hard: 4096,
+            open_files_total: 65_536,
+            epoll_watches: 65_536,
             file_size_bytes: 4 << 30,
             tmp_bytes: 512 << 20,
             tmp_inodes: 65_536,

@@ -3,9 +3,12 @@
 //! The keeper sees the run's processes below its own `/proc`, whatever the run does, and may look
 //! into them, as the owner of their user namespace. Counted are the memory that is nobody else's
 //! (what a process shares with its copies counts once as soon as it matters) with its page tables,
-//! files in memory that a process holds (memfd_create(2)), and the run's own file systems. What lies in
-//! sockets, pipes and System V segments is not, nor what a process has given back of memory that is
-//! shared (madvise(2), MADV_DONTNEED): no file of `/proc` tells of it.
+//! files in memory that a process holds (memfd_create(2)), the run's own file systems, and kernel
+//! memory of mappings and epoll watches ([`objects`]). What lies in sockets, pipes and System V
+//! segments is not, nor kernel memory of open files, nor what a process has given back of memory that
+//! is shared (madvise(2), MADV_DONTNEED): no file of `/proc` tells of it.
+
+mod objects;
 
 use std::{
     collections::HashSet,
@@ -20,7 +23,9 @@ use rustix::{
     process::Pid,
 };
 
-use super::wire::Measure;
+pub(crate) use self::objects::RECOUNT_CPU_US;
+use self::objects::{Counter, Process};
+use super::wire::{Measure, MeasureBounds};
 
 /// Most descriptors that are looked at: a run has no more time than that.
 const DESCRIPTORS_AT_MOST: usize = 16 * 1024;
@@ -32,43 +37,74 @@ const PROCESSES_AT_MOST: usize = 64 * 1024;
 /// file in /proc that a process like the keeper, which nobody may look into, cannot open.
 const USER_HZ: u64 = 100;
 
-/// Measures the run below `init`. Memory is estimated, not below what it is, while that is below
-/// `enough`.
-///
-/// `own_file_systems` says where the run sees those that are its own; what it has in others is not
-/// counted.
-pub(super) fn run(init: Pid, enough: u64, own_file_systems: &[&str]) -> Measure {
-    let init = init.as_raw_nonzero().get();
-    let processes = descendants(init);
-    let mut used: Vec<Used> = processes.iter().filter_map(|pid| Used::of(*pid)).collect();
-    let cpu_us = used.iter().map(|used| used.cpu_us).sum();
-    // Its memory is the keeper's, or at L1 a copy of that: no run has a part in it.
-    used.retain(|used| used.pid != init);
-    let with_files: Vec<i32> = used.iter().map(|used| used.pid).collect();
-    let files = Files::of(&with_files, own_file_systems);
-    let sum = |used: &[Used]| used.iter().map(Used::bytes).sum::<u64>();
-    let estimate = sum(&used) + files.bytes;
-    let memory_bytes = if estimate < enough {
-        estimate
-    } else {
+/// Measures one run.
+#[derive(Debug)]
+pub(super) struct Meter {
+    init: Pid,
+    counter: Counter,
+}
+
+impl Meter {
+    /// For the run below `init`.
+    pub(super) fn new(init: Pid) -> Self {
+        Self {
+            init,
+            counter: Counter::new(),
+        }
+    }
+
+    /// Measures it. Memory is estimated, not below what it is, while that is within the bounds.
+    ///
+    /// `own_file_systems` says where the run sees those that are its own; what it has in others is
+    /// not counted.
+    pub(super) fn measure(&mut self, bounds: &MeasureBounds, own_file_systems: &[&str]) -> Measure {
+        let init = self.init.as_raw_nonzero().get();
+        let processes = descendants(init);
+        let mut used: Vec<Used> = processes.iter().filter_map(|pid| Used::of(*pid)).collect();
+        let cpu_us = used.iter().map(|used| used.cpu_us).sum();
+        // What it has is the keeper's, or at L1 a copy of that: no run has a part in it.
+        used.retain(|used| used.process.pid != init);
+        let holders: Vec<Process> = used.iter().map(|used| used.process).collect();
+        let objects = self.counter.objects(&holders, cpu_us, bounds);
+        let mut measure = Measure {
+            memory_bytes: 0,
+            cpu_us,
+            open_files: objects.open_files,
+            epoll_watches: objects.epoll_watches,
+        };
+        let enough = bounds.memory_bytes;
+        if enough == u64::MAX {
+            return measure; // the kernel counts it
+        }
+
+        let files = Files::of(&holders, own_file_systems);
+        let fixed = files.bytes + objects.bytes();
+        let sum = |used: &[Used]| used.iter().map(Used::bytes).sum::<u64>();
+        let estimate = sum(&used) + fixed;
+        measure.memory_bytes = estimate + self.counter.mapping_bytes_bound(&holders);
+        if measure.memory_bytes < enough {
+            return measure;
+        }
+        let mappings = self.counter.mapping_bytes(&holders, cpu_us, enough);
+        measure.memory_bytes = estimate + mappings;
+        if measure.memory_bytes < enough {
+            return measure;
+        }
+
         // Before it is looked closer: what executes a program meanwhile has its own memory then.
         let borrowers = borrowers(&processes);
-        used.retain(|used| !borrowers.contains(&used.pid));
+        used.retain(|used| !borrowers.contains(&used.process.pid));
         let exact = used.into_iter().map(|used| used.apportioned(&files));
         let exact: Vec<Used> = exact.collect();
-        sum(&exact) + files.bytes
-    };
-    Measure {
-        memory_bytes,
-        cpu_us,
+        measure.memory_bytes = sum(&exact) + fixed + mappings;
+        measure
     }
 }
 
 /// What one process uses.
 #[derive(Debug)]
 struct Used {
-    /// Its number, or that of one of its threads, where it is only there for them.
-    pid: i32,
+    process: Process,
     /// Memory that is not a file's, also where it was put off to a disk.
     own_bytes: u64,
     /// Page tables: of memory that is only read, they may be all that there is.
@@ -89,8 +125,15 @@ impl Used {
         let ticks: u64 = (11..=14).filter_map(number).sum();
         let (pid, status) = status(pid);
         let bytes = |name: &str| kibibytes(&status, name).unwrap_or(0);
+        let threads = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Threads:"));
         Some(Self {
-            pid,
+            process: Process {
+                pid,
+                mapped_bytes: bytes("VmSize:"),
+                threads: threads.map_or(1, |count| count.trim().parse().unwrap_or(1)),
+            },
             own_bytes: bytes("RssAnon:") + bytes("VmSwap:"),
             table_bytes: bytes("VmPTE:"),
             shared_bytes: bytes("RssShmem:"),
@@ -105,7 +148,7 @@ impl Used {
     /// The same with its part only of what several processes share (proc_pid_smaps(5)), and without
     /// what is in `files` already. Where it may not be looked into, all of it stays its own.
     fn apportioned(self, files: &Files) -> Self {
-        match read(format!("/proc/{}/smaps_rollup", self.pid)) {
+        match read(format!("/proc/{}/smaps_rollup", self.process.pid)) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => self,
             // It has ended meanwhile, and gives back what it had.
             Err(_) => Self {
@@ -118,7 +161,7 @@ impl Used {
                 let bytes = |name: &str| kibibytes(&rollup, name).unwrap_or(0);
                 let shared = bytes("Pss_Shmem:");
                 let counted = if shared > 0 {
-                    files.mapped(self.pid)
+                    files.mapped(self.process.pid)
                 } else {
                     0
                 };
@@ -238,10 +281,10 @@ struct Files {
 }
 
 impl Files {
-    fn of(processes: &[i32], own_file_systems: &[&str]) -> Self {
+    fn of(processes: &[Process], own_file_systems: &[&str]) -> Self {
         let mut files = Self::default();
         files.find_nameless(processes);
-        for pid in processes {
+        for Process { pid, .. } in processes {
             let found: Option<Vec<_>> = own_file_systems
                 .iter()
                 .map(|path| file_system(*pid, path))
@@ -256,9 +299,9 @@ impl Files {
     }
 
     /// Finds files that no name leads to, each once.
-    fn find_nameless(&mut self, processes: &[i32]) {
+    fn find_nameless(&mut self, processes: &[Process]) {
         let mut looked_at = 0;
-        for pid in processes {
+        for Process { pid, .. } in processes {
             let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
                 continue;
             };

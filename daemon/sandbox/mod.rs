@@ -30,7 +30,7 @@
 //! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
 //! | [`stage`], [`canary`], [`level`], [`layers`], [`surroundings`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
-//! | [`launch`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`] | the daemon's side |
+//! | [`launch`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`], [`kill`] | the daemon's side |
 
 mod canary;
 mod capabilities;
@@ -45,6 +45,7 @@ pub(crate) mod image;
 mod in_place;
 mod init;
 pub(crate) mod keeper;
+mod kill;
 pub(crate) mod landlock;
 pub(crate) mod launch;
 mod launcher;

@@ -342,8 +342,8 @@ impl Pool {
                     biased;
                     fate = &mut told => break fate,
                     Some(ask) = asked.recv() => match ask {
-                        Ask::Measure { enough, reply } => {
-                            let measure = match measure(&slot, enough).await {
+                        Ask::Measure { bounds, reply } => {
+                            let measure = match measure(&slot, bounds).await {
                                 Ok(measure) => measure,
                                 Err(failure) => {
                                     self.returned();

@@ -23,7 +23,7 @@ use super::{
     running::{Ask, SlotFate, Warm},
     slot::{TOKEN, TOKEN_BYTES},
     stage::{Failure, Stage},
-    wire::{Measure, REPORT_BYTES, Report, SlotOrder, pair},
+    wire::{Measure, MeasureBounds, REPORT_BYTES, Report, SlotOrder, pair},
 };
 use crate::daemon::sys::Errno;
 
@@ -61,9 +61,9 @@ pub(super) async fn refill(
 }
 
 /// Has the slot's keeper tell what the sandbox that it made last occupies.
-pub(super) async fn measure(slot: &Channel, enough: u64) -> Result<Measure, Failure> {
+pub(super) async fn measure(slot: &Channel, bounds: MeasureBounds) -> Result<Measure, Failure> {
     let failed = |errno| Failure::kernel(Stage::RunNamespaces, errno, "the slot's keeper died");
-    slot.send(&SlotOrder::Measure { enough }.encode(), &[])
+    slot.send(&SlotOrder::Measure(bounds).encode(), &[])
         .map_err(failed)?;
     let mut bytes = [0; REPORT_BYTES];
     let (received, _) = slot.receive(&mut bytes).await.map_err(failed)?;

@@ -26,20 +26,19 @@ use super::{
     entrance::{Entrance, Visit},
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
     in_place::scratch::settle,
+    kill::{kill, kill_and_wait},
     level::Level,
     limits::Limits,
+    measure::RECOUNT_CPU_US,
     priority,
     stage::{Failure, Stage},
-    wire::{Measure, REPORT_BYTES, Report, ToKeeper},
+    wire::{Measure, MeasureBounds, REPORT_BYTES, Report, ToKeeper},
 };
 use crate::daemon::{
-    sys::{Errno, memory::IMAGE_BYTES, process::Usage, readiness::watch, signal},
+    sys::{Errno, memory::IMAGE_BYTES, process::Usage, signal},
     task,
 };
 
-/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand
-/// processes takes 54 ms on a slow machine.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a sandbox that says nothing may take to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -58,8 +57,8 @@ pub(super) enum SlotFate {
 pub(super) enum Ask {
     /// What the sandbox occupies.
     Measure {
-        /// Memory up to which an estimate will do, in bytes.
-        enough: u64,
+        /// How closely.
+        bounds: MeasureBounds,
         /// Where the answer goes.
         reply: oneshot::Sender<Measure>,
     },
@@ -107,33 +106,40 @@ pub(crate) struct Running {
     keeper: Arc<Mutex<Channel>>,
 }
 
-/// Has what runs in a sandbox measured.
+/// Has what runs in a sandbox measured by its slot's keeper.
 #[derive(Debug)]
-pub(crate) struct Measurer(MeasuredBy);
-
-#[derive(Debug)]
-enum MeasuredBy {
-    /// The slot's keeper, who looks at each process.
-    Slot(mpsc::Sender<Ask>),
-    /// The kernel, which holds the run's memory by itself.
-    Kernel(Clock),
+pub(crate) struct Measurer {
+    asks: mpsc::Sender<Ask>,
+    /// Where the kernel holds the run's memory by itself: its CPU time.
+    clock: Option<Clock>,
+    /// CPU time at which the keeper was last asked, where there is a clock.
+    asked_at_us: u64,
 }
 
 impl Measurer {
     /// Begins to measure. Answers nothing where that cannot be, or goes on already.
-    pub(crate) fn measure(&self, enough: u64) -> Option<oneshot::Receiver<Measure>> {
+    pub(crate) fn measure(&mut self, bounds: MeasureBounds) -> Option<oneshot::Receiver<Measure>> {
         let (reply, answer) = oneshot::channel();
-        let asked = match &self.0 {
-            MeasuredBy::Slot(asks) => asks.try_send(Ask::Measure { enough, reply }).is_ok(),
-            MeasuredBy::Kernel(clock) => {
+        let asked = match self.cpu_us() {
+            Some(cpu_us) if !bounds.recount && cpu_us < self.asked_at_us + RECOUNT_CPU_US => {
+                // It holds nothing new.
                 let measure = Measure {
-                    memory_bytes: 0,
-                    cpu_us: clock.micros(),
+                    cpu_us,
+                    ..Measure::default()
                 };
                 reply.send(measure).is_ok()
             }
+            cpu_us => {
+                self.asked_at_us = cpu_us.unwrap_or(0);
+                self.asks.try_send(Ask::Measure { bounds, reply }).is_ok()
+            }
         };
         asked.then_some(answer)
+    }
+
+    /// CPU time that the run has used, where the kernel counts it.
+    pub(crate) fn cpu_us(&self) -> Option<u64> {
+        self.clock.as_ref().map(Clock::micros)
     }
 }
 
@@ -363,10 +369,11 @@ impl Running {
 
     /// What has it measured.
     pub(crate) fn measurer(&self) -> Measurer {
-        Measurer(match &self.cgroup {
-            Some(cgroup) => MeasuredBy::Kernel(cgroup.clock()),
-            None => MeasuredBy::Slot(self.asks.clone()),
-        })
+        Measurer {
+            asks: self.asks.clone(),
+            clock: self.cgroup.as_ref().map(RunCgroup::clock),
+            asked_at_us: 0,
+        }
     }
 
     /// Has the share of the CPUs lowered that the command's session has, where sessions have shares. May
@@ -438,31 +445,6 @@ impl Drop for Running {
             });
         }
     }
-}
-
-/// Kills what is in a sandbox: its init, with which all of its namespace ends, or, where there is
-/// none, all but the supervisor, which ends when the others are gone.
-fn kill(first: &OwnedFd, level: Level) {
-    let _dead = if level.has_namespaces() {
-        signal::send(first.as_fd(), libc::SIGKILL)
-    } else {
-        signal::send_through_init(first.as_fd(), libc::SIGKILL)
-    };
-}
-
-async fn kill_and_wait(pidfd: OwnedFd, fate: oneshot::Sender<SlotFate>, level: Level) -> bool {
-    kill(&pidfd, level);
-    let Ok(pidfd) = watch(pidfd) else {
-        let _dropped = fate.send(SlotFate::Quarantined(None));
-        return false;
-    };
-    let gone = timeout(KILL_PATIENCE, pidfd.readable()).await.is_ok();
-    let _dropped = fate.send(if gone {
-        SlotFate::Free
-    } else {
-        SlotFate::Quarantined(Some(pidfd))
-    });
-    gone
 }
 
 /// Makes a file in memory with `content` that nobody can change any more, open for reading from its

@@ -24,7 +24,8 @@ use super::{
     landlock::{Access, Reach, Rules},
     level::Level,
     limits::Limits,
-    masked_proc, measure,
+    masked_proc,
+    measure::Meter,
     plan::{HOME, Network, Plan, WorkspacePlan},
     proc_masks,
     stage::{Failure, Stage, at},
@@ -136,13 +137,14 @@ pub(super) fn run(
                 let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
                     .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch, control));
                 let made = made.map(|(pidfd, init)| {
-                    latest = Some(init);
+                    latest = Some(Meter::new(init));
                     pidfd
                 });
                 hand_over(socket, made)
             }
-            (Some(SlotOrder::Measure { enough }), None) => {
-                let measure = latest.map(|init| measure::run(init, enough, own_file_systems));
+            (Some(SlotOrder::Measure(bounds)), None) => {
+                let measure = latest.as_mut();
+                let measure = measure.map(|meter| meter.measure(&bounds, own_file_systems));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }

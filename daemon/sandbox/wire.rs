@@ -113,14 +113,26 @@ pub(super) enum SlotOrder {
         tmp_inodes: u64,
     },
     /// Tell what the sandbox that was made last occupies.
-    Measure {
-        /// Memory up to which an estimate will do, in bytes.
-        enough: u64,
-    },
+    Measure(MeasureBounds),
+}
+
+/// How closely a run is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MeasureBounds {
+    /// Memory up to which an estimate will do, in bytes; the largest number where memory is not
+    /// wanted.
+    pub(crate) memory_bytes: u64,
+    /// Open files beyond which counting ends.
+    pub(crate) open_files: u64,
+    /// Epoll watches beyond which counting ends.
+    pub(crate) epoll_watches: u64,
+    /// Whether files and watches are counted again however little CPU time the run has used since
+    /// they were.
+    pub(crate) recount: bool,
 }
 
 /// Bytes of an order on the wire.
-pub(super) const ORDER_BYTES: usize = 24;
+pub(super) const ORDER_BYTES: usize = 40;
 
 /// What a sandbox's init and its command's process tell the daemon, and its slot's keeper.
 #[derive(Debug, Clone, Copy)]
@@ -168,6 +180,10 @@ pub(crate) struct Measure {
     pub(crate) memory_bytes: u64,
     /// Microseconds of CPU time so far, of processes that were waited for included.
     pub(crate) cpu_us: u64,
+    /// Open files, when they were last counted.
+    pub(crate) open_files: u64,
+    /// Watches in epoll sets, likewise.
+    pub(crate) epoll_watches: u64,
 }
 
 /// Bytes of a report on the wire.
@@ -327,8 +343,14 @@ impl SlotOrder {
             Self::Make {
                 tmp_bytes,
                 tmp_inodes,
-            } => [1, tmp_bytes, tmp_inodes],
-            Self::Measure { enough } => [2, enough, 0],
+            } => [1, tmp_bytes, tmp_inodes, 0, 0],
+            Self::Measure(bounds) => [
+                2,
+                bounds.memory_bytes,
+                bounds.open_files,
+                bounds.epoll_watches,
+                u64::from(bounds.recount),
+            ],
         };
         let mut bytes = [0; ORDER_BYTES];
         for (chunk, value) in bytes.chunks_exact_mut(8).zip(values) {
@@ -339,7 +361,7 @@ impl SlotOrder {
 
     /// Reads an order. Answers nothing when these bytes are none.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut values = [0; 3];
+        let mut values = [0; 5];
         if bytes.len() != ORDER_BYTES {
             return None;
         }
@@ -347,11 +369,18 @@ impl SlotOrder {
             *value = u64::from_le_bytes(chunk.try_into().ok()?);
         }
         match values {
-            [1, tmp_bytes, tmp_inodes] => Some(Self::Make {
+            [1, tmp_bytes, tmp_inodes, _, _] => Some(Self::Make {
                 tmp_bytes,
                 tmp_inodes,
             }),
-            [2, enough, _] => Some(Self::Measure { enough }),
+            [2, memory_bytes, open_files, epoll_watches, recount] => {
+                Some(Self::Measure(MeasureBounds {
+                    memory_bytes,
+                    open_files,
+                    epoll_watches,
+                    recount: recount != 0,
+                }))
+            }
             _ => None,
         }
     }
@@ -393,7 +422,15 @@ impl Report {
             ),
             Self::Probed { failed } => (5, [failed, 0, 0, 0]),
             Self::Terminal => (6, [0; 4]),
-            Self::Measured(measure) => (7, [measure.memory_bytes, measure.cpu_us, 0, 0]),
+            Self::Measured(measure) => (
+                7,
+                [
+                    measure.memory_bytes,
+                    measure.cpu_us,
+                    measure.open_files,
+                    measure.epoll_watches,
+                ],
+            ),
             Self::Occupied => (8, [0; 4]),
         };
         let mut chunks = bytes.chunks_exact_mut(8);
@@ -439,6 +476,8 @@ impl Report {
             7 => Self::Measured(Measure {
                 memory_bytes: first,
                 cpu_us: second,
+                open_files: third,
+                epoll_watches: fourth,
             }),
             8 => Self::Occupied,
             _ => return None,

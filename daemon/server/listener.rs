@@ -215,6 +215,7 @@ impl Door {
         error: &io::Error,
         remedy: &str,
     ) -> Option<Socket> {
+        descriptors::report_shortage(error);
         let failing = self.health.change(|known| {
             known.failing_listeners += 1;
             known.failing_listeners
@@ -226,7 +227,9 @@ impl Door {
             sleep(EXHAUSTED_PAUSE).await;
             match timeout(PROBE_INTERVAL, acceptor.accept()).await {
                 Ok(Ok(socket)) => break Some(socket),
-                Ok(Err(error)) if descriptors::remedy(&error).is_some() => {}
+                Ok(Err(error)) if descriptors::remedy(&error).is_some() => {
+                    descriptors::report_shortage(&error);
+                }
                 Ok(Err(_lost)) => break None,
                 // No client connects. A pair needs more than a connection does.
                 Err(_elapsed) if UnixStream::pair().is_ok() => break None,

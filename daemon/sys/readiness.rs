@@ -6,9 +6,15 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 /// Registers `fd` with the runtime, to learn when it can be read.
 pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    try_watch(fd).map_err(|(_, error)| error)
+}
+
+/// As [`watch`]; gives the descriptor back where it cannot be registered.
+pub(crate) fn try_watch(fd: OwnedFd) -> Result<AsyncFd<OwnedFd>, (OwnedFd, io::Error)> {
     // SAFETY: the number behind an OwnedFd never changes, and it stays open until the AsyncFd,
     // which owns it, is dropped and has taken it out of the runtime's set.
-    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }.map_err(io::Error::from)
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        .map_err(|error| error.into_parts())
 }
 
 /// Registers `fd` with the runtime, to learn when it can be written to.

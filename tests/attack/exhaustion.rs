@@ -117,7 +117,7 @@ async fn case_34_a_command_gets_no_priority() {
 async fn case_35_descriptors_that_a_command_uses_up_are_its_own() {
     let daemon = Daemon::start().await;
     let script = "ulimit -Sn $(ulimit -Hn); ulimit -n; \
-        for i in $(seq 50); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
+        for i in $(seq 12); do (exec bash -c 'while eval \"exec {fd}</dev/null\"; do :; done 2>/dev/null; sleep 100') & done; sleep 100";
     let greedy = daemon.begin(RunRequest {
         timeout_sec: Some(5),
         ..shell(script)

@@ -4,6 +4,8 @@
 //! The programs in `programs/` make the system calls that no shell command makes. What they try and
 //! what must be answered stands in the tests.
 
+/// What the kernel counts for a user or for the machine.
+mod counters;
 /// What a killed process of the daemon's own takes along: 12 to 14.
 mod death;
 /// The proxy, and the networks other than none: 75 to 79.

@@ -23,6 +23,8 @@ output_bytes = 9223372036854775807
 file_size_bytes = 9223372036854775807
 tmp_bytes = 9223372036854775807
 tmp_inodes = 4294967295
+open_files_total = 4294967295
+epoll_watches = 9223372036854775807
 wall_clock = "24h"
 "#;
 

@@ -159,6 +159,7 @@ fn run(message: &mut DynamicMessage, limits: &RunLimits, rng: &mut Rng) {
         for (name, most) in [
             ("processes", limits.processes.into()),
             ("open_files", limits.open_files.into()),
+            ("open_files_total", limits.open_files_total.into()),
             ("file_size_bytes", limits.file_size_bytes),
             ("memory_bytes", limits.memory_bytes),
             ("tmp_bytes", limits.tmp_bytes),

@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     super::{
-        measure,
+        measure::Meter,
         slot::{TOKEN, set_limits},
         stage::{Failure, Stage, at},
         template::give_up,
@@ -64,11 +64,11 @@ pub(super) fn run(socket: BorrowedFd<'_>, ground: &Ground<'_>, proof: &SingleThr
             // Its directories have no limited size.
             (SlotOrder::Make { .. }, Some(control)) => {
                 let made = make_sandbox(ground, proof, &control);
-                latest = made.as_ref().ok().map(|run| run.process);
+                latest = made.as_ref().ok().map(|run| Meter::new(run.process));
                 hand_over(socket, made, &mut supervised)
             }
-            (SlotOrder::Measure { enough }, None) => {
-                let measure = latest.map(|run| measure::run(run, enough, &[]));
+            (SlotOrder::Measure(bounds), None) => {
+                let measure = latest.as_mut().map(|meter| meter.measure(&bounds, &[]));
                 let report = Report::Measured(measure.unwrap_or_default());
                 send_bytes(socket, &report.encode(), &[])
             }

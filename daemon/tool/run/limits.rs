@@ -29,6 +29,11 @@ pub(super) fn lowered(
         limits.open_files = limits.open_files_hard;
     }
     lower.to(
+        &mut limits.open_files_total,
+        asked.open_files_total,
+        "open_files_total",
+    );
+    lower.to(
         &mut limits.file_size_bytes,
         asked.file_size_bytes,
         "file_size_bytes",
@@ -111,6 +116,7 @@ mod tests {
             memory_bytes: Some(1 << 20),
             processes: Some(1),
             open_files: Some(64),
+            open_files_total: Some(100),
             file_size_bytes: Some(0),
             tmp_bytes: Some(4096),
             tmp_inodes: Some(2),
@@ -124,6 +130,8 @@ mod tests {
             processes: 1,
             open_files: 64,
             open_files_hard: 64,
+            open_files_total: 100,
+            epoll_watches: 65_536,
             file_size_bytes: 0,
             tmp_bytes: 4096,
             tmp_inodes: 2,
@@ -136,6 +144,7 @@ mod tests {
             memory_bytes: Some(u64::MAX),
             processes: Some(513),
             open_files: Some(4097),
+            open_files_total: Some(65_537),
             file_size_bytes: Some((4 << 30) + 1),
             tmp_bytes: Some(u64::MAX),
             tmp_inodes: Some(u32::MAX),
@@ -153,6 +162,7 @@ mod tests {
             "limits.memory_bytes",
             "limits.processes",
             "limits.open_files",
+            "limits.open_files_total",
             "limits.file_size_bytes",
             "limits.tmp_bytes",
             "limits.tmp_inodes",

@@ -1,0 +1,65 @@
+//! Killing a sandbox, and waiting until it is gone.
+
+use std::{
+    os::fd::{AsFd as _, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::unix::AsyncFd,
+    sync::oneshot,
+    time::{sleep, timeout},
+};
+
+use super::{level::Level, running::SlotFate};
+use crate::daemon::sys::{readiness::try_watch, signal};
+
+/// How long a killed sandbox may take to be gone before it is set aside: killing a thousand
+/// processes takes 54 ms on a slow machine.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause between attempts to watch a killed sandbox.
+const WATCH_PAUSE: Duration = Duration::from_millis(20);
+/// Kills what is in a sandbox: its init, with which all of its namespace ends, or, where there is
+/// none, all but the supervisor, which ends when the others are gone.
+pub(super) fn kill(first: &OwnedFd, level: Level) {
+    let _dead = if level.has_namespaces() {
+        signal::send(first.as_fd(), libc::SIGKILL)
+    } else {
+        signal::send_through_init(first.as_fd(), libc::SIGKILL)
+    };
+}
+
+pub(super) async fn kill_and_wait(
+    pidfd: OwnedFd,
+    fate: oneshot::Sender<SlotFate>,
+    level: Level,
+) -> bool {
+    kill(&pidfd, level);
+    let Some(pidfd) = watch_killed(pidfd).await else {
+        let _dropped = fate.send(SlotFate::Quarantined(None));
+        return false;
+    };
+    let gone = timeout(KILL_PATIENCE, pidfd.readable()).await.is_ok();
+    let _dropped = fate.send(if gone {
+        SlotFate::Free
+    } else {
+        SlotFate::Quarantined(Some(pidfd))
+    });
+    gone
+}
+
+/// Has the runtime watch a sandbox that was killed. The run may have taken all epoll watches of this
+/// user, and gives them back as its processes end.
+async fn watch_killed(mut pidfd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
+    let began = Instant::now();
+    loop {
+        pidfd = match try_watch(pidfd) {
+            Ok(pidfd) => return Some(pidfd),
+            Err((pidfd, _)) => pidfd,
+        };
+        if began.elapsed() > KILL_PATIENCE {
+            return None;
+        }
+        sleep(WATCH_PAUSE).await;
+    }
+}

@@ -1,0 +1,345 @@
+//! Kernel objects of a run that no resource limit bounds over all of its processes: open files,
+//! epoll watches, mappings. The kernel has one number of each for a user or the machine.
+//!
+//! A process makes them with system calls, which take CPU time. A run is therefore counted again
+//! only after it has used some CPU time; one that sleeps costs nothing.
+
+use std::{
+    fs::{self, File},
+    io::Read as _,
+    os::unix::fs::MetadataExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use super::super::wire::MeasureBounds;
+
+/// CPU time after which a run is counted again: enough for some ten thousand watches.
+pub(crate) const RECOUNT_CPU_US: u64 = 50_000;
+/// Time after which a run that used any CPU time is counted again: the kernel drops the time of
+/// children that no parent waits for.
+const RECOUNT_PERIOD: Duration = Duration::from_secs(5);
+/// Pause after a count, in times of what it took: counting takes a fifth of a CPU at most.
+const PAUSE_FACTOR: u32 = 4;
+/// Most descriptors whose kind one count looks at.
+const MAX_LINKS: usize = 256 * 1024;
+/// Kernel memory of an epoll watch (struct epitem, struct eppoll_entry).
+const WATCH_BYTES: u64 = 200;
+/// Kernel memory of a mapping (struct vm_area_struct and its part of a tree).
+const MAPPING_BYTES: u64 = 224;
+/// Smallest mapping.
+const PAGE_BYTES: u64 = 4096;
+/// Mappings that a process can have where `/proc/sys/vm/max_map_count` cannot be read.
+const DEFAULT_MAX_MAP_COUNT: u64 = 65_530;
+
+/// A process as the counter needs it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Process {
+    /// Its number, or that of one of its threads.
+    pub(super) pid: i32,
+    /// Bytes of its address space.
+    pub(super) mapped_bytes: u64,
+    /// Threads that it has.
+    pub(super) threads: u64,
+}
+
+/// What a run holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Objects {
+    /// Descriptors, of each process.
+    pub(super) open_files: u64,
+    /// Watches in epoll sets.
+    pub(super) epoll_watches: u64,
+}
+
+impl Objects {
+    /// Kernel memory that is in no other count.
+    pub(super) fn bytes(&self) -> u64 {
+        self.epoll_watches.saturating_mul(WATCH_BYTES)
+    }
+}
+
+/// The result of a count, valid until the run has used more CPU time.
+#[derive(Debug, Clone, Copy)]
+struct Counted<T> {
+    value: T,
+    at: Instant,
+    took: Duration,
+    cpu_us: u64,
+}
+
+impl<T: Copy> Counted<T> {
+    fn new(began: Instant, cpu_us: u64, value: T) -> Self {
+        let at = Instant::now();
+        Self {
+            value,
+            at,
+            took: at - began,
+            cpu_us,
+        }
+    }
+
+    /// Whether the run may hold more by now, and counting again does not take too much.
+    fn is_stale(&self, cpu_us: u64) -> bool {
+        let used = self.cpu_us.abs_diff(cpu_us);
+        let age = self.at.elapsed();
+        (used >= RECOUNT_CPU_US || used > 0 && age >= RECOUNT_PERIOD)
+            && age >= self.took * PAUSE_FACTOR
+    }
+}
+
+/// Counts what one run holds, and remembers the last counts.
+#[derive(Debug)]
+pub(super) struct Counter {
+    objects: Counted<Objects>,
+    mappings: Option<Counted<u64>>,
+    max_mappings: u64,
+}
+
+impl Counter {
+    pub(super) fn new() -> Self {
+        let max_mappings = fs::read_to_string("/proc/sys/vm/max_map_count");
+        Self {
+            // A run begins with next to nothing.
+            objects: Counted::new(Instant::now(), 0, Objects::default()),
+            mappings: None,
+            max_mappings: max_mappings
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(DEFAULT_MAX_MAP_COUNT),
+        }
+    }
+
+    /// Open files and epoll watches of the processes of a run.
+    pub(super) fn objects(
+        &mut self,
+        processes: &[Process],
+        cpu_us: u64,
+        bounds: &MeasureBounds,
+    ) -> Objects {
+        if bounds.recount || self.objects.is_stale(cpu_us) {
+            let began = Instant::now();
+            let objects = count_objects(processes, bounds);
+            self.objects = Counted::new(began, cpu_us, objects);
+        }
+        self.objects.value
+    }
+
+    /// Kernel memory that the mappings of the processes take at most.
+    pub(super) fn mapping_bytes_bound(&self, processes: &[Process]) -> u64 {
+        let of = |process: &Process| self.max_mappings.min(process.mapped_bytes / PAGE_BYTES);
+        processes.iter().map(of).sum::<u64>() * MAPPING_BYTES
+    }
+
+    /// Kernel memory that the mappings of the processes take; counting ends beyond `enough`.
+    pub(super) fn mapping_bytes(&mut self, processes: &[Process], cpu_us: u64, enough: u64) -> u64 {
+        if let Some(counted) = self.mappings.filter(|counted| !counted.is_stale(cpu_us)) {
+            return counted.value;
+        }
+        let began = Instant::now();
+        let mut bytes = 0;
+        for process in processes {
+            let maps = format!("/proc/{}/maps", process.pid);
+            bytes += count_lines(Path::new(&maps), None, u64::MAX) * MAPPING_BYTES;
+            if bytes > enough {
+                break;
+            }
+        }
+        self.mappings = Some(Counted::new(began, cpu_us, bytes));
+        bytes
+    }
+}
+
+/// Counts until a bound is passed: then the rest does not matter.
+fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
+    let mut objects = Objects::default();
+    let mut tables = Vec::new();
+    for process in processes {
+        for (table, open_files) in tables_of(*process) {
+            objects.open_files += open_files;
+            tables.push(table);
+        }
+        if objects.open_files > bounds.open_files {
+            return objects;
+        }
+    }
+    let mut links = 0;
+    for table in tables {
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{table}/fd")) else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            links += 1;
+            if links > MAX_LINKS {
+                return objects;
+            }
+            let kind = fs::read_link(descriptor.path()).unwrap_or_default();
+            if kind.as_os_str() != "anon_inode:[eventpoll]" {
+                continue;
+            }
+            let number = descriptor.file_name();
+            let path = Path::new("/proc").join(table.to_string());
+            let path = path.join("fdinfo").join(number);
+            let left = bounds.epoll_watches.saturating_sub(objects.epoll_watches);
+            // A line `tfd: 5 events: …` for each; no other line begins with this letter.
+            objects.epoll_watches += count_lines(&path, Some(b't'), left.saturating_add(1));
+            if objects.epoll_watches > bounds.epoll_watches {
+                return objects;
+            }
+        }
+    }
+    objects
+}
+
+/// The descriptor tables of a process, by the number of a thread that has one, with what is open in
+/// each. Threads share one, unless they were made without CLONE_FILES or gave it up (close_range(2)).
+/// What the filter of system calls leaves of that shows by its size.
+fn tables_of(process: Process) -> Vec<(i32, u64)> {
+    let shared = open_files(process.pid);
+    let mut tables = vec![(process.pid, shared)];
+    if process.threads > 1 {
+        let threads = fs::read_dir(format!("/proc/{}/task", process.pid));
+        for thread in threads.into_iter().flatten().flatten() {
+            let name = thread.file_name();
+            let Some(thread) = name.to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let own = open_files(thread);
+            if own != shared && own > 0 {
+                tables.push((thread, own));
+            }
+        }
+    }
+    tables
+}
+
+/// Descriptors that a thread has. Linux 6.2 and newer tell their number as the size of a directory.
+fn open_files(thread: i32) -> u64 {
+    let path = format!("/proc/{thread}/fd");
+    match fs::metadata(&path).map(|directory| directory.size()) {
+        Ok(0) => fs::read_dir(&path).map_or(0, |entries| entries.count() as u64),
+        Ok(open) => open,
+        Err(_) => 0,
+    }
+}
+
+/// Counts the lines of a file of /proc that begin with `first`, or all of them, up to `most`.
+fn count_lines(path: &Path, first: Option<u8>, most: u64) -> u64 {
+    let Ok(mut file) = File::open(path) else {
+        return 0;
+    };
+    let mut buffer = [0; 64 * 1024];
+    let (mut lines, mut begins) = (0, true);
+    while lines < most {
+        let bytes = match file.read(&mut buffer) {
+            Ok(read) if read > 0 => buffer.get(..read).unwrap_or_default(),
+            _ => break,
+        };
+        for byte in bytes {
+            if begins && first.is_none_or(|first| first == *byte) {
+                lines += 1;
+            }
+            begins = *byte == b'\n';
+        }
+    }
+    lines.min(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::{
+        event::{EventfdFlags, epoll, eventfd},
+        process::getpid,
+    };
+
+    use super::*;
+
+    const ANY: MeasureBounds = MeasureBounds {
+        memory_bytes: u64::MAX,
+        open_files: u64::MAX,
+        epoll_watches: u64::MAX,
+        recount: true,
+    };
+
+    /// This test's process, as if it had one thread: others open files meanwhile.
+    fn this() -> [Process; 1] {
+        [Process {
+            pid: getpid().as_raw_nonzero().get(),
+            mapped_bytes: 1 << 40,
+            threads: 1,
+        }]
+    }
+
+    fn watching(set: impl AsFd, count: u64) -> Vec<impl AsFd> {
+        let events: Vec<_> = (0..count)
+            .map(|_| eventfd(0, EventfdFlags::CLOEXEC).unwrap())
+            .collect();
+        for event in &events {
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&set, event, data, epoll::EventFlags::IN).unwrap();
+        }
+        events
+    }
+
+    #[test]
+    fn watches_and_open_files_are_counted_up_to_a_bound() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let before = count_objects(&this(), &ANY);
+        let _events = watching(&set, 300);
+        let after = count_objects(&this(), &ANY);
+        assert!(
+            after.epoll_watches >= before.epoll_watches.max(300),
+            "{after:?}"
+        );
+        assert!(after.open_files >= 300, "{after:?}");
+        let bounds = MeasureBounds {
+            epoll_watches: 7,
+            ..ANY
+        };
+        assert_eq!(count_objects(&this(), &bounds).epoll_watches, 8);
+        let bounds = MeasureBounds {
+            open_files: 7,
+            ..ANY
+        };
+        let ended = count_objects(&this(), &bounds);
+        assert!(
+            ended.open_files > 7 && ended.epoll_watches == 0,
+            "{ended:?}"
+        );
+    }
+
+    #[test]
+    fn a_run_is_counted_again_after_it_has_used_cpu_time() {
+        let mut counter = Counter::new();
+        let bounds = MeasureBounds {
+            recount: false,
+            ..ANY
+        };
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let _events = watching(&set, 10);
+        let none = Objects::default();
+        assert_eq!(counter.objects(&this(), RECOUNT_CPU_US - 1, &bounds), none);
+        assert_ne!(counter.objects(&this(), RECOUNT_CPU_US, &bounds), none);
+    }
+
+    #[test]
+    fn mappings_are_bounded_by_the_address_space_and_counted() {
+        let mut counter = Counter::new();
+        let bound = counter.mapping_bytes_bound(&this());
+        assert_eq!(bound, counter.max_mappings * MAPPING_BYTES);
+        let small = Process {
+            mapped_bytes: 10 * PAGE_BYTES,
+            ..this()[0]
+        };
+        assert_eq!(counter.mapping_bytes_bound(&[small]), 10 * MAPPING_BYTES);
+        let counted = counter.mapping_bytes(&this(), 0, u64::MAX);
+        let lines = fs::read_to_string("/proc/self/maps")
+            .unwrap()
+            .lines()
+            .count() as u64;
+        assert!(counted >= lines / 2 * MAPPING_BYTES, "{counted} {lines}");
+        assert!(counted < bound);
+    }
+}
