@@ -8,6 +8,7 @@ mod isolation;
 mod ownership;
 mod reload;
 mod serving;
+mod shared_limits;
 
 use std::{
     future::Future,
@@ -28,6 +29,7 @@ use self::{
     ownership::user_of,
     reload::Reload,
     serving::Prepared,
+    shared_limits::Warning,
 };
 use super::{
     EmbeddedOptions,
@@ -67,6 +69,9 @@ enum Purpose {
 /// again.
 pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
+    for Warning { text, remedy } in shared_limits::warnings(&config) {
+        tracing::warn!(remedy, "{text}");
+    }
     let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
     let (prepared, runtime) = prepare(config, Purpose::Serving, keep)?;
     runtime.block_on(async {
@@ -92,7 +97,14 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         ))
         .map_err(io_error("talking to the launcher"))?;
     serving::callers(&config, &serving::catalog(&config)?)?;
+    let warnings = shared_limits::warnings(&config);
+    let warnings = warnings.iter().map(|warning| {
+        let Warning { text, remedy } = warning;
+        format!("warning: {text}\n  remedy: {remedy}\n")
+    });
+    let warnings: String = warnings.collect();
     let mut report = String::from("configuration: ok\n")
+        + &warnings
         + &config.network_report()
         + &config.fetch_report()
         + &tools::report(&config.tools);
@@ -104,7 +116,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             isolation.level,
             isolation.landlock_abi,
         );
-        report += &isolation::report(workspace, &isolation, &sockets);
+        report += &isolation::report(workspace, &isolation, found.identity, &sockets);
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
         }
@@ -333,26 +345,30 @@ fn plan(config: &Config, workspaces: &[Workspace], homes: Vec<Option<Bind>>) -> 
         .iter()
         .zip(workspaces)
         .zip(homes)
+        .zip(&config.sandbox_ids)
         .enumerate()
-        .map(|(index, ((config, workspace), kept_home))| WorkspacePlan {
-            index,
-            name: config.name.clone(),
-            path: config.path.clone(),
-            identity: workspace.identity(),
-            mount_path: config.mount_path.clone(),
-            binds: config.binds.clone(),
-            given_to: None,
-            protected: config.protection.paths.clone(),
-            requires_protection: config.protection.required,
-            keeps_home: config.keeps_home,
-            kept_home,
-        });
+        .map(
+            |(index, (((config, workspace), kept_home), sandbox_id))| WorkspacePlan {
+                index,
+                sandbox_id: *sandbox_id,
+                name: config.name.clone(),
+                path: config.path.clone(),
+                identity: workspace.identity(),
+                mount_path: config.mount_path.clone(),
+                binds: config.binds.clone(),
+                given_to: None,
+                protected: config.protection.paths.clone(),
+                requires_protection: config.protection.required,
+                keeps_home: config.keeps_home,
+                kept_home,
+            },
+        );
     Plan {
         workspaces: workspaces.collect(),
         limits: config.limits,
         allow_ptrace: config.allow_ptrace,
         landlock_abi: landlock::abi(),
-        sandbox_id: config.sandbox_id,
+        processes_of_all_runs: shared_limits::processes_of_all_runs(config.limits.processes),
         network: config.network,
         processes: vec![std::process::id()],
         state_dir: config.state_dir.clone(),

@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{Daemon, Setup, shell};
+use crate::support::{Daemon, Setup, shell, with};
 
 /// A user that is neither root nor the sandboxes' own.
 const SOMEBODY: u32 = 1234;
@@ -250,4 +250,42 @@ async fn the_daemons_user_may_be_anybody_and_its_state_is_its_own() {
         "nobody else reads what commands wrote"
     );
     assert_eq!(mode(&daemon.socket()), 0o600);
+}
+
+#[tokio::test]
+async fn each_workspace_of_a_root_daemon_has_a_user_of_its_own() {
+    let other = TempDir::with_prefix("jig-test-other-").unwrap();
+    let named = format!("other={}", other.path().display());
+    let setup = Setup::new().workspace_table("home = \"keep\"");
+    let daemon = setup.arguments(&["--workspace", &named]).start().await;
+    let made = "echo kept > ~/f; echo made > made; stat -c %U made; id -u";
+    let first = daemon.output(shell(made)).await;
+    let second = daemon
+        .output(with("jig-workspace", "other", shell(made)))
+        .await;
+    let ids: Vec<u32> = [first, second]
+        .iter()
+        .map(|output| {
+            output
+                .strip_prefix("agent\n")
+                .unwrap()
+                .trim()
+                .parse()
+                .unwrap()
+        })
+        .collect();
+    assert_eq!(ids, [61_000, 61_001]);
+    let workspaces = daemon.info().await.workspaces;
+    let told: Vec<u32> = workspaces.iter().map(|workspace| workspace.uid).collect();
+    assert_eq!(told, ids);
+    // On disk, the files of both are their owner's.
+    for file in [daemon.file("made"), other.path().join("made")] {
+        assert_eq!(file.metadata().unwrap().uid(), 0);
+    }
+    let report = String::from_utf8(daemon.check().stdout).unwrap();
+    assert!(report.contains("commands are user 61001"), "{report}");
+    // So that a home that was kept is found by whichever user comes next.
+    let path = daemon.workspace().display().to_string();
+    let daemon = daemon.restart().await;
+    assert_eq!(daemon.output(shell("cat ~/f")).await, "kept\n", "{path}");
 }

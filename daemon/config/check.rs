@@ -4,7 +4,7 @@ use super::{
     Config, ConfigError, DEFAULT_ARTIFACT_BYTES, DEFAULT_CONCURRENT_CALLS,
     DEFAULT_CONCURRENT_FILE_OPERATIONS, DEFAULT_CONCURRENT_PROCESSES, DEFAULT_CONCURRENT_RUNS,
     DEFAULT_DRAIN, DEFAULT_GRACE, DEFAULT_LISTEN, DEFAULT_PROCESS_RETENTION, DEFAULT_QUEUE_WAIT,
-    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES, DEFAULT_SANDBOX_ID,
+    DEFAULT_QUEUED_CALLS, DEFAULT_REPLAY_BYTES,
     args::Args,
     default_state_dir,
     exposure::{binds, check_chown, keep_apart},
@@ -17,6 +17,7 @@ use super::{
     network::network,
     policy::policy,
     requests::requests,
+    sandbox_ids::sandbox_ids,
     sessions::sessions,
     time::time_or,
     tools::tools,
@@ -213,10 +214,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         "limits.queue_wait",
         &mut problems,
     );
-    let sandbox_id = file.sandbox.uid.unwrap_or(DEFAULT_SANDBOX_ID);
-    if sandbox_id == 0 || sandbox_id == u32::MAX {
-        problems.push("sandbox.uid must be the id of a user that is not root".to_owned());
-    }
+    let sandbox_ids = sandbox_ids(file.sandbox.uid, workspaces.len(), &mut problems);
     if !problems.is_empty() {
         return Err(ConfigError(problems));
     }
@@ -236,7 +234,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         egress,
         fetch,
         tools,
-        sandbox_id,
+        sandbox_ids,
         path,
         log,
         log_level,

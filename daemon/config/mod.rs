@@ -18,6 +18,7 @@ pub(crate) mod policy;
 pub(crate) mod protected;
 pub(crate) mod renewal;
 pub(crate) mod requests;
+pub(crate) mod sandbox_ids;
 pub(crate) mod sessions;
 mod time;
 pub(crate) mod tools;
@@ -66,9 +67,6 @@ const DEFAULT_QUEUED_CALLS: usize = 1024;
 /// How long a call waits until it may begin: longer than most calls last, and not so long that who
 /// waits would rather have gone elsewhere.
 const DEFAULT_QUEUE_WAIT: Duration = Duration::from_secs(10);
-/// User id that a root daemon takes for its sandboxes: in a range that Debian, Fedora and systemd
-/// leave alone (60706 to 61183).
-const DEFAULT_SANDBOX_ID: u32 = 61_000;
 
 /// The configuration of one daemon.
 #[derive(Debug, Clone)]
@@ -103,8 +101,8 @@ pub(crate) struct Config {
     pub(crate) fetch: Policy,
     /// Tools that commands are.
     pub(crate) tools: Vec<tools::Tool>,
-    /// User and group id that a root daemon takes for its sandboxes.
-    pub(crate) sandbox_id: u32,
+    /// User and group ids that a root daemon takes for its sandboxes, one for each workspace.
+    pub(crate) sandbox_ids: Vec<u32>,
     /// Directories, as commands see them, in which programs are looked up before the usual ones.
     pub(crate) path: Vec<String>,
     /// How logs are written.

@@ -92,8 +92,33 @@ pub(super) fn user_namespace(
     opened
 }
 
+/// Whether there is a user and a group `id` in this process's user namespace.
+pub(super) fn exists(id: u32) -> bool {
+    is_mapped("/proc/self/uid_map", id) && is_mapped("/proc/self/gid_map", id)
+}
+
+/// A map of each id to another, both sorted: the kernel takes 340 lines, so those that follow one
+/// another share one.
+pub(super) fn lines(ids: &[(u32, u32)]) -> String {
+    let mut ranges: Vec<(u32, u32, u32)> = Vec::new();
+    for (inside, outside) in ids {
+        match ranges.last_mut() {
+            Some((first, other, count))
+                if *first + *count == *inside && *other + *count == *outside =>
+            {
+                *count += 1;
+            }
+            _ => ranges.push((*inside, *outside, 1)),
+        }
+    }
+    ranges
+        .iter()
+        .map(|(inside, outside, count)| format!("{inside} {outside} {count}\n"))
+        .collect()
+}
+
 /// Whether `id` exists in this process's user namespace, whose map is in `file`.
-pub(super) fn is_mapped(file: &str, id: u32) -> bool {
+fn is_mapped(file: &str, id: u32) -> bool {
     fs::read_to_string(file).is_ok_and(|map| {
         map.lines().any(|line| {
             let mut fields = line
@@ -138,7 +163,14 @@ fn exchange(first: u32, second: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::exchange;
+    use super::{exchange, lines};
+
+    #[test]
+    fn ids_that_follow_one_another_share_a_line() {
+        let ids = [(5, 5), (6, 6), (7, 7), (9, 9), (10, 0)];
+        assert_eq!(lines(&ids), "5 5 3\n9 9 1\n10 0 1\n");
+        assert_eq!(lines(&[]), "");
+    }
 
     #[test]
     fn two_ids_are_exchanged_and_all_others_stay() {

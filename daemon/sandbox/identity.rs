@@ -31,14 +31,13 @@ pub(super) struct Rights {
 }
 
 impl Rights {
-    /// Finds out; `sandbox_id` is the user that a root daemon takes for its sandboxes.
+    /// Finds out; `sandbox_id` is a user that a root daemon takes for its sandboxes.
     pub(super) fn find(sandbox_id: u32) -> Result<Self, Errno> {
         let held = capabilities(None)?.effective;
         let uid = geteuid();
         let become_others = uid.is_root()
             && held.contains(CapabilitySet::SETUID | CapabilitySet::SETGID)
-            && id_map::is_mapped("/proc/self/uid_map", sandbox_id)
-            && id_map::is_mapped("/proc/self/gid_map", sandbox_id);
+            && id_map::exists(sandbox_id);
         Ok(Self {
             uid: uid.as_raw(),
             gid: getegid().as_raw(),

@@ -103,7 +103,14 @@ fn prepare(socket: &impl AsFd) -> Result<Keeper, Failure> {
             "each workspace must come with its directory",
         ));
     }
-    let rights = Rights::find(plan.sandbox_id).map_err(at(stage, "capabilities"))?;
+    let first = plan.workspaces.first().map_or(0, |first| first.sandbox_id);
+    let rights = Rights::find(first).map_err(at(stage, "capabilities"))?;
+    for workspace in &mut plan.workspaces {
+        // In a container's user namespace there may be fewer ids than workspaces.
+        if !id_map::exists(workspace.sandbox_id) {
+            workspace.sandbox_id = first;
+        }
+    }
     if rights.become_others {
         // Supplementary groups would stay with every sandbox; an ordinary user cannot drop its own.
         set_thread_groups(&[]).map_err(at(Stage::SetUser, "groups"))?;
@@ -199,7 +206,8 @@ impl Keeper {
         self.in_place
             .retain(|template| matches!(waitpid(Some(*template), WaitOptions::NOHANG), Ok(None)));
         let owner = self.owner(workspace)?;
-        let identity = identity::choose_in_place(self.rights, self.plan.sandbox_id, owner)?;
+        let id = self.workspace(workspace)?.sandbox_id;
+        let identity = identity::choose_in_place(self.rights, id, owner)?;
         let (daemon, template) = pair().map_err(at(Stage::InPlace, "socket"))?;
         match fork(&self.proof, 0).map_err(at(Stage::InPlace, "clone"))? {
             Fork::Parent { child, .. } => {
@@ -293,7 +301,7 @@ impl Keeper {
 
     /// As whom the sandboxes of a workspace run.
     fn identify(&self, workspace: usize) -> Result<Identity, Failure> {
-        let id = self.plan.sandbox_id;
+        let id = self.workspace(workspace)?.sandbox_id;
         let owner = self.owner(workspace)?;
         let identity = identity::choose(self.rights, id, owner, || {
             self.open_workspace(workspace, Some(id)).map(drop)
@@ -433,16 +441,11 @@ impl Launcher {
             ids.sort_unstable();
             ids.dedup();
         }
-        let lines = |ids: &[(u32, u32)]| {
-            ids.iter()
-                .map(|(inside, outside)| format!("{inside} {outside} 1\n"))
-                .collect::<String>()
-        };
         let process = self.process.as_raw_nonzero();
         for (file, text) in [
             ("setgroups", "deny".to_owned()),
-            ("uid_map", lines(&users)),
-            ("gid_map", lines(&groups)),
+            ("uid_map", id_map::lines(&users)),
+            ("gid_map", id_map::lines(&groups)),
         ] {
             id_map::write(&format!("/proc/{process}/{file}"), &text)?;
         }

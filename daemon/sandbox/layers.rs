@@ -111,12 +111,15 @@ const ROWS: &[Row] = &[
         "kernel_quotas",
         [
             On(
-                "a share of its own of what the kernel counts by user: inotify instances and watches",
+                "a share of its own of inotify instances and watches, no namespaces; epoll watches are counted beside the run (limits.epoll_watches). Pipe pages and descriptors in \
+                 flight are shared by the runs of one user id: a root daemon has one for each workspace, an ordinary user's daemon its own",
             ),
             Off(
-                "/proc/sys is not the daemon's to write: runs share what the kernel counts by user",
+                "/proc/sys is not the daemon's to write: runs share what the kernel counts by user; epoll watches are counted beside each run (limits.epoll_watches)",
             ),
-            Off("runs share what the kernel counts by user"),
+            Off(
+                "runs share what the kernel counts by user; epoll watches are counted beside each run (limits.epoll_watches)",
+            ),
         ],
     ),
     with_namespaces(
@@ -128,7 +131,7 @@ const ROWS: &[Row] = &[
     ),
     with_namespaces(
         PROCESS_LIMIT,
-        "RLIMIT_NPROC in the run's own user namespace; that a run came to it is not reported",
+        "RLIMIT_NPROC in the run's own user namespace, and over all runs of one user id half of the machine's process ids; that a run came to it is not reported",
         On(
             "RLIMIT_NPROC, counted over all processes of the commands' user; that a run came to it is not reported",
         ),
@@ -210,8 +213,9 @@ impl Isolation {
                     .to_owned()
             }
             Accounting::Watchdog(why) => format!(
-                "a watchdog: memory of the run's processes, files in memory that they hold, and its own file systems, looked at before they can be \
-                 over the limit; what lies in sockets, pipes and System V segments is not counted, nor what is shared and not mapped any more. The kernel would count all of it in cgroups of \
+                "a watchdog: memory of the run's processes, files in memory that they hold, its own file systems, mappings and epoll watches, looked at before they can be \
+                 over the limit; what lies in sockets, pipes and System V segments is not counted, nor kernel memory of open files, nor what is shared and not mapped any more. \
+                 A daemon for several callers wants cgroups. The kernel would count all of it in cgroups of \
                  version 2, which the daemon cannot make ({why}); with systemd, Delegate=yes lets it"
             ),
         };

@@ -125,14 +125,16 @@ impl Used {
         let ticks: u64 = (11..=14).filter_map(number).sum();
         let (pid, status) = status(pid);
         let bytes = |name: &str| kibibytes(&status, name).unwrap_or(0);
-        let threads = status
-            .lines()
-            .find_map(|line| line.strip_prefix("Threads:"));
+        let count = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|count| count.trim().parse().ok())
+        };
         Some(Self {
             process: Process {
                 pid,
                 mapped_bytes: bytes("VmSize:"),
-                threads: threads.map_or(1, |count| count.trim().parse().unwrap_or(1)),
+                threads: count("Threads:").unwrap_or(1),
+                table_size: count("FDSize:").unwrap_or(0),
             },
             own_bytes: bytes("RssAnon:") + bytes("VmSwap:"),
             table_bytes: bytes("VmPTE:"),

@@ -27,6 +27,7 @@
 //! | [`in_place`] | what they do where no namespaces can be made (L1) |
 //! | [`plan`], [`limits`], [`wire`], [`image`] | what they tell one another |
 //! | [`identity`], [`root`], [`masked_proc`], [`protect`], [`id_map`], [`proc_masks`], [`capabilities`], [`landlock`], [`seccomp`] | the layers |
+//! | [`quotas`] | what the kernel counts for a user or the machine, and what bounds it |
 //! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
 //! | [`stage`], [`canary`], [`level`], [`layers`], [`surroundings`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
@@ -61,6 +62,7 @@ mod priority;
 mod proc_masks;
 pub(crate) mod proof;
 mod protect;
+mod quotas;
 mod refill;
 mod root;
 pub(crate) mod running;

@@ -20,8 +20,8 @@ pub(crate) struct Plan {
     pub(crate) network: Network,
     /// Version of Landlock that the daemon has seen and tells about; 0 where there is none.
     pub(crate) landlock_abi: u32,
-    /// User and group id that a daemon with root's rights takes for its sandboxes.
-    pub(crate) sandbox_id: u32,
+    /// Processes that all runs of one user may have together.
+    pub(crate) processes_of_all_runs: u64,
     /// Processes of the daemon's own, which commands that can name them must not reach.
     pub(crate) processes: Vec<u32>,
     /// Where the daemon keeps its state, likewise.
@@ -29,6 +29,9 @@ pub(crate) struct Plan {
     /// Where runs without a file system of their own have their temporary files.
     pub(crate) temporary: PathBuf,
 }
+
+/// All runs of one user may have one of so many parts of the machine's process ids.
+pub(crate) const PROCESS_ID_PARTS: u64 = 2;
 
 /// Network that commands have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -50,6 +53,8 @@ pub(crate) struct WorkspacePlan {
     pub(crate) index: usize,
     /// Name, for messages.
     pub(crate) name: String,
+    /// User and group id that a daemon with root's rights takes for its sandboxes.
+    pub(crate) sandbox_id: u32,
     /// Where the workspace lies.
     pub(crate) path: PathBuf,
     /// Device and inode of the directory that the daemon holds open: what is mounted must be the

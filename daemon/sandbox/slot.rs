@@ -7,9 +7,8 @@
 
 use std::{
     ffi::{CStr, CString},
-    fs, io,
+    fs,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
-    path::Path,
 };
 
 use rustix::process::{
@@ -27,7 +26,7 @@ use super::{
     masked_proc,
     measure::Meter,
     plan::{HOME, Network, Plan, WorkspacePlan},
-    proc_masks,
+    proc_masks, quotas,
     stage::{Failure, Stage, at},
     vacancy::Vacancy,
     wire::{
@@ -49,33 +48,10 @@ use crate::daemon::sys::{
 const BERTHS: usize = 4;
 /// Signals that may be queued for a run's processes, timers included.
 const QUEUED_SIGNALS: u64 = 4096;
-/// What of the kernel's counts a slot may have.
-const QUOTAS: &[(&str, Quota)] = &[
-    ("/proc/sys/user/max_user_namespaces", Quota::None),
-    ("/proc/sys/user/max_net_namespaces", Quota::None),
-    ("/proc/sys/user/max_fanotify_groups", Quota::None),
-    (
-        "/proc/sys/user/max_inotify_instances",
-        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_instances"),
-    ),
-    (
-        "/proc/sys/user/max_inotify_watches",
-        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
-    ),
-];
 /// What comes with a sandbox's pidfd; at L1, the path of its directory follows.
 pub(super) const TOKEN: &[u8] = b"t";
 /// Most bytes of it.
 pub(super) const TOKEN_BYTES: usize = 256;
-
-/// A part of what there is.
-#[derive(Debug)]
-enum Quota {
-    /// Nothing: no command needs it.
-    None,
-    /// A quarter of what a user may have, whom all runs share.
-    QuarterOf(&'static str),
-}
 
 /// Runs as a slot keeper. Tells the daemon whether it is ready, then makes a sandbox each time it
 /// is asked, until the daemon closes the socket.
@@ -224,7 +200,7 @@ fn prepare(
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(in_stage(Stage::SlotNamespace))?;
     if level == Level::L3 {
-        set_quotas()?;
+        quotas::set_quotas()?;
     } else {
         masked_proc::seal()?;
     }
@@ -281,29 +257,6 @@ fn prepare(
             pidfd_open(getpid(), PidfdFlags::empty()).map_err(in_stage(Stage::SlotNamespace))?,
         ),
     })
-}
-
-/// Sets what the slot's user namespace may have of what the kernel counts by user, who is the same
-/// in all runs (namespaces(7), /proc/sys/user): one run must not use up the others' share.
-fn set_quotas() -> Result<(), Failure> {
-    let failed = |path: &str, error: &io::Error| {
-        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
-        Failure::kernel(Stage::SlotNamespace, errno, path)
-    };
-    for (path, quota) in QUOTAS {
-        if !Path::new(path).exists() {
-            continue; // this kernel does not count it
-        }
-        let quota = match quota {
-            Quota::None => 0,
-            Quota::QuarterOf(all) => {
-                let text = fs::read_to_string(all).map_err(|error| failed(all, &error))?;
-                text.trim().parse().unwrap_or(0_u64).div_ceil(4)
-            }
-        };
-        fs::write(path, quota.to_string()).map_err(|error| failed(path, &error))?;
-    }
-    Ok(())
 }
 
 /// Sets the limits that sandboxes inherit. Their init sets the one on open files, which must not be

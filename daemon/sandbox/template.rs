@@ -26,7 +26,7 @@ use rustix::{
 use super::{
     level::Level,
     plan::{HOST_NAME, Network, Plan, WorkspacePlan},
-    root,
+    quotas, root,
     seccomp::Filters,
     slot,
     stage::{Failure, Stage, at},
@@ -162,6 +162,7 @@ fn confine<'a>(
     proof: SingleThreaded,
 ) -> Result<Template<'a>, Failure> {
     set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
+    quotas::bound_processes(plan.processes_of_all_runs)?;
     let filters = Filters::new(plan.allow_ptrace, (identity.uid, identity.gid));
     load_filter(&filters.inherited).map_err(at(Stage::Seccomp, "the inherited part"))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)

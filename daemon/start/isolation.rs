@@ -12,6 +12,7 @@ use crate::daemon::{
         pool::Sandboxes,
         proof::Proven,
         surroundings::Surroundings,
+        wire::Identity,
     },
     sys::landlock,
     workspace::Workspace,
@@ -139,6 +140,7 @@ pub(super) fn log(isolation: &Isolation, failures: bool) {
 pub(super) fn report(
     workspace: &Workspace,
     isolation: &Isolation,
+    identity: Option<Identity>,
     sockets: &HostSockets,
 ) -> String {
     let ready = isolation.is_ready();
@@ -151,6 +153,9 @@ pub(super) fn report(
     );
     if let Some(summary) = isolation.summary() {
         report += &format!("  {summary}\n");
+    }
+    if let Some(identity) = identity.filter(|_| ready) {
+        report += &format!("  commands are user {}\n", identity.uid);
     }
     for refused in &isolation.refused {
         report += &format!(

@@ -9,8 +9,12 @@ use crate::daemon::{
 /// The user that a workspace's files are given to: another one for each, so that commands without
 /// namespaces cannot change modes and times of another workspace's files.
 pub(super) fn user_of(config: &Config, workspace: usize) -> u32 {
-    let offset = u32::try_from(workspace).unwrap_or(u32::MAX);
-    config.sandbox_id.saturating_add(offset).min(u32::MAX - 1)
+    // There is one for each workspace; the last number is no user.
+    config
+        .sandbox_ids
+        .get(workspace)
+        .copied()
+        .unwrap_or(u32::MAX)
 }
 
 /// Gives root's files in a workspace to `user`, and logs it. Only root can, and only for root is there a

@@ -1,11 +1,15 @@
 //! What the kernel counts for a user or for the machine, taken by one run.
 
-use std::time::Instant;
+use std::{process::Command, time::Instant};
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest};
+use tempfile::TempDir;
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use crate::support::{Daemon, Mark, PROMPT, Setup, argv, compile, shell};
+use crate::support::{
+    Daemon, HostProgram, Mark, PROMPT, Setup, argv, binary, compile, descendants, eventually,
+    host_status, shell, with,
+};
 
 /// An ordinary user who runs a daemon.
 const ORDINARY: u32 = 12347;
@@ -85,7 +89,7 @@ async fn a_run_that_opens_all_files_of_the_machine_is_ended() {
             open_files_total: Some(most),
             ..LowerLimits::default()
         }),
-        timeout_sec: Some(5),
+        timeout_sec: Some(10),
         ..argv(&[&program, "2"])
     };
     let response = daemon.run(request(8000)).await;
@@ -107,7 +111,7 @@ async fn mappings_count_as_memory() {
         ..request
     };
     let mark = Mark::new();
-    let response = daemon.run(mark.on(limited(argv(&[&program, "60"])))).await;
+    let response = daemon.run(mark.on(limited(argv(&[&program, "12"])))).await;
     let told = (response.outcome(), response.limit.as_str());
     assert_eq!(told, (Outcome::OomKilled, "memory"), "{response:?}");
     mark.assert_gone();
@@ -117,4 +121,101 @@ async fn mappings_count_as_memory() {
         end = time.process_time() + 0.2\nwhile time.process_time() < end: pass'";
     let response = daemon.run(limited(shell(reserve))).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
+}
+
+/// A second workspace, with a command that is to run in it.
+fn in_other(request: RunRequest) -> tonic::Request<RunRequest> {
+    with("jig-workspace", "other", request)
+}
+
+#[tokio::test]
+async fn pipe_pages_of_one_workspace_are_not_anothers() {
+    let other = TempDir::with_prefix("jig-test-other-").unwrap();
+    let named = format!("other={}", other.path().display());
+    let setup = Setup::new().arguments(&["--workspace", &named]);
+    let daemon = setup.alone().start().await;
+    // Until the kernel gives this user no pipes of full size any more (fs.pipe-user-pages-soft).
+    let take = "import fcntl, os, time\nkeep = []\n\
+        while True:\n  keep.append(os.pipe())\n  if fcntl.fcntl(keep[-1][0], 1032) < 65536: break\n\
+        open('taken', 'w').close()\ntime.sleep(1000)";
+    let size = "python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))'";
+    let mark = Mark::new();
+    let attack = daemon.begin(mark.on(argv(&["python3", "-c", take])));
+    eventually("all pages are taken", async || {
+        daemon.file("taken").exists()
+    })
+    .await;
+    assert_ne!(
+        daemon.output(shell(size)).await,
+        "65536\n",
+        "of the same user"
+    );
+    assert_eq!(daemon.output(in_other(shell(size))).await, "65536\n");
+    attack.abort();
+    mark.vanishes().await;
+}
+
+#[tokio::test]
+async fn processes_of_all_runs_are_half_of_the_machines() {
+    let daemon = Daemon::start().await;
+    let ids = std::fs::read_to_string("/proc/sys/kernel/pid_max").unwrap();
+    let ids: u64 = ids.trim().parse().unwrap();
+    let template = descendants(daemon.pid());
+    let template = template
+        .iter()
+        .find(|process| host_status(process.pid, "Name").as_deref() == Some("jig-template"));
+    let limits = format!("/proc/{}/limits", template.unwrap().pid);
+    let limits = std::fs::read_to_string(limits).unwrap();
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max processes"));
+    let soft: u64 = line
+        .unwrap()
+        .split_whitespace()
+        .nth(2)
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!(soft <= ids / 2, "{limits}");
+}
+
+#[tokio::test]
+async fn a_user_that_may_have_few_processes_is_warned_of() {
+    let few = |most: u32| {
+        let limit = format!("--nproc={most}");
+        Setup::new()
+            .user(ORDINARY)
+            .under(["prlimit".to_owned(), limit])
+    };
+    let daemon = few(600).start().await;
+    assert!(daemon.log().contains("ulimit -u"), "{}", daemon.log());
+    let report = daemon.check();
+    let text = String::from_utf8_lossy(&report.stdout);
+    assert!(
+        text.contains("warning") && text.contains("600"),
+        "{report:?}"
+    );
+    let daemon = few(4096).start().await;
+    assert!(!daemon.log().contains("ulimit -u"), "{}", daemon.log());
+}
+
+#[tokio::test]
+async fn a_daemon_without_epoll_watches_names_the_remedy() {
+    let injector = HostProgram::compile("inject");
+    // ENOSPC for what is added.
+    let output = Command::new(&injector.path)
+        .args(["epoll_ctl:1:1=28", "--"])
+        .arg(binary())
+        .arg("--check")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    for part in [
+        "starting the runtime",
+        "epoll watches",
+        "fs.epoll.max_user_watches",
+    ] {
+        assert!(text.contains(part), "{part}: {output:?}");
+    }
 }

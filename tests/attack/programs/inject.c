@@ -13,6 +13,7 @@ static const struct {
     {"clone", SYS_clone},
     {"clone3", SYS_clone3},
     {"close_range", SYS_close_range},
+    {"epoll_ctl", SYS_epoll_ctl},
     {"landlock_create_ruleset", SYS_landlock_create_ruleset},
     {"mount", SYS_mount},
     {"mount_setattr", SYS_mount_setattr},

@@ -1,0 +1,135 @@
+//! What the kernel counts for a user, a namespace or the machine, and what bounds it.
+//!
+//! A slot's user namespace bounds what the kernel counts in `ucounts`, which it does for each user in
+//! each user namespace, and again in all namespaces above. What it counts in `user_struct` is one
+//! number for a user id over all namespaces. A root daemon gives each workspace a user id of its own;
+//! all runs of an ordinary user's daemon share that user's numbers with the daemon.
+//!
+//! ucounts (`/proc/sys/user`, user_namespaces(7)):
+//!
+//! | quota | counted for | bound here | when it is reached |
+//! |---|---|---|---|
+//! | max_user_namespaces, max_net_namespaces | user, namespace | 0 in a slot; the filter refuses the calls too | EPERM |
+//! | max_pid_namespaces, max_mnt_namespaces, max_ipc_namespaces | user, namespace | the filter: a slot makes one of each for its run | EPERM |
+//! | max_uts_namespaces, max_cgroup_namespaces, max_time_namespaces | user, namespace | the filter; a template makes one | EPERM |
+//! | max_inotify_instances, max_inotify_watches | user, namespace | a quarter of the user's in a slot | EMFILE, ENOSPC in the run |
+//! | max_fanotify_groups, max_fanotify_marks | user, namespace | groups: 0 in a slot, so there is nothing to mark | EPERM |
+//! | RLIMIT_NPROC | user, namespace | `limits.processes` in a slot; [`bound_processes`] over all slots of a user | EAGAIN in the run; EAGAIN in all runs of the user |
+//! | RLIMIT_SIGPENDING | user, namespace | 4,096 in a slot | EAGAIN in the run |
+//! | RLIMIT_MEMLOCK | user, namespace | the daemon's own limit, for each process | ENOMEM, EPERM in the run |
+//! | RLIMIT_MSGQUEUE | user, namespace | the daemon's own limit, and the run's own IPC namespace | EMFILE in the run |
+//!
+//! user_struct (one number for a user id):
+//!
+//! | quota | bound here | when it is reached |
+//! |---|---|---|
+//! | epoll watches (fs.epoll.max_user_watches) | `limits.epoll_watches`, a sixteenth by default, counted beside the run ([`super::measure`]) | the run is ended, `limit = "epoll"`; ENOSPC at the end of all |
+//! | pipe pages (fs.pipe-user-pages-soft, -hard) | nothing of this daemon's: the user's soft limit | new pipes have two pages, output of other runs of the user is slower |
+//! | descriptors in flight (RLIMIT_NOFILE) | `limits.open_files_hard`; the daemon and slots have a higher limit | ETOOMANYREFS in the user's runs |
+//! | io_uring, perf and bpf memory | the filter | ENOSYS, EPERM |
+//! | keys and their bytes (kernel.keys.maxkeys) | the filter | EPERM |
+//!
+//! The machine (`/proc/sys/fs`, `/proc/sys/kernel`, `/proc/sys/vm`):
+//!
+//! | quota | bound here | when it is reached |
+//! |---|---|---|
+//! | fs.file-max | `limits.open_files_total`, counted beside the run | the run is ended, `limit = "open_files"`; ENFILE at the end of all |
+//! | fs.nr_open | `limits.open_files_hard` | EMFILE in the run |
+//! | fs.aio-max-nr | the filter of system calls | see there |
+//! | fs.mqueue.* | the run's own IPC namespace: gone with the run | EMFILE, ENOSPC in the run |
+//! | kernel.pid_max, kernel.threads-max | `limits.processes`, [`bound_processes`] | EAGAIN |
+//! | kernel.pty.max | the run's own devpts (`max=`) | ENOSPC in the run |
+//! | kernel.shmall, shmmax, shmmni, sem, msgmni | the run's own IPC namespace: gone with the run | ENOSPC in the run |
+//! | vm.max_map_count | by process; counted as memory of the run where no cgroup does | the run is ended, `limit = "memory"` |
+//! | fs.leases, fs.locks | none: for each file | EAGAIN in the run |
+//! | inodes and bytes of file systems | `limits.tmp_bytes`, `limits.tmp_inodes`; a workspace's are its disk's | ENOSPC |
+
+use std::{fs, io, path::Path};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::stage::{Failure, Stage};
+use crate::daemon::sys::Errno;
+
+/// What of the kernel's counts a slot may have.
+const QUOTAS: &[(&str, Quota)] = &[
+    ("/proc/sys/user/max_user_namespaces", Quota::None),
+    ("/proc/sys/user/max_net_namespaces", Quota::None),
+    ("/proc/sys/user/max_fanotify_groups", Quota::None),
+    (
+        "/proc/sys/user/max_inotify_instances",
+        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_instances"),
+    ),
+    (
+        "/proc/sys/user/max_inotify_watches",
+        Quota::QuarterOf("/proc/sys/fs/inotify/max_user_watches"),
+    ),
+];
+
+/// A part of what there is.
+#[derive(Debug)]
+enum Quota {
+    /// Nothing: no command needs it.
+    None,
+    /// A quarter of what a user may have, whom all runs share.
+    QuarterOf(&'static str),
+}
+
+/// Sets what the slot's user namespace may have of what the kernel counts by user, who is the same
+/// in all runs (namespaces(7), /proc/sys/user): one run must not use up the others' share.
+pub(super) fn set_quotas() -> Result<(), Failure> {
+    let failed = |path: &str, error: &io::Error| {
+        let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+        Failure::kernel(Stage::SlotNamespace, errno, path)
+    };
+    for (path, quota) in QUOTAS {
+        if !Path::new(path).exists() {
+            continue; // this kernel does not count it
+        }
+        let quota = match quota {
+            Quota::None => 0,
+            Quota::QuarterOf(all) => {
+                let text = fs::read_to_string(all).map_err(|error| failed(all, &error))?;
+                text.trim().parse().unwrap_or(0_u64).div_ceil(4)
+            }
+        };
+        fs::write(path, quota.to_string()).map_err(|error| failed(path, &error))?;
+    }
+    Ok(())
+}
+
+/// Bounds the processes of all slots that this process makes. The kernel gives a new user namespace
+/// the soft limit of its maker, and holds the user of the namespace above to it (Linux 5.14). The
+/// hard limit stays: it bounds what a run may have.
+pub(super) fn bound_processes(most: u64) -> Result<(), Failure> {
+    let now = getrlimit(Resource::Nproc);
+    let bounded = Rlimit {
+        current: Some(now.current.map_or(most, |current| current.min(most))),
+        maximum: now.maximum,
+    };
+    setrlimit(Resource::Nproc, bounded)
+        .map_err(|errno| Failure::kernel(Stage::ResourceLimits, errno, "processes of all runs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    #[test]
+    fn all_quotas_of_the_kernel_are_in_the_table() {
+        let table = include_str!("quotas.rs");
+        let table = table.split("\nuse ").next().unwrap();
+        for quota in fs::read_dir("/proc/sys/user").unwrap() {
+            let name = quota.unwrap().file_name().into_string().unwrap();
+            assert!(table.contains(&name), "{name}: what bounds it?");
+        }
+        for counted in [
+            "RLIMIT_NPROC",
+            "RLIMIT_SIGPENDING",
+            "RLIMIT_MEMLOCK",
+            "RLIMIT_MSGQUEUE",
+        ] {
+            assert!(table.contains(counted), "{counted}");
+        }
+    }
+}
