@@ -65,6 +65,6 @@ mod tests {
         let warning = few_processes(2047, 512).unwrap();
         assert!(warning.text.contains("2047") && warning.text.contains("512"));
         assert!(processes_of_all_runs(1) >= 150);
-        assert_eq!(processes_of_all_runs(u32::MAX), u32::MAX.into());
+        assert_eq!(processes_of_all_runs(u32::MAX), u64::from(u32::MAX));
     }
 }

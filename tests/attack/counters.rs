@@ -135,7 +135,7 @@ async fn pipe_pages_of_one_workspace_are_not_anothers() {
     let setup = Setup::new().arguments(&["--workspace", &named]);
     let daemon = setup.alone().start().await;
     // Until the kernel gives this user no pipes of full size any more (fs.pipe-user-pages-soft).
-    let take = "import fcntl, os, time\nkeep = []\n\
+    let take = "import fcntl, os, resource, time\nresource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))\nkeep = []\n\
         while True:\n  keep.append(os.pipe())\n  if fcntl.fcntl(keep[-1][0], 1032) < 65536: break\n\
         open('taken', 'w').close()\ntime.sleep(1000)";
     let size = "python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], 1032))'";
