@@ -12,6 +12,15 @@ use super::{config::default_state_dir, store::state_dir::StateDir, workspace::Wo
 /// Longest path of a temporary folder: with the socket's name it must fit into 107 bytes (unix(7)).
 const LONGEST_FOLDER: usize = 80;
 
+/// What a daemon for one call is to be like.
+#[derive(Debug, Clone, Default)]
+pub struct EmbeddedOptions {
+    /// Minimum isolation level; `L3` by default.
+    pub minimum_level: Option<String>,
+    /// Whether root's files in the workspace are given to the user that commands run as.
+    pub chown_workspace: bool,
+}
+
 /// What a daemon for one call keeps where it is found by those after it: its own state is gone with
 /// it.
 #[derive(Debug)]

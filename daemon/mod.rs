@@ -39,6 +39,7 @@ use std::{
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
+pub use self::embedded::EmbeddedOptions;
 use self::{
     config::{Config, args::Args},
     start::StartError,
@@ -116,15 +117,6 @@ pub fn main(program: &'static str, arguments: Vec<OsString>) -> ExitCode {
             }
         }
     }
-}
-
-/// What a daemon for one call is to be like.
-#[derive(Debug, Clone, Default)]
-pub struct EmbeddedOptions {
-    /// Minimum isolation level; `L3` by default.
-    pub minimum_level: Option<String>,
-    /// Whether root's files in the workspace are given to the user that commands run as.
-    pub chown_workspace: bool,
 }
 
 /// Runs a daemon for the time of one `call`, with `workspace` as its workspace and a state directory that is removed afterwards. Its journals and records of uploads, which those after it

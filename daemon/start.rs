@@ -32,10 +32,9 @@ use self::{
     shared_limits::Warning,
 };
 use super::{
-    EmbeddedOptions,
     config::{Config, args::Args, listen::Address, protected::Protection, tools},
     descriptors,
-    embedded::{self, Durable},
+    embedded::{self, Durable, EmbeddedOptions},
     privileges,
     sandbox::{
         cgroup::{Accounting, Cgroups, NoCgroups},

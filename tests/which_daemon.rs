@@ -193,7 +193,7 @@ fn jig_without_namespaces(home: &str, variables: &[(&str, &str)], arguments: &[&
     let user = USER.to_string();
     Command::new(&wrapper.path)
         .args([
-            "setpriv",
+            "/usr/bin/setpriv",
             "--reuid",
             &user,
             "--regid",
