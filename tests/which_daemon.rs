@@ -12,7 +12,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::support::{Daemon, HostProgram, Setup, USER, copy_program};
+use crate::support::{Daemon, HostProgram, USER, copy_program};
 
 /// `jig` where nothing listens but what is in `runtime`: in a network of its own.
 fn jig(here: &Path, runtime: &Path, arguments: &[&str]) -> Output {
