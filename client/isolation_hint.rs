@@ -5,18 +5,16 @@ use std::env;
 use crate::{failure::Failure, global::Global};
 
 /// Adds the line that would work, where a daemon of our own was to run a command and knows one.
-pub(crate) fn with_hint(global: &Global, failure: Failure) -> Failure {
-    match failure {
-        Failure::Call(mut error)
-            if global.address().is_none() && error.name() == "SANDBOX_UNAVAILABLE" =>
-        {
-            if let Some(flags) = error.metadata.get("flags") {
-                error.message += &format!("\nThis would work: jig {} {flags} …", subcommand());
-            }
-            Failure::Call(error)
-        }
-        failure => failure,
+pub(crate) fn with_hint(global: &Global, mut failure: Failure) -> Failure {
+    if let Failure::Call(error) = &mut failure
+        && global.address().is_none()
+        && error.name() == "SANDBOX_UNAVAILABLE"
+        && let Some(flags) = error.metadata.get("flags")
+    {
+        let line = format!("\nThis would work: jig {} {flags} …", subcommand());
+        error.message += &line;
     }
+    failure
 }
 
 /// The word that says what was to be done.
