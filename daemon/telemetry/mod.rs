@@ -3,6 +3,8 @@
 //! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over
 //! gRPC, when an endpoint is set in the environment.
 
+mod environment;
+mod export;
 pub(crate) mod logs;
 pub(crate) mod propagation;
 pub(crate) mod semconv;
@@ -16,7 +18,10 @@ use opentelemetry_sdk::{
     trace::{SdkTracer, SdkTracerProvider},
 };
 
-use self::propagation::Propagators;
+use self::{
+    export::{Counter, Delivery},
+    propagation::Propagators,
+};
 use crate::daemon::task;
 
 /// How long the last spans may take to be delivered when the daemon ends.
@@ -27,6 +32,7 @@ const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Telemetry {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
+    delivery: Delivery,
     propagators: Propagators,
 }
 
@@ -34,15 +40,23 @@ impl Telemetry {
     /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the
     /// exporter's connection belongs to it.
     pub(crate) fn start() -> Self {
+        let environment = environment::of_process();
+        environment.warn();
+        let delivery = Delivery::default();
         let mut builder = SdkTracerProvider::builder().with_resource(resource());
-        if exports() {
-            match opentelemetry_otlp::SpanExporter::builder()
-                .with_tonic()
-                .build()
-            {
-                Ok(exporter) => builder = builder.with_batch_exporter(exporter),
+        if let Some(endpoint) = environment.endpoint() {
+            match export::exporter(&environment, &endpoint) {
+                Ok(exporter) => {
+                    builder = builder
+                        .with_span_processor(Counter(delivery.clone()))
+                        .with_batch_exporter(delivery.of(exporter));
+                }
                 Err(error) => {
-                    tracing::error!(%error, "spans are not exported: the OTEL_* environment cannot be used")
+                    tracing::error!(
+                        %error,
+                        endpoint,
+                        "spans are not exported: the OTEL_* environment cannot be used"
+                    );
                 }
             }
         }
@@ -55,6 +69,7 @@ impl Telemetry {
         Self {
             provider,
             tracer,
+            delivery,
             propagators: Propagators::from_environment(),
         }
     }
@@ -72,39 +87,12 @@ impl Telemetry {
     /// Delivers what is not delivered yet. On a thread of its own: in a task it would wait for
     /// itself.
     pub(crate) async fn flush(self) {
-        let flushed =
-            task::blocking(move || self.provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
-        if let Ok(Err(error)) = flushed {
-            tracing::warn!(%error, "the last spans were not delivered");
+        let provider = self.provider;
+        let flushed = task::blocking(move || provider.shutdown_with_timeout(FLUSH_PATIENCE)).await;
+        if let Ok(flushed) = flushed {
+            export::log_end(&self.delivery, flushed);
         }
     }
-}
-
-/// Whether the environment asks for spans to be exported. The SDK for Rust does not read all of
-/// these variables itself.
-fn exports() -> bool {
-    let set = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
-    let endpoint =
-        set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT").or_else(|| set("OTEL_EXPORTER_OTLP_ENDPOINT"));
-    let disabled = set("OTEL_SDK_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
-    let exporter = set("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());
-    if endpoint.is_none() || disabled || exporter == "none" {
-        return false;
-    }
-    let protocol =
-        set("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL").or_else(|| set("OTEL_EXPORTER_OTLP_PROTOCOL"));
-    if exporter != "otlp"
-        || protocol
-            .as_deref()
-            .is_some_and(|protocol| protocol != "grpc")
-    {
-        tracing::warn!(
-            exporter,
-            protocol,
-            "spans are exported by OTLP over gRPC whatever OTEL_TRACES_EXPORTER and OTEL_EXPORTER_OTLP_PROTOCOL say"
-        );
-    }
-    true
 }
 
 fn resource() -> Resource {

@@ -15,7 +15,11 @@ use opentelemetry_proto::tonic::{
     trace::v1::Span,
 };
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status};
+use tonic::{
+    Request, Response, Status,
+    codec::CompressionEncoding,
+    transport::{Identity, Server, ServerTlsConfig},
+};
 
 /// The collector.
 #[derive(Debug, Clone, Default)]
@@ -47,11 +51,24 @@ impl Collector {
 
     /// Starts a collector on a listener.
     pub(crate) fn serve(listener: TcpListener) -> Self {
+        Self::serve_by(Server::builder(), listener)
+    }
+
+    /// As [`Self::serve`], behind TLS, with a certificate and its key as PEM.
+    pub(crate) fn serve_tls(listener: TcpListener, [certificate, key]: [String; 2]) -> Self {
+        let identity = Identity::from_pem(certificate, key);
+        let tls = ServerTlsConfig::new().identity(identity);
+        Self::serve_by(Server::builder().tls_config(tls).unwrap(), listener)
+    }
+
+    fn serve_by(mut server: Server, listener: TcpListener) -> Self {
         let collector = Self::default();
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        let server = tonic::transport::Server::builder()
-            .add_service(TraceServiceServer::new(collector.clone()))
+        let service = TraceServiceServer::new(collector.clone());
+        let service = service.accept_compressed(CompressionEncoding::Gzip);
+        let server = server
+            .add_service(service)
             .serve_with_incoming(TcpListenerStream::new(listener));
         tokio::spawn(server);
         collector

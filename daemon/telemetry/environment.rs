@@ -1,0 +1,230 @@
+//! The variables of OpenTelemetry (`OTEL_*`), as far as spans are exported by them. What the SDK for
+//! Rust, or this daemon, does not support is named once at start: the SDK ignores it silently.
+
+use std::env;
+
+const SAMPLERS: &[&str] = &[
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
+const BOOLEANS: &[&str] = &["true", "false"];
+
+/// Variables with a list of supported values.
+const CHOICES: &[(&str, &[&str])] = &[
+    ("OTEL_SDK_DISABLED", BOOLEANS),
+    ("OTEL_TRACES_SAMPLER", SAMPLERS),
+    ("OTEL_TRACES_EXPORTER", &["otlp", "none"]),
+    ("OTEL_METRICS_EXPORTER", &["none"]),
+    ("OTEL_LOGS_EXPORTER", &["none"]),
+    ("OTEL_EXPORTER_OTLP_PROTOCOL", &["grpc"]),
+    ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", &["grpc"]),
+    ("OTEL_EXPORTER_OTLP_COMPRESSION", &["none", "gzip"]),
+    ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", &["none", "gzip"]),
+    ("OTEL_EXPORTER_OTLP_INSECURE", BOOLEANS),
+    ("OTEL_EXPORTER_OTLP_TRACES_INSECURE", BOOLEANS),
+];
+/// Variables with a number.
+const NUMBERS: &[&str] = &[
+    "OTEL_EXPORTER_OTLP_TIMEOUT",
+    "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT",
+    "OTEL_BSP_SCHEDULE_DELAY",
+    "OTEL_BSP_EXPORT_TIMEOUT",
+    "OTEL_BSP_MAX_QUEUE_SIZE",
+    "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+];
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
+
+/// Looks variables up. An empty one counts as not set.
+pub(super) struct Environment<F>(F);
+
+/// A value that is not supported.
+#[derive(Debug, PartialEq, Eq)]
+struct Problem {
+    variable: &'static str,
+    value: String,
+    supported: String,
+}
+
+/// That of the process.
+pub(super) fn of_process() -> Environment<impl Fn(&str) -> Option<String>> {
+    Environment(|name: &str| env::var(name).ok())
+}
+
+impl<F: Fn(&str) -> Option<String>> Environment<F> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.trim().is_empty())
+    }
+
+    /// Where spans are exported to: the endpoint as it is written; none where they are not.
+    pub(super) fn endpoint(&self) -> Option<String> {
+        let is_disabled = self.get("OTEL_SDK_DISABLED");
+        if is_disabled.is_some_and(|value| value.eq_ignore_ascii_case("true"))
+            || self.get("OTEL_TRACES_EXPORTER").as_deref() == Some("none")
+        {
+            return None;
+        }
+        ENDPOINTS.iter().find_map(|name| self.get(name))
+    }
+
+    /// The file with the certificates of authorities that the collector's is looked up in, in place of
+    /// those of the system.
+    pub(super) fn certificate(&self) -> Option<String> {
+        self.get("OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE")
+            .or_else(|| self.get("OTEL_EXPORTER_OTLP_CERTIFICATE"))
+    }
+
+    /// Logs a warning for each value that is not supported.
+    pub(super) fn warn(&self) {
+        for Problem {
+            variable,
+            value,
+            supported,
+        } in self.problems()
+        {
+            tracing::warn!(
+                variable,
+                value,
+                supported,
+                "the environment asks for what is not supported: it is ignored"
+            );
+        }
+    }
+
+    fn problems(&self) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        let mut report = |variable, value, supported: &str| {
+            problems.push(Problem {
+                variable,
+                value,
+                supported: supported.to_owned(),
+            });
+        };
+        for (variable, choices) in CHOICES {
+            if let Some(value) = self.get(variable)
+                && !choices.contains(&value.to_ascii_lowercase().as_str())
+            {
+                report(variable, value, &choices.join(", "));
+            }
+        }
+        for variable in NUMBERS {
+            if let Some(value) = self.get(variable)
+                && value.parse::<u64>().is_err()
+            {
+                report(variable, value, "a number without a unit");
+            }
+        }
+        let samples_ratio = self
+            .get("OTEL_TRACES_SAMPLER")
+            .is_some_and(|sampler| sampler.ends_with("traceidratio"));
+        let ratio = self.get("OTEL_TRACES_SAMPLER_ARG").unwrap_or_default();
+        let is_ratio = ratio
+            .parse::<f64>()
+            .is_ok_and(|ratio| (0.0..=1.0).contains(&ratio));
+        if samples_ratio && !is_ratio {
+            report("OTEL_TRACES_SAMPLER_ARG", ratio, "a number from 0 to 1");
+        }
+        for variable in ENDPOINTS {
+            if let Some(value) = self.get(variable)
+                && !["http://", "https://"]
+                    .iter()
+                    .any(|scheme| value.starts_with(scheme))
+            {
+                report(
+                    variable,
+                    value,
+                    "http://HOST:PORT or https://HOST:PORT; without a scheme it is taken for https, or with OTEL_EXPORTER_OTLP_INSECURE=true for http",
+                );
+            }
+        }
+        problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    fn with(variables: &[(&str, &str)]) -> Environment<impl Fn(&str) -> Option<String>> {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let variables: HashMap<String, String> = variables.collect();
+        Environment(move |name: &str| variables.get(name).cloned())
+    }
+
+    #[test]
+    fn what_is_not_supported_is_named_and_nothing_else() {
+        for (variable, value) in [
+            ("OTEL_SDK_DISABLED", "yes"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
+            ("OTEL_TRACES_EXPORTER", "console"),
+            ("OTEL_METRICS_EXPORTER", "otlp"),
+            ("OTEL_LOGS_EXPORTER", "otlp"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "many"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "127.0.0.1:4317"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
+        ] {
+            let problems = with(&[(variable, value)]).problems();
+            let found: Vec<_> = problems
+                .iter()
+                .map(|problem| (problem.variable, problem.value.as_str()))
+                .collect();
+            assert_eq!(found, [(variable, value)]);
+        }
+        for ratio in ["", "2", "half"] {
+            let variables = [
+                ("OTEL_TRACES_SAMPLER", "traceidratio"),
+                ("OTEL_TRACES_SAMPLER_ARG", ratio),
+            ];
+            let problems = with(&variables).problems();
+            assert_eq!(problems[0].variable, "OTEL_TRACES_SAMPLER_ARG", "{ratio}");
+        }
+        let usual = [
+            ("OTEL_SDK_DISABLED", "FALSE"),
+            ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
+            ("OTEL_TRACES_EXPORTER", "otlp"),
+            ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_LOGS_EXPORTER", ""),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10000"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://collector:4317"),
+        ];
+        assert_eq!(with(&usual).problems(), []);
+    }
+
+    #[test]
+    fn spans_are_exported_where_there_is_an_endpoint() {
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4317");
+        assert_eq!(with(&[]).endpoint(), None);
+        assert_eq!(
+            with(&[endpoint]).endpoint().as_deref(),
+            Some("http://c:4317")
+        );
+        let traces = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t:4317");
+        assert_eq!(
+            with(&[endpoint, traces]).endpoint().as_deref(),
+            Some("http://t:4317")
+        );
+        for off in [
+            ("OTEL_SDK_DISABLED", "True"),
+            ("OTEL_TRACES_EXPORTER", "none"),
+        ] {
+            assert_eq!(with(&[endpoint, off]).endpoint(), None);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Exporting spans by OTLP over gRPC, and saying so when it fails: a collector that is lost costs no
+//! call anything, so that a line in the log is all that shows it.
+
+use std::{
+    fs,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use opentelemetry::Context;
+use opentelemetry_otlp::{SpanExporter as Otlp, WithTonicConfig as _};
+use opentelemetry_sdk::{
+    Resource,
+    error::{OTelSdkError, OTelSdkResult},
+    trace::{Span, SpanData, SpanExporter, SpanProcessor},
+};
+use tonic::transport::{Certificate, ClientTlsConfig};
+
+use super::environment::Environment;
+
+/// Spans that ended, and what became of them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Delivery(Arc<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    ended: AtomicU64,
+    delivered: AtomicU64,
+    /// Those that could not be delivered since the collector was lost; 0 while it is not.
+    lost_now: AtomicU64,
+}
+
+/// Counts spans that end, whether there is room for them or not.
+#[derive(Debug)]
+pub(super) struct Counter(pub(super) Delivery);
+
+/// Exports spans, and counts those that were delivered.
+#[derive(Debug)]
+pub(super) struct CountingExporter<E> {
+    inner: E,
+    delivery: Delivery,
+}
+
+/// Makes the exporter that the environment asks for.
+pub(super) fn exporter<F: Fn(&str) -> Option<String>>(
+    environment: &Environment<F>,
+    endpoint: &str,
+) -> Result<Otlp, Box<dyn std::error::Error>> {
+    let builder = Otlp::builder().with_tonic();
+    if endpoint.starts_with("http://") {
+        return Ok(builder.build()?);
+    }
+    let tls = match environment.certificate() {
+        Some(file) => {
+            let pem = fs::read(&file).map_err(|error| format!("{file}: {error}"))?;
+            ClientTlsConfig::new().ca_certificate(Certificate::from_pem(pem))
+        }
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    Ok(builder.with_tls_config(tls).build()?)
+}
+
+impl Delivery {
+    /// Counts what `exporter` delivers.
+    pub(super) fn of<E>(&self, exporter: E) -> CountingExporter<E> {
+        CountingExporter {
+            inner: exporter,
+            delivery: self.clone(),
+        }
+    }
+
+    /// Spans that ended and were not delivered.
+    pub(super) fn lost(&self) -> u64 {
+        let delivered = self.0.delivered.load(Ordering::Relaxed);
+        self.0
+            .ended
+            .load(Ordering::Relaxed)
+            .saturating_sub(delivered)
+    }
+
+    fn note(&self, spans: u64, result: &OTelSdkResult) {
+        match result {
+            Ok(()) => {
+                self.0.delivered.fetch_add(spans, Ordering::Relaxed);
+                let lost = self.0.lost_now.swap(0, Ordering::Relaxed);
+                if lost > 0 {
+                    tracing::info!(lost_spans = lost, "the collector takes spans again");
+                }
+            }
+            Err(error) => {
+                if self.0.lost_now.fetch_add(spans, Ordering::Relaxed) == 0 {
+                    tracing::warn!(
+                        %error,
+                        "the collector does not take spans: those that end until it does are lost"
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl SpanProcessor for Counter {
+    fn on_start(&self, _span: &mut Span, _context: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if span.span_context.is_sampled() {
+            self.0.0.ended.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _timeout: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+impl<E: SpanExporter> SpanExporter for CountingExporter<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len() as u64;
+        let result = self.inner.export(batch).await;
+        self.delivery.note(spans, &result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}
+
+/// What is said of spans that were not delivered when the daemon ends.
+pub(super) fn log_end(delivery: &Delivery, flushed: Result<(), OTelSdkError>) {
+    let lost = delivery.lost();
+    if let Err(error) = flushed {
+        tracing::warn!(%error, lost_spans = lost, "the last spans were not delivered");
+    } else if lost > 0 {
+        tracing::warn!(lost_spans = lost, "spans were not delivered");
+    }
+}

@@ -1,0 +1,153 @@
+//! Getting spans out: a collector that is lost, one behind TLS, and variables that are not supported.
+
+use std::{fs, net::TcpListener, path::Path, process::Command};
+
+use rustix::process::Signal;
+
+use super::run_in_trace;
+use crate::support::{Collector, Daemon, Setup, eventually, shell};
+
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+
+/// A daemon that exports at once.
+fn exporting(endpoint: &str) -> Setup {
+    Setup::new()
+        .environment(ENDPOINT, endpoint)
+        .environment("OTEL_BSP_SCHEDULE_DELAY", "20")
+}
+
+/// The lines of a log with a text.
+fn lines(daemon: &Daemon, text: &str) -> Vec<serde_json::Value> {
+    let log = daemon.log();
+    let lines = log.lines().filter(|line| line.contains(text));
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
+    // Nothing else gets the port.
+    let reserved = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = reserved.local_addr().unwrap();
+    drop(reserved);
+    let mut daemon = exporting(&format!("http://{address}")).start().await;
+    let lost = "the collector does not take spans";
+    for _ in 0..2 {
+        daemon.output(shell("true")).await;
+        eventually("the loss is told", async || {
+            !lines(&daemon, lost).is_empty()
+        })
+        .await;
+    }
+    let collector = Collector::serve(TcpListener::bind(address).unwrap());
+    let again = "the collector takes spans again";
+    let id = "c".repeat(32);
+    eventually("the collector is found", async || {
+        run_in_trace(&daemon, &id, shell("true")).await.unwrap();
+        !lines(&daemon, again).is_empty()
+    })
+    .await;
+    assert!(!collector.spans(&id).is_empty());
+    let found = lines(&daemon, again);
+    assert!(found[0]["lost_spans"].as_u64().unwrap() >= 3, "{found:?}");
+    let warned = lines(&daemon, lost);
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert_eq!(warned[0]["level"], "WARN");
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+    let end = lines(&daemon, "spans were not delivered");
+    assert_eq!(end.len(), 1, "{end:?}");
+    assert!(end[0]["lost_spans"].as_u64().unwrap() >= 3, "{end:?}");
+}
+
+/// Makes a certificate for 127.0.0.1 that is its own authority; the second path is its key's.
+fn certificate(folder: &Path) -> [String; 2] {
+    let [certificate, key] = ["certificate.pem", "key.pem"].map(|name| folder.join(name));
+    let output = Command::new("openssl")
+        .args([
+            "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+        ])
+        .args([
+            "-subj",
+            "/CN=collector",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args([Path::new("-keyout"), &key, Path::new("-out"), &certificate])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    [certificate, key].map(|path| path.to_str().unwrap().to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_are_exported_behind_tls_to_a_collector_that_is_trusted() {
+    let folder = tempfile::tempdir().unwrap();
+    let [certificate, key] = certificate(folder.path());
+    // What lies beside the configuration, the daemon may read.
+    let config = folder.path().join("jig.toml");
+    fs::write(&config, "").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let pem = [&certificate, &key].map(|path| fs::read_to_string(path).unwrap());
+    let collector = Collector::serve_tls(listener, pem);
+    for (is_trusted, variable) in [
+        (true, "OTEL_EXPORTER_OTLP_CERTIFICATE"),
+        // As the systems' certificates are.
+        (true, "SSL_CERT_FILE"),
+        (false, "JIG_TEST_NONE"),
+    ] {
+        let setup = exporting(&format!("https://{address}"))
+            .environment(variable, &certificate)
+            .environment("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+            .arguments(&["--config", config.to_str().unwrap()]);
+        let daemon = setup.start().await;
+        let id = ulid(variable);
+        run_in_trace(&daemon, &id, shell("true")).await.unwrap();
+        eventually("it is clear whether they come", async || {
+            let is_lost = !lines(&daemon, "the collector does not take spans").is_empty();
+            assert!(!(is_trusted && is_lost), "{}", daemon.log());
+            is_lost || !collector.spans(&id).is_empty()
+        })
+        .await;
+        assert_eq!(!collector.spans(&id).is_empty(), is_trusted, "{variable}");
+    }
+}
+
+/// A trace of its own for each text.
+fn ulid(text: &str) -> String {
+    format!(
+        "{:032x}",
+        text.bytes()
+            .fold(1_u128, |id, byte| id * 31 + u128::from(byte))
+    )
+}
+
+#[tokio::test]
+async fn what_the_environment_asks_for_and_does_not_get_is_named() {
+    let setup = Setup::new()
+        .environment(ENDPOINT, "127.0.0.1:1")
+        .environment("OTEL_METRICS_EXPORTER", "otlp")
+        .environment("OTEL_TRACES_SAMPLER", "xray")
+        .environment("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
+    let daemon = setup.start().await;
+    let warned = lines(&daemon, "the environment asks for what is not supported");
+    let mut variables: Vec<_> = warned
+        .iter()
+        .map(|line| line["variable"].as_str().unwrap())
+        .collect();
+    variables.sort_unstable();
+    let expected = [
+        ENDPOINT,
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "OTEL_METRICS_EXPORTER",
+        "OTEL_TRACES_SAMPLER",
+    ];
+    assert_eq!(variables, expected);
+    for line in &warned {
+        assert_eq!(line["level"], "WARN");
+        assert!(!line["supported"].as_str().unwrap().is_empty(), "{line}");
+    }
+}
