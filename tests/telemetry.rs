@@ -1,6 +1,7 @@
 //! What the daemon tells a collector: the three spans of a call, how they hang together, and that
 //! the last ones are delivered when it ends.
 
+mod calls;
 mod export;
 
 use std::collections::HashMap;

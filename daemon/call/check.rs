@@ -122,6 +122,10 @@ impl Pipeline {
         let of_alias = incoming.alias.map(|alias| alias.risk);
         let risk = of_alias.unwrap_or(spec.options.risk());
         let workspace = scene.workspace.name().to_owned();
+        incoming.facts.note(|facts| {
+            facts.tool = Some(tool.to_owned());
+            facts.workspace = Some(workspace.clone());
+        });
         let snapshot = self.policy.snapshot();
         let said = incoming.said();
         let name = said.as_ref().map(|said| said.tool);

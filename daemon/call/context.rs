@@ -5,12 +5,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{Context, trace::TraceContextExt as _};
+use opentelemetry::{Context, KeyValue, trace::TraceContextExt as _};
 
 use super::{access::principal::Principal, policy::judged::Spoken};
 use crate::{
     api::v1::Risk,
-    daemon::{dialect::Dialect, error::Violation, store::session::SessionId, tool::JobContext},
+    daemon::{
+        dialect::Dialect,
+        error::Violation,
+        store::session::SessionId,
+        telemetry::{calls::CallFacts, semconv},
+        tool::JobContext,
+    },
 };
 
 /// Longest `jig-request-id`, in characters.
@@ -45,6 +51,8 @@ pub(crate) struct Incoming {
     pub(crate) in_default_shell: bool,
     /// The span of the RPC.
     pub(crate) parent: Context,
+    /// What its line in the log says.
+    pub(crate) facts: CallFacts,
 }
 
 /// A tool of the configuration, in whose name another is called: it is judged and recorded as that one.
@@ -73,7 +81,7 @@ impl Incoming {
         call_id: String,
         principal: Arc<Principal>,
         deadline: Option<Instant>,
-        parent: Context,
+        (parent, facts): (Context, CallFacts),
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
@@ -101,23 +109,40 @@ impl Incoming {
             report("jig-request-id", "must have 1 to 120 characters");
         }
         match session {
-            Some(session) if violations.is_empty() => Ok(Self {
-                call_id,
-                principal,
-                deadline,
-                workspace: get("jig-workspace").map(str::to_owned),
-                session,
-                request_id,
-                job: None,
-                by_name: None,
-                alias: None,
-                limit: None,
-                artifact_bytes: None,
-                in_default_shell: false,
-                parent,
-            }),
+            Some(session) if violations.is_empty() => {
+                let span = parent.span();
+                let name = session.as_str().to_owned();
+                span.set_attribute(KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, name.clone()));
+                facts.note(|facts| {
+                    facts.session = Some(name);
+                    facts.workspace = get("jig-workspace").map(str::to_owned);
+                    facts.request_id.clone_from(&request_id);
+                });
+                Ok(Self {
+                    call_id,
+                    principal,
+                    deadline,
+                    workspace: get("jig-workspace").map(str::to_owned),
+                    session,
+                    request_id,
+                    job: None,
+                    by_name: None,
+                    alias: None,
+                    limit: None,
+                    artifact_bytes: None,
+                    in_default_shell: false,
+                    parent: parent.clone(),
+                    facts,
+                })
+            }
             _ => Err(violations),
         }
+    }
+
+    /// The id that the model gave it; its own, where there is none.
+    pub(crate) fn given_id(&self) -> &str {
+        let given = self.by_name.as_deref().map(|call| call.id.as_str());
+        given.filter(|id| !id.is_empty()).unwrap_or(&self.call_id)
     }
 
     /// What it was made as, where that was in a dialect.

@@ -88,7 +88,7 @@ impl<'a> JobTools<'a> {
         };
         *said = Said::new(&self.job.tool, &params, &mount_path);
         self.by_name = Some(Arc::new(ByName {
-            id: String::new(),
+            id: self.job.given_id.clone(),
             said: Some(self.pipeline.spoken(&incoming, dialect, tool, &params)?),
             dialect: Some(dialect),
         }));

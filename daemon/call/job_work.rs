@@ -19,7 +19,7 @@ use super::{
     access::principal::Principal,
     any_tool::{self, Going},
     approval::places::are_full,
-    context::Incoming,
+    context::{ByName, Incoming},
     drain::Drain,
     envelope::{self, Call},
     job_tools::{Given, JobTools},
@@ -36,7 +36,10 @@ use crate::daemon::{
         session::SessionId,
     },
     task,
-    telemetry::propagation::{read_parent, write_parent},
+    telemetry::{
+        calls::{CallEnd, CallFacts, Facts},
+        propagation::{read_parent, write_parent},
+    },
     tool::JobContext,
 };
 
@@ -120,6 +123,11 @@ impl Pipeline {
             principal: incoming.principal.name().to_owned(),
             request,
             dialect: dialect.map_or("", |dialect| dialect.name).to_owned(),
+            given_id: incoming
+                .by_name
+                .as_ref()
+                .map(|call| call.id.clone())
+                .unwrap_or_default(),
             tool,
             queue,
             priority,
@@ -178,6 +186,9 @@ impl Pipeline {
             ended: SystemTime::now(),
         };
         let dialect = dialect::find(&job.dialect).ok();
+        if self.telemetry.logs_calls() {
+            log_job(&job, dialect.map(|dialect| dialect.name), state, &call);
+        }
         let envelope = envelope::of(&call, dialect, &said, result, &ran);
         End::Done(state, Some(envelope.encode_to_vec().into()))
     }
@@ -220,8 +231,14 @@ impl Pipeline {
             limit: given.and_then(|call| call.limit),
             artifact_bytes: given.and_then(|call| call.artifact_bytes),
             in_default_shell: given.is_some_and(|call| call.in_default_shell),
-            by_name: given.and_then(|call| call.by_name.clone()),
             ..self.incoming_of(live, job, approval)?
+        };
+        let incoming = match given.and_then(|call| call.by_name.clone()) {
+            Some(by_name) => Incoming {
+                by_name: Some(by_name),
+                ..incoming
+            },
+            None => incoming,
         };
         let principal = Arc::clone(&incoming.principal);
         let tool = any_tool::find(name, self, &principal)?;
@@ -409,14 +426,46 @@ impl Pipeline {
                 is_asked_about: CancellationToken::new(),
                 approved_by: approval.map(|approval| approval.by.clone()),
             }),
-            by_name: None,
+            by_name: (!job.given_id.is_empty()).then(|| {
+                Arc::new(ByName {
+                    id: job.given_id.clone(),
+                    said: None,
+                    dialect: None,
+                })
+            }),
             alias: None,
             limit: None,
             artifact_bytes: None,
             in_default_shell: false,
             parent: read_parent(&job.trace),
+            facts: CallFacts::default(),
         })
     }
+}
+
+/// Writes the line of a job that has ended.
+fn log_job(job: &Job, dialect: Option<&'static str>, state: JobState, call: &Call<'_>) {
+    let facts = Facts {
+        caller: Some(job.principal.clone()),
+        workspace: Some(job.workspace.clone()),
+        session: Some(job.session.clone()),
+        request_id: job.request.clone(),
+        job_id: Some(job.id.clone()),
+        model_call_id: Some(job.given_id.clone()).filter(|id| !id.is_empty()),
+        tool: dialect.is_none().then(|| job.tool.clone()),
+        called_name: dialect.is_some().then(|| job.tool.clone()),
+        dialect,
+        outcome: Some(state.name().to_owned()),
+    };
+    let duration = call.ended.duration_since(call.started);
+    facts.log(CallEnd {
+        method: None,
+        call_id: None,
+        trace_id: None,
+        status: None,
+        reason: None,
+        duration: duration.unwrap_or_default(),
+    });
 }
 
 /// What a job is told that cannot know any more what it was to do.

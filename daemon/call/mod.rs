@@ -83,7 +83,7 @@ use crate::daemon::{
     queue::Turn,
     store::{session::Session, state_dir::StateDir},
     task,
-    telemetry::{Telemetry, semconv, spans::Span},
+    telemetry::{Telemetry, calls::CallFacts, semconv, spans::Span},
     tool::{Done, Scene, Tool, Work},
 };
 
@@ -175,7 +175,12 @@ impl<T: Tool> Begun<T> {
     ) -> (JoinHandle<Result<T::Response, Error>>, CancellationToken) {
         let incoming = self.incoming;
         let log = tracing::info_span!("call", call_id = %incoming.call_id, trace_id = %incoming.trace_id(), span_id = %incoming.span_id(), tool = incoming.tool(T::NAME));
-        let work = Arc::clone(pipeline).execute::<T>(self.params, self.work, incoming.said());
+        let work = Arc::clone(pipeline).execute::<T>(
+            self.params,
+            self.work,
+            incoming.said(),
+            incoming.facts,
+        );
         let task = task::spawn_tracked(T::NAME, work.instrument(log));
         drop(self.waited_for);
         (task, self.abandon)
@@ -379,6 +384,7 @@ impl Pipeline {
         params: T::Params,
         work: Work,
         said: Option<Arc<Spoken>>,
+        facts: CallFacts,
     ) -> Result<T::Response, Error> {
         let about = work.about.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
@@ -396,6 +402,7 @@ impl Pipeline {
         let said = said.as_deref();
         let happened = record::happened(&about, said, &result);
         let finished = record::finished(&about, said, begun.elapsed(), &result);
+        facts.note(|facts| facts.outcome = Some(record::outcome(&result)));
         for fields in happened.into_iter().chain([finished]) {
             if let Err(error) = session.record(step, fields) {
                 tracing::error!(%error, "the end of a call could not be recorded");
@@ -410,14 +417,22 @@ impl Pipeline {
     }
 
     fn start_span(&self, tool: &'static str, incoming: &Incoming, scene: &Scene) -> Span {
-        let attributes = vec![
+        let session = incoming.session.as_str().to_owned();
+        let mut attributes = vec![
             KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
             KeyValue::new(semconv::GEN_AI_TOOL_NAME, tool),
             KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
-            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.call_id.clone()),
-            KeyValue::new(semconv::SESSION_ID, incoming.session.as_str().to_owned()),
+            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.given_id().to_owned()),
+            KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, session.clone()),
+            KeyValue::new(semconv::CALL_ID, incoming.call_id.clone()),
+            KeyValue::new(semconv::SESSION_ID, session),
             KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
+            KeyValue::new(semconv::PRINCIPAL, incoming.principal.name().to_owned()),
         ];
+        if let Some(said) = incoming.said() {
+            attributes.push(KeyValue::new(semconv::DIALECT, said.dialect.name));
+            attributes.push(KeyValue::new(semconv::CALLED_NAME, said.tool));
+        }
         let name = format!("execute_tool {tool}");
         let tracer = self.telemetry.tracer();
         Span::start(
@@ -473,12 +488,12 @@ pub(crate) fn timed_out(tool: &str) -> Error {
 }
 
 fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
-    let error_type = match result {
-        Ok(done) => done.error_type,
-        Err(error) => Some(error.reason.name()),
+    let failure = match result {
+        Ok(done) => done.error_type.map(|kind| (kind, kind)),
+        Err(error) => Some((error.reason.name(), record::message(error))),
     };
-    if let Some(error_type) = error_type {
-        span.fail(error_type);
+    if let Some((error_type, description)) = failure {
+        span.fail_with(error_type, description);
     }
     // The last holder ends it by dropping it.
     drop(span);

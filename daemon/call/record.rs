@@ -120,9 +120,23 @@ fn insert_error(fields: &mut Map<String, Value>, error: &Error) {
     fields.insert("message".to_owned(), message(error).into());
 }
 
+/// What came of a call, as one word.
+pub(super) fn outcome<R>(result: &Result<Done<R>, Error>) -> String {
+    match result {
+        Ok(done) => {
+            let outcome = done.facts.get("outcome").and_then(Value::as_str);
+            outcome
+                .or(done.error_type)
+                .unwrap_or("success")
+                .to_lowercase()
+        }
+        Err(error) => error.reason.name().to_lowercase(),
+    }
+}
+
 /// What went wrong, without the lines of files that its caller was told of: who may only look must not see
 /// what is in them.
-fn message(error: &Error) -> &str {
+pub(super) fn message(error: &Error) -> &str {
     if matches!(error.reason, Reason::StringNotFound | Reason::PatchHunkFail) {
         return "it does not fit what is in the file: who called was told where, and what is there";
     }

@@ -88,6 +88,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LEVEL", env = "JIG_LOG_LEVEL")]
     pub(crate) log_level: Option<String>,
 
+    /// Write a line for each call, at the level info: its method, tool, caller, session, status and
+    /// duration. Health checks and reflection have none
+    #[arg(long, env = "JIG_LOG_CALLS", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) log_calls: bool,
+
     /// How long running calls may go on when the daemon is told to end: 25s (the default), 500ms,
     /// 2m
     #[arg(long, value_name = "TIME", env = "JIG_DRAIN_TIMEOUT")]

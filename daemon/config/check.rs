@@ -238,6 +238,7 @@ fn combine(args: Args, file: File) -> Result<Config, ConfigError> {
         path,
         log,
         log_level,
+        log_calls: args.log_calls || file.log_calls.unwrap_or(false),
         drain_timeout,
         grace,
         limits,

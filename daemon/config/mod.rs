@@ -109,6 +109,8 @@ pub(crate) struct Config {
     pub(crate) log: Format,
     /// Most detailed level of its own logs.
     pub(crate) log_level: tracing::Level,
+    /// Whether each call has a line.
+    pub(crate) log_calls: bool,
     /// Time for running calls when the daemon is told to end.
     pub(crate) drain_timeout: Duration,
     /// Time between SIGTERM and SIGKILL.

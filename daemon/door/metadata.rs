@@ -9,6 +9,7 @@ use super::status::to_status;
 use crate::daemon::{
     call::{access::principal::Principal, context::Incoming},
     error::{Error, Violation},
+    telemetry::calls::CallFacts,
 };
 
 /// Left by the trace layer: the call's id, its span, and when it came.
@@ -18,6 +19,8 @@ pub(crate) struct Arrival {
     pub(crate) call_id: String,
     /// The span of the RPC.
     pub(crate) context: Context,
+    /// What its line in the log says.
+    pub(crate) facts: CallFacts,
 }
 
 /// Left by the deadline layer: when the caller stops waiting.
@@ -27,7 +30,12 @@ pub(crate) struct Deadline(pub(crate) Instant);
 /// Reads the call's context from a request.
 pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     let arrival = request.extensions().get::<Arrival>().cloned();
-    let Some(Arrival { call_id, context }) = arrival else {
+    let Some(Arrival {
+        call_id,
+        context,
+        facts,
+    }) = arrival
+    else {
         return Err(around_the_layers());
     };
     let principal = principal(request)?;
@@ -57,7 +65,7 @@ pub(crate) fn incoming<T>(request: &Request<T>) -> Result<Incoming, Status> {
     if !unclear.is_empty() {
         return Err(to_status(&Error::invalid(unclear)));
     }
-    Incoming::new(call_id, principal, deadline, context, |key| {
+    Incoming::new(call_id, principal, deadline, (context, facts), |key| {
         metadata.get(key).and_then(|value| value.to_str().ok())
     })
     .map_err(|violations| to_status(&Error::invalid(violations)))

@@ -9,6 +9,7 @@ use std::{
 };
 
 use http::{HeaderMap, Request, Response, header::AUTHORIZATION};
+use opentelemetry::{KeyValue, trace::TraceContextExt as _};
 use tonic::body::Body;
 use tower::{Layer, Service};
 
@@ -23,8 +24,9 @@ use crate::daemon::{
         access::{Origin, principal::Principal},
     },
     config::keys::Role,
-    door::status::to_status,
+    door::{metadata::Arrival, status::to_status},
     error::{Error, Reason},
+    telemetry::semconv,
 };
 
 /// What anybody may ask: whoever watches over the daemon has no key (Kubernetes' probes).
@@ -136,6 +138,12 @@ fn admit(pipeline: &Pipeline, request: &mut Request<Body>) -> Result<Admitted, E
         }
     }
     let principal: Arc<Principal> = admitted?;
+    if let Some(arrival) = request.extensions().get::<Arrival>() {
+        let name = || principal.name().to_owned();
+        let span = arrival.context.span();
+        span.set_attribute(KeyValue::new(semconv::PRINCIPAL, name()));
+        arrival.facts.note(|facts| facts.caller = Some(name()));
+    }
     // What is none of the daemon's own methods is reflection, or nothing.
     let access = pipeline.catalog.access(&method);
     let (needed, streams) = access.map_or((Role::Read, true), |it| (it.role, it.streams));

@@ -7,20 +7,30 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{self, Poll, ready},
+    time::Instant,
 };
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use opentelemetry::{Context, KeyValue, trace::SpanKind};
+use opentelemetry::{
+    Context, KeyValue,
+    trace::{SpanKind, TraceContextExt as _},
+};
 use tonic::{Code, Status, body::Body};
+use tonic_types::StatusExt as _;
 use tower::{Layer, Service};
 use ulid::Ulid;
 
 use super::connection::{End, Peer};
 use crate::daemon::{
     door::metadata::Arrival,
-    telemetry::{Telemetry, semconv, spans::Span},
+    telemetry::{
+        Telemetry,
+        calls::{CallEnd, CallFacts},
+        semconv,
+        spans::Span,
+    },
 };
 
 /// Methods of the standard services. Probes and tools call them all the time: their calls have no span.
@@ -45,9 +55,23 @@ pub(super) struct TraceService<S> {
     layer: TraceLayer,
 }
 
-/// A span that ends with the call: at its trailers, at an error, or when the caller goes away.
+/// A span, and a line in the log, that end with the call: at its trailers, at an error, or when the
+/// caller goes away.
 #[derive(Debug)]
-struct Open(Option<Span>);
+struct Open {
+    span: Option<Span>,
+    line: Option<Line>,
+}
+
+/// What the line says, with what was noted of the call on its way.
+#[derive(Debug)]
+struct Line {
+    facts: CallFacts,
+    method: String,
+    call_id: String,
+    trace_id: String,
+    begun: Instant,
+}
 
 /// A body whose end is the end of the call.
 #[derive(Debug)]
@@ -162,22 +186,36 @@ where
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let call_id = Ulid::generate().to_string();
-        let propagators = self.layer.telemetry.propagators();
-        let parent = propagators.extract(request.headers());
+        let parent = self
+            .layer
+            .telemetry
+            .propagators()
+            .extract(request.headers());
         let span = self.layer.start(&request, &call_id, &parent);
         let context = span.as_ref().map_or(parent, |span| span.context().clone());
+        let facts = CallFacts::default();
+        let method = request.uri().path().trim_start_matches('/');
+        let is_logged = self.layer.telemetry.logs_calls() && span.is_some();
+        let line = is_logged.then(|| Line {
+            facts: facts.clone(),
+            method: method.to_owned(),
+            call_id: call_id.clone(),
+            trace_id: context.span().span_context().trace_id().to_string(),
+            begun: Instant::now(),
+        });
         let arrival = Arrival {
             call_id: call_id.clone(),
             context,
+            facts,
         };
         request.extensions_mut().insert(arrival);
-        let mut open = Open(span);
+        let mut open = Open { span, line };
         let answer = self.inner.call(request);
         Box::pin(async move {
             let mut response = match answer.await {
                 Ok(response) => response,
                 Err(error) => {
-                    open.end(Code::Unknown);
+                    open.end(Code::Unknown, &HeaderMap::new());
                     return Err(error);
                 }
             };
@@ -186,7 +224,7 @@ where
             }
             // An answer without a body has its status in its headers.
             if let Some(code) = code(response.headers()) {
-                open.end(code);
+                open.end(code, response.headers());
                 return Ok(response);
             }
             Ok(response.map(|body| Body::new(Traced { body, open })))
@@ -195,9 +233,13 @@ where
 }
 
 impl Open {
-    fn end(&mut self, code: Code) {
-        let Some(span) = self.0.take() else { return };
+    /// Ends them; `trailers` may say why the call was refused.
+    fn end(&mut self, code: Code, trailers: &HeaderMap) {
         let name = name(code);
+        if let Some(line) = self.line.take() {
+            line.log(code, trailers);
+        }
+        let Some(span) = self.span.take() else { return };
         span.set(semconv::RPC_STATUS_CODE, name);
         // The other codes tell of the caller's mistakes, which are no errors of a server.
         let failed = matches!(
@@ -211,16 +253,30 @@ impl Open {
         );
         if failed {
             span.fail(name);
-        } else if code != Code::Ok {
-            span.set(semconv::ERROR_TYPE, name);
         }
         span.end();
     }
 }
 
+impl Line {
+    fn log(self, code: Code, trailers: &HeaderMap) {
+        let status = Status::from_header_map(trailers).filter(|_| code != Code::Ok);
+        let info = status.and_then(|status| status.get_details_error_info());
+        let reason = info.map(|info| info.reason);
+        self.facts.known().log(CallEnd {
+            method: Some(&self.method),
+            call_id: Some(&self.call_id),
+            trace_id: Some(&self.trace_id),
+            status: Some(name(code)),
+            reason: reason.as_deref(),
+            duration: self.begun.elapsed(),
+        });
+    }
+}
+
 impl Drop for Open {
     fn drop(&mut self) {
-        self.end(Code::Cancelled);
+        self.end(Code::Cancelled, &HeaderMap::new());
     }
 }
 
@@ -236,11 +292,12 @@ impl HttpBody for Traced {
         match &frame {
             Some(Ok(frame)) => {
                 if let Some(trailers) = frame.trailers_ref() {
-                    self.open.end(code(trailers).unwrap_or(Code::Unknown));
+                    let code = code(trailers).unwrap_or(Code::Unknown);
+                    self.open.end(code, trailers);
                 }
             }
-            Some(Err(status)) => self.open.end(status.code()),
-            None => self.open.end(Code::Unknown),
+            Some(Err(status)) => self.open.end(status.code(), &HeaderMap::new()),
+            None => self.open.end(Code::Unknown, &HeaderMap::new()),
         }
         Poll::Ready(frame)
     }

@@ -74,7 +74,7 @@ pub(super) async fn serve(
         store,
         keeper: Keeper { process, found },
     } = prepared;
-    let telemetry = Telemetry::start();
+    let telemetry = Telemetry::start(config.log_calls);
     let catalog = catalog(&config)?;
     let Probed { sandboxes, results } = isolation::prove(process, &found.accounting, &config)
         .await

@@ -28,7 +28,7 @@ const STATE: &str = "CASE WHEN id IN (SELECT id FROM lost) THEN 'lost' ELSE stat
 /// What is read of a row, in the order of [`read`].
 static COLUMNS: LazyLock<String> = LazyLock::new(|| {
     format!(
-        "id, workspace, session, principal, tool, queue, priority, {STATE}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request, dialect"
+        "id, workspace, session, principal, tool, queue, priority, {STATE}, trace, submitted_ms, started_ms, coalesce(ended_ms, (SELECT lost.ended_ms FROM lost WHERE lost.id = job.id)), step, request, dialect, given_id"
     )
 });
 
@@ -75,6 +75,8 @@ pub(crate) struct Job {
     pub(crate) request: Option<String>,
     /// The dialect that its tool is of; empty, where that is of the contract.
     pub(crate) dialect: String,
+    /// The id that the model gave its call; may be empty.
+    pub(crate) given_id: String,
     /// The tool that it calls.
     pub(crate) tool: String,
     /// The queue that it waits in.
@@ -159,11 +161,11 @@ impl JobLog {
             }
             connection
                 .prepare_cached(
-                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request, dialect) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+                    "INSERT INTO job (id, workspace, session, principal, tool, queue, priority, state, trace, submitted_ms, request, dialect, given_id) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
                 )?
                 .execute(params![
                     job.id, job.workspace, job.session, job.principal, job.tool, job.queue, job.priority, job.state.name(), job.trace, milliseconds::of(job.submitted),
-                    job.request, job.dialect
+                    job.request, job.dialect, job.given_id
                 ])
         })
         .await
@@ -420,6 +422,7 @@ fn read(row: &Row<'_>) -> rusqlite::Result<Job> {
         step: number.and_then(|step| u64::try_from(step).ok()),
         request: row.get(13)?,
         dialect: row.get(14)?,
+        given_id: row.get(15)?,
     })
 }
 
@@ -433,7 +436,7 @@ impl JobState {
         Self::Lost,
     ];
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
             Self::Running => "running",

@@ -15,6 +15,9 @@ use tracing_subscriber::{
     Layer, filter::Targets, fmt as text, layer::Context, prelude::*, registry::LookupSpan,
 };
 
+/// Fields that are lists of texts, as `tracing` has no such.
+const LISTS: [&str; 1] = ["addresses"];
+
 /// How logs are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -101,8 +104,12 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Json {
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0
-            .insert(field.name().to_owned(), format!("{value:?}").into());
+        let text = format!("{value:?}");
+        // Debug writes a list of texts as JSON does, unless they hold what cannot be printed.
+        let is_list = LISTS.contains(&field.name());
+        let list = is_list.then(|| serde_json::from_str(&text).ok()).flatten();
+        let value = list.unwrap_or(Value::String(text));
+        self.0.insert(field.name().to_owned(), value);
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {

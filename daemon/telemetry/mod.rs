@@ -3,6 +3,7 @@
 //! Spans are made always, so that logs and children have trace ids; they are exported, by OTLP over
 //! gRPC, when an endpoint is set in the environment.
 
+pub(crate) mod calls;
 mod environment;
 mod export;
 pub(crate) mod logs;
@@ -33,13 +34,15 @@ pub(crate) struct Telemetry {
     provider: SdkTracerProvider,
     tracer: SdkTracer,
     delivery: Delivery,
+    /// Whether each call has a line in the log.
+    logs_calls: bool,
     propagators: Propagators,
 }
 
 impl Telemetry {
     /// Sets tracing up from the `OTEL_*` environment. To be called inside the runtime: the
     /// exporter's connection belongs to it.
-    pub(crate) fn start() -> Self {
+    pub(crate) fn start(logs_calls: bool) -> Self {
         let environment = environment::of_process();
         environment.warn();
         let delivery = Delivery::default();
@@ -70,6 +73,7 @@ impl Telemetry {
             provider,
             tracer,
             delivery,
+            logs_calls,
             propagators: Propagators::from_environment(),
         }
     }
@@ -77,6 +81,11 @@ impl Telemetry {
     /// What spans are made with.
     pub(crate) fn tracer(&self) -> &SdkTracer {
         &self.tracer
+    }
+
+    /// Whether each call has a line in the log.
+    pub(crate) fn logs_calls(&self) -> bool {
+        self.logs_calls
     }
 
     /// What is carried from a caller to a child.

@@ -23,6 +23,7 @@ pub(crate) const HTTP_REQUEST_METHOD: &str = "http.request.method";
 pub(crate) const GEN_AI_OPERATION_NAME: &str = "gen_ai.operation.name";
 pub(crate) const GEN_AI_TOOL_NAME: &str = "gen_ai.tool.name";
 pub(crate) const GEN_AI_TOOL_TYPE: &str = "gen_ai.tool.type";
+pub(crate) const GEN_AI_CONVERSATION_ID: &str = "gen_ai.conversation.id";
 pub(crate) const GEN_AI_TOOL_CALL_ID: &str = "gen_ai.tool.call.id";
 
 // Process spans (release candidate).
@@ -34,6 +35,9 @@ pub(crate) const PROCESS_WORKING_DIRECTORY: &str = "process.working_directory";
 
 // Ours.
 pub(crate) const CALL_ID: &str = "jig.call.id";
+pub(crate) const PRINCIPAL: &str = "jig.principal";
+pub(crate) const DIALECT: &str = "jig.dialect";
+pub(crate) const CALLED_NAME: &str = "jig.called_name";
 pub(crate) const SESSION_ID: &str = "jig.session.id";
 pub(crate) const REQUEST_ID: &str = "jig.request.id";
 pub(crate) const WORKSPACE: &str = "jig.workspace";

@@ -56,17 +56,19 @@ impl Span {
 
     /// Sets a text attribute, shortened to what a collector should get.
     pub(crate) fn set_text(&self, key: &'static str, value: &str) {
-        let mut end = value.len().min(LONGEST_VALUE);
-        while !value.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.set(key, value.get(..end).unwrap_or_default().to_owned());
+        self.set(key, shortened(value).to_owned());
     }
 
     /// Marks the span as failed.
     pub(crate) fn fail(&self, error_type: &'static str) {
+        self.fail_with(error_type, "");
+    }
+
+    /// As [`Self::fail`], with a description for people.
+    pub(crate) fn fail_with(&self, error_type: &'static str, description: &str) {
         self.set(semconv::ERROR_TYPE, error_type);
-        self.context.span().set_status(Status::error(""));
+        let status = Status::error(shortened(description).to_owned());
+        self.context.span().set_status(status);
     }
 
     /// Ends the span.
@@ -79,6 +81,11 @@ impl Span {
             self.context.span().end();
         }
     }
+}
+
+fn shortened(value: &str) -> &str {
+    let end = value.floor_char_boundary(LONGEST_VALUE);
+    value.get(..end).unwrap_or_default()
 }
 
 impl Drop for Span {

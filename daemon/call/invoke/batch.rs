@@ -11,7 +11,7 @@ use tokio::task::JoinHandle;
 use super::{
     super::{
         Pipeline,
-        context::Incoming,
+        context::{ByName, Incoming},
         envelope::{self, Call, Ran},
         jobs::Found,
         order::{Submission, cost_of_job},
@@ -139,7 +139,15 @@ impl Pipeline {
                         queue: queue.clone(),
                         priority: 0,
                     };
-                    let incoming = of_number(&incoming, number);
+                    let by_name = ByName {
+                        id: id.clone(),
+                        said: None,
+                        dialect: None,
+                    };
+                    let incoming = Incoming {
+                        by_name: Some(Arc::new(by_name)),
+                        ..of_number(&incoming, number)
+                    };
                     self.submit_one(incoming, submission, is_unfinished).await
                 }
                 Err(error) => Err(error),

@@ -123,6 +123,12 @@ impl Pipeline {
         // Tools of the configuration are of no dialect, but some dialects say how these answer.
         let is_custom = self.catalog.custom(&tool).is_some();
         let dialect = own.or(dialect.filter(|dialect| is_custom && dialect.has_custom()));
+        let facts = incoming.facts.clone();
+        facts.note(|facts| {
+            facts.dialect = dialect.map(|dialect| dialect.name);
+            facts.called_name = Some(tool.clone());
+            facts.model_call_id = Some(id.clone()).filter(|id| !id.is_empty());
+        });
         // A workspace that there is not is no matter of the tool.
         let said = self.said(&incoming, &tool, params.as_ref().ok())?;
         let doing = self.doing(&incoming.principal, own, &tool);
@@ -157,9 +163,18 @@ impl Pipeline {
                 performed.into_envelope(deadline)
             }
         };
+        let response = response?;
+        let failed = response
+            .error
+            .as_ref()
+            .map(|error| error.error_type.clone());
+        facts.note(|facts| {
+            let outcome = failed.or_else(|| facts.outcome.take());
+            facts.outcome = outcome.or_else(|| Some("success".to_owned()));
+        });
         let response = InvokeResponse {
             request_id: id,
-            ..response?
+            ..response
         };
         Ok(match result_of {
             Some(dialect) => result_json::of(dialect, response)?,

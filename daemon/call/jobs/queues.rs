@@ -284,6 +284,7 @@ mod tests {
             principal: caller.to_owned(),
             request: None,
             dialect: String::new(),
+            given_id: String::new(),
             tool: "run".to_owned(),
             queue: queue.to_owned(),
             priority,

@@ -14,6 +14,7 @@ fn new(jobs: &Jobs) -> Job {
         principal: "uid:0".to_owned(),
         request: None,
         dialect: String::new(),
+        given_id: String::new(),
         tool: "run".to_owned(),
         queue: "default".to_owned(),
         priority: 0,

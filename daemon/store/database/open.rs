@@ -18,13 +18,14 @@ const APPLICATION: i32 = 0x6a69_6764;
 const INCREMENTAL: i32 = 2;
 
 /// What makes each version of the schema from the one before it; the first, from nothing.
-const VERSIONS: [&str; 6] = [
+const VERSIONS: [&str; 7] = [
     include_str!("1.sql"),
     include_str!("2.sql"),
     include_str!("3.sql"),
     include_str!("4.sql"),
     include_str!("5.sql"),
     include_str!("6.sql"),
+    include_str!("7.sql"),
 ];
 
 /// Why a database cannot be used. Display says what to do.

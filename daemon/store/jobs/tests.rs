@@ -18,6 +18,7 @@ fn job(id: &str, queue: &str) -> Job {
         principal: "uid:0".to_owned(),
         request: Some(format!("r{id}")),
         dialect: String::new(),
+        given_id: "call_1".to_owned(),
         tool: "run".to_owned(),
         queue: queue.to_owned(),
         priority: -3,

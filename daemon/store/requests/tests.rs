@@ -202,6 +202,7 @@ async fn end_job(jobs: &JobLog, id: &str, request: &str) {
         principal: "a".to_owned(),
         request: Some(request.to_owned()),
         dialect: String::new(),
+        given_id: String::new(),
         tool: "run".to_owned(),
         queue: "q".to_owned(),
         priority: 0,

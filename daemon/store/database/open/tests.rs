@@ -126,7 +126,7 @@ fn what_is_not_ours_newer_or_damaged_is_refused_and_left_as_it_is() {
     others(&format!(
         "PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99"
     ));
-    refused("schema 99; this one knows 6");
+    refused("schema 99; this one knows 7");
     std::fs::write(&path, "no database at all".repeat(1000)).unwrap();
     refused("is damaged");
     std::fs::remove_file(&path).unwrap();

@@ -1,0 +1,296 @@
+//! What is known of calls: in their spans, and in their lines of the log.
+
+use jig::api::v1::{
+    BatchCall, InvokeBatchRequest, InvokeRequest, ReadFileRequest, RunRequest,
+    invoke_service_client::InvokeServiceClient,
+};
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tonic::Request;
+use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+
+use super::{CALLER, status, trace};
+use crate::{
+    invoke::{call, invoke},
+    support::{Collector, Daemon, Setup, attribute, eventually, shell},
+};
+
+/// A request of a session, in a trace.
+fn request<T>(id: &str, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    let parent = format!("00-{id}-{CALLER}-01");
+    for (name, value) in [("traceparent", parent.as_str()), ("jig-session", "s1")] {
+        request.metadata_mut().insert(name, value.parse().unwrap());
+    }
+    request
+}
+
+fn of_model(call: InvokeRequest, id: &str) -> InvokeRequest {
+    InvokeRequest {
+        request_id: id.to_owned(),
+        ..call
+    }
+}
+
+fn missing_file() -> ReadFileRequest {
+    ReadFileRequest {
+        path: "missing".to_owned(),
+        ..ReadFileRequest::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn spans_say_who_called_what_as_the_model_said_it() {
+    let (collector, endpoint) = Collector::start();
+    let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    let mut daemon = setup.start().await;
+    let [by_name, typed, failed] = ["1", "2", "3"].map(|digit| digit.repeat(32));
+    let bash = call("claude", "Bash", json!({"command": "true"}));
+    invoke(&daemon, request(&by_name, of_model(bash, "toolu_1"))).await;
+    daemon.run(request(&typed, shell("true"))).await;
+    let read = daemon
+        .tools()
+        .read_file(request(&failed, missing_file()))
+        .await;
+    read.unwrap_err();
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+
+    let spans = trace(&collector, &by_name);
+    let tool = &spans["execute_tool run"];
+    let own = attribute(&tool.attributes, "jig.call.id").unwrap();
+    for (name, value) in [
+        ("gen_ai.tool.call.id", "toolu_1"),
+        ("gen_ai.conversation.id", "s1"),
+        ("jig.dialect", "claude"),
+        ("jig.called_name", "Bash"),
+        ("jig.principal", "uid:0"),
+    ] {
+        assert_eq!(
+            attribute(&tool.attributes, name).as_deref(),
+            Some(value),
+            "{name}"
+        );
+    }
+    let rpc = &spans["jig.v1.InvokeService/Invoke"];
+    for (name, value) in [
+        ("gen_ai.conversation.id", "s1"),
+        ("jig.principal", "uid:0"),
+        ("jig.call.id", &own),
+        ("server.address", daemon.socket().to_str().unwrap()),
+    ] {
+        assert_eq!(
+            attribute(&rpc.attributes, name).as_deref(),
+            Some(value),
+            "{name}"
+        );
+    }
+    assert_eq!(attribute(&rpc.attributes, "server.port"), None);
+
+    // Without an id of the model, it is the call's own.
+    let spans = trace(&collector, &typed);
+    let tool = &spans["execute_tool run"];
+    let [given, own] =
+        ["gen_ai.tool.call.id", "jig.call.id"].map(|name| attribute(&tool.attributes, name));
+    assert_eq!(given, own);
+    assert_eq!(attribute(&tool.attributes, "jig.dialect"), None);
+
+    // The tool failed, which is the caller's mistake and no failure of the RPC.
+    let spans = trace(&collector, &failed);
+    let tool = &spans["execute_tool read_file"];
+    assert_eq!(status(tool), StatusCode::Error);
+    let description = &tool.status.as_ref().unwrap().message;
+    assert!(description.contains("missing"), "{description}");
+    assert_eq!(
+        attribute(&tool.attributes, "error.type").as_deref(),
+        Some("FILE_NOT_FOUND")
+    );
+    let rpc = &spans["jig.v1.ToolService/ReadFile"];
+    assert_eq!(status(rpc), StatusCode::Unset);
+    assert_eq!(attribute(&rpc.attributes, "error.type"), None);
+    assert_eq!(
+        attribute(&rpc.attributes, "rpc.status_code").as_deref(),
+        Some("NOT_FOUND")
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_call_of_a_batch_has_the_id_that_the_model_gave_it() {
+    let (collector, endpoint) = Collector::start();
+    let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    let mut daemon = setup.start().await;
+    let id = "7".repeat(32);
+    let call = |id: &str, name: &str, arguments: Value| BatchCall {
+        call_id: id.to_owned(),
+        name: name.to_owned(),
+        arguments_json: arguments.to_string(),
+        ..BatchCall::default()
+    };
+    let batch = InvokeBatchRequest {
+        calls: vec![
+            call("c1", "run", json!({"command": "true"})),
+            call("c2", "list_files", json!({})),
+        ],
+        ..InvokeBatchRequest::default()
+    };
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    client.invoke_batch(request(&id, batch)).await.unwrap();
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+    let spans = trace(&collector, &id);
+    for (span, given) in [
+        ("execute_tool run", "c1"),
+        ("execute_tool list_files", "c2"),
+    ] {
+        let found = attribute(&spans[span].attributes, "gen_ai.tool.call.id");
+        assert_eq!(found.as_deref(), Some(given));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn probes_have_no_spans() {
+    let (collector, endpoint) = Collector::start();
+    let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
+    let mut daemon = setup.start().await;
+    let [probe, other] = ["4", "5"].map(|digit| digit.repeat(32));
+    let mut health = HealthClient::new(daemon.channel());
+    let checked = health
+        .check(request(&probe, HealthCheckRequest::default()))
+        .await;
+    checked.unwrap();
+    daemon.run(request(&other, shell("true"))).await;
+    daemon.signal(Signal::TERM);
+    assert!(daemon.exit().await.success());
+    assert_eq!(collector.spans(&probe).len(), 0);
+    assert_eq!(collector.spans(&other).len(), 3);
+}
+
+/// The lines of calls.
+fn lines(daemon: &Daemon) -> Vec<Value> {
+    let log = daemon.log();
+    let lines = log
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.filter(|line| line["message"] == "call").collect()
+}
+
+#[tokio::test]
+async fn each_call_has_a_line_where_that_is_asked_for() {
+    for flag in [&["--log-calls"][..], &[]] {
+        let daemon = Setup::new().arguments(flag).start().await;
+        let id = "6".repeat(32);
+        daemon.run(request(&id, shell("exit 3"))).await;
+        let bash = call("claude", "Bash", json!({"command": "true"}));
+        invoke(&daemon, request(&id, of_model(bash, "toolu_1"))).await;
+        let unknown = call("claude", "Nothing", json!({}));
+        invoke(&daemon, request(&id, of_model(unknown, "toolu_2"))).await;
+        let read = daemon.tools().read_file(request(&id, missing_file())).await;
+        read.unwrap_err();
+        let invalid = RunRequest {
+            timeout_sec: Some(0),
+            ..shell("true")
+        };
+        daemon.try_run(request(&id, invalid)).await.unwrap_err();
+        let mut health = HealthClient::new(daemon.channel());
+        health.check(HealthCheckRequest::default()).await.unwrap();
+        if flag.is_empty() {
+            assert_eq!(lines(&daemon), Vec::<Value>::new());
+            continue;
+        }
+        eventually("all lines are there", async || lines(&daemon).len() == 5).await;
+        let lines = lines(&daemon);
+        for line in &lines {
+            assert_eq!(line["level"], "INFO", "{line}");
+            assert_eq!(line["trace_id"], id.as_str(), "{line}");
+            assert_eq!(line["caller"], "uid:0", "{line}");
+            assert_eq!(line["session"], "s1", "{line}");
+            assert!(line["duration_sec"].is_number(), "{line}");
+            assert!(line["call_id"].is_string(), "{line}");
+        }
+        let expected = json!([
+            [
+                "jig.v1.ToolService/Run",
+                "run",
+                null,
+                null,
+                null,
+                "OK",
+                null,
+                "exited"
+            ],
+            [
+                "jig.v1.InvokeService/Invoke",
+                "run",
+                "claude",
+                "Bash",
+                "toolu_1",
+                "OK",
+                null,
+                "exited"
+            ],
+            [
+                "jig.v1.InvokeService/Invoke",
+                null,
+                "claude",
+                "Nothing",
+                "toolu_2",
+                "OK",
+                null,
+                lines[2]["outcome"]
+            ],
+            [
+                "jig.v1.ToolService/ReadFile",
+                "read_file",
+                null,
+                null,
+                null,
+                "NOT_FOUND",
+                "FILE_NOT_FOUND",
+                "file_not_found"
+            ],
+            [
+                "jig.v1.ToolService/Run",
+                "run",
+                null,
+                null,
+                null,
+                "INVALID_ARGUMENT",
+                "INVALID_PARAMS",
+                null
+            ],
+        ]);
+        let names = [
+            "method",
+            "tool",
+            "dialect",
+            "called_name",
+            "model_call_id",
+            "status",
+            "reason",
+            "outcome",
+        ];
+        let found: Vec<_> = lines
+            .iter()
+            .map(|line| names.map(|name| line[name].clone()))
+            .collect();
+        assert_eq!(json!(found), expected);
+        assert!(lines[2]["outcome"].is_string(), "{}", lines[2]);
+        assert_ne!(lines[2]["outcome"], "success");
+    }
+}
+
+#[tokio::test]
+async fn lists_are_lists_in_the_log() {
+    let daemon = Setup::new().tcp().start().await;
+    let log = daemon.log();
+    let serving = log
+        .lines()
+        .find(|line| line.contains("\"serving\""))
+        .unwrap();
+    let serving: Value = serde_json::from_str(serving).unwrap();
+    let addresses = serving["addresses"].as_array().unwrap();
+    let port = format!("127.0.0.1:{}", daemon.port());
+    assert!(addresses.contains(&json!(port)), "{serving}");
+    assert_eq!(addresses.len(), 2);
+}
