@@ -264,9 +264,10 @@ fn descriptions(schema: &Json, found: &mut Vec<String>) {
     match schema {
         Json::Object(fields) => {
             for (name, value) in fields {
-                match value {
-                    Json::String(text) if name == "description" => found.push(text.clone()),
-                    value => descriptions(value, found),
+                if let (Json::String(text), "description") = (value, name.as_str()) {
+                    found.push(text.clone());
+                } else {
+                    descriptions(value, found);
                 }
             }
         }

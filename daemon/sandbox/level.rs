@@ -118,11 +118,11 @@ impl Isolation {
         let mut stages = self.refused.iter().map(|refused| refused.failure.stage);
         let is_owner = |stage| matches!(stage, Stage::WorkspaceOwner | Stage::MapOwner);
         let stage = stages.find(|stage| is_owner(*stage))?;
-        Some(match stage {
-            Stage::WorkspaceOwner if !self.surroundings.is_open() => {
-                format!("--chown-workspace --minimum-level {}", Level::L1)
-            }
-            _ => "--chown-workspace".to_owned(),
+        let needs_lower_level = stage == Stage::WorkspaceOwner && !self.surroundings.is_open();
+        Some(if needs_lower_level {
+            format!("--chown-workspace --minimum-level {}", Level::L1)
+        } else {
+            "--chown-workspace".to_owned()
         })
     }
 

@@ -116,7 +116,11 @@ fn give(
             );
             return Ok(kind);
         }
-        _ => {
+        FileType::Fifo
+        | FileType::Socket
+        | FileType::CharacterDevice
+        | FileType::BlockDevice
+        | FileType::Unknown => {
             given.leave(path, "it is neither a file nor a directory");
             return Ok(kind);
         }

@@ -12,8 +12,11 @@ use crate::support::{Daemon, KeyFile, Refusal, Setup, with, with_key};
 /// Writes 308,050 bytes in 5,050 lines.
 const WRITE: &str = "seq -f %060g 1 5050";
 
+/// Name of a vocabulary, of its tool for commands, and the parameters of that for a command.
+type Vocabulary = (&'static str, &'static str, fn(&str) -> Value);
+
 /// All vocabularies, with the tool that runs a command, and how it is called.
-const RUN: [(&str, &str, fn(&str) -> Value); 8] = [
+const RUN: [Vocabulary; 8] = [
     ("", "run", |command| json!({ "command": command })),
     ("agentbench", "run", |command| json!({ "command": command })),
     (

@@ -129,7 +129,7 @@ async fn at_l1_a_command_of_a_root_daemon_reaches_nothing_of_it() {
 
 #[tokio::test]
 async fn at_l1_a_command_of_a_containers_root_reaches_nothing_of_it() {
-    let daemon = Setup::new().as_root_of_a_container().start().await;
+    let daemon = Setup::new().root_of_a_container().start().await;
     let held = host_status(daemon.pid(), "CapEff").unwrap();
     let held = u64::from_str_radix(&held, 16).unwrap();
     assert_eq!(held & !0x3b, 0, "no more than the daemon keeps: {held:x}");
@@ -140,7 +140,7 @@ async fn at_l1_a_command_of_a_containers_root_reaches_nothing_of_it() {
 #[tokio::test]
 async fn at_l1_two_runs_do_not_reach_one_another() {
     two_runs_are_apart(&Setup::new().at_l1().start().await).await;
-    two_runs_are_apart(&Setup::new().as_root_of_a_container().start().await).await;
+    two_runs_are_apart(&Setup::new().root_of_a_container().start().await).await;
 }
 
 async fn two_runs_are_apart(daemon: &Daemon) {
@@ -162,7 +162,7 @@ async fn two_runs_are_apart(daemon: &Daemon) {
 #[tokio::test]
 async fn at_l1_the_daemons_files_are_out_of_reach() {
     its_files_are_out_of_reach(&Setup::new().at_l1().start().await, USER).await;
-    let daemon = Setup::new().as_root_of_a_container().start().await;
+    let daemon = Setup::new().root_of_a_container().start().await;
     its_files_are_out_of_reach(&daemon, 61_000).await;
 }
 

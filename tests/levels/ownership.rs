@@ -22,7 +22,7 @@ async fn a_workspace_of_roots_is_given_to_its_commands_where_the_operator_says_s
     fs::write(&secret, "roots\n").unwrap();
     let setup = Setup::new()
         .workspace_file("folder/file", "of root\n")
-        .as_root_of_a_container();
+        .root_of_a_container();
     let daemon = setup.start().await;
     let log = daemon.log();
     for part in ["\"changed\":3", "\"owner\":61000", "\"left\":0"] {
@@ -95,7 +95,7 @@ async fn a_workspace_that_commands_cannot_enter_is_said_to_be_closed() {
     let table = format!("[[workspaces]]\nname = \"inner\"\npath = {inner:?}");
     let daemon = Setup::new()
         .workspace_table(&table)
-        .as_root_of_a_container()
+        .root_of_a_container()
         .start()
         .await;
     // What is reported of all is what is true of the weakest.

@@ -46,7 +46,7 @@ impl Setup {
 
     /// A daemon of root's with the capabilities that container engines give, on a host without
     /// namespaces, which gives its workspace to the user of its commands.
-    pub(crate) fn as_root_of_a_container(self) -> Self {
+    pub(crate) fn root_of_a_container(self) -> Self {
         let wrapper = Arc::new(HostProgram::compile("no_namespaces"));
         let path = wrapper.path.clone();
         let flags = ["--minimum-level", "L1", "--chown-workspace"];
