@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     api::v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
-    daemon::{error::Error, task, tool::await_job::Jobs},
+    daemon::{error::Error, task, tool::jobs::Jobs},
 };
 
 /// The jobs that the caller of a call may look at.

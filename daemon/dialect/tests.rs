@@ -131,12 +131,6 @@ fn a_search_that_took_too_long_is_told_of() {
     let found = json!({"matches": [{"file": "a", "line": 1, "content": "x"}], "total_matches": 1, "timed_out": true});
     for (dialect, tool, params, told_so) in [
         (
-            "dracode",
-            "search_code",
-            json!({"query": "x"}),
-            "the search timed out",
-        ),
-        (
             "claude",
             "Grep",
             json!({"pattern": "x"}),
@@ -154,6 +148,13 @@ fn a_search_that_took_too_long_is_told_of() {
         assert!(answer.contains("x") && answer.contains(told_so), "{answer}");
         assert_eq!(code, None);
     }
+    // The text of this one's document has no place for that; the envelope says so.
+    let params = json!({"query": "x"});
+    let answer = answer("dracode", "search_code", params, from_ref(&found))
+        .0
+        .unwrap();
+    assert_eq!(answer.text.as_deref(), Some("a:1: x"));
+    assert!(answer.is_cut && answer.failure.unwrap().message.contains("timed out"));
     let (_, code) = told("agentbench", "search", json!({"query": "x"}), &[found]);
     assert_eq!(code.as_deref(), Some("timeout"));
 }
@@ -162,12 +163,17 @@ fn a_search_that_took_too_long_is_told_of() {
 fn a_listing_without_end_is_cut() {
     let page = json!({"files": ["a"], "entries": [{"name": "a"}], "next_page_token": "more"});
     let pages = vec![page; 10_000];
-    let (answer, _) = told("dracode", "list_files", json!({}), &pages);
+    let answer = answer("dracode", "list_files", json!({}), &pages)
+        .0
+        .unwrap();
+    assert_eq!(answer.text.unwrap().lines().count(), 10);
     assert!(
-        answer
-            .as_str()
-            .unwrap()
-            .ends_with("[only the first 10 files: list a subdirectory]")
+        answer.is_cut
+            && answer
+                .failure
+                .unwrap()
+                .message
+                .contains("the first 10 files")
     );
     let (answer, _) = told("cli_agent", "file_search", json!({"pattern": "*"}), &pages);
     assert_eq!(answer["metadata"]["matches"], 100);
@@ -253,7 +259,7 @@ fn names_for_programs(text: &str, schema: &Json) -> Vec<String> {
         let hump = |pair: &[char]| pair[0].is_lowercase() && pair[1].is_uppercase();
         let letters: Vec<_> = word.chars().collect();
         let is_type = letters.windows(2).any(hump) && !matches!(*word, "MiB" | "KiB" | "GiB");
-        let is_plain = matches!(*word, "RPC" | "Request" | "Response" | "metadata");
+        let is_plain = matches!(*word, "RPC" | "metadata");
         is_plain || is_type || is_constant && !values.contains(&format!("\"{word}\""))
     };
     words.filter(is_for_programs).map(str::to_owned).collect()

@@ -11,7 +11,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{level::Level, running::SlotFate};
+use super::level::Level;
 use crate::daemon::sys::{readiness::try_watch, signal};
 
 /// How long a killed sandbox may take to be gone before it is set aside: killing a thousand
@@ -19,6 +19,17 @@ use crate::daemon::sys::{readiness::try_watch, signal};
 const KILL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause between attempts to watch a killed sandbox.
 const WATCH_PAUSE: Duration = Duration::from_millis(20);
+
+/// What becomes of a sandbox's slot.
+#[derive(Debug)]
+pub(super) enum SlotFate {
+    /// Everything in the sandbox is gone: the slot can make another.
+    Free,
+    /// Something in it could not be killed: the slot must not be used again. What is watched, where
+    /// it can be, is ready once it is gone all the same.
+    Quarantined(Option<AsyncFd<OwnedFd>>),
+}
+
 /// Kills what is in a sandbox: its init, with which all of its namespace ends, or, where there is
 /// none, all but the supervisor, which ends when the others are gone.
 pub(super) fn kill(first: &OwnedFd, level: Level) {

@@ -26,11 +26,12 @@ use super::{
     cgroup::Cgroups,
     channel::Channel,
     entrance::Entrance,
+    kill::SlotFate,
     launch::KeeperProcess,
     level::Level,
     limits::Limits,
     refill::{BUILD_PATIENCE, Lending, io_failure, measure, refill, too_slow},
-    running::{Ask, SlotFate, Warm},
+    running::{Ask, Warm},
     stage::{Failure, Stage},
     wire::{Identity, MakeSlot, Order, ToKeeper},
 };

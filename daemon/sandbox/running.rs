@@ -14,7 +14,6 @@ use rustix::{
     process::Pid,
 };
 use tokio::{
-    io::unix::AsyncFd,
     sync::{Mutex, mpsc, oneshot},
     time::timeout,
 };
@@ -26,7 +25,7 @@ use super::{
     entrance::{Entrance, Visit},
     image::{Command, HEADER_BYTES, TerminalSize, Wiring, probe_image},
     in_place::scratch::settle,
-    kill::{kill, kill_and_wait},
+    kill::{SlotFate, kill, kill_and_wait},
     level::Level,
     limits::Limits,
     measure::RECOUNT_CPU_US,
@@ -41,16 +40,6 @@ use crate::daemon::{
 
 /// How long a sandbox that says nothing may take to answer the probe.
 const PROBE_PATIENCE: Duration = Duration::from_secs(10);
-
-/// What becomes of a sandbox's slot.
-#[derive(Debug)]
-pub(super) enum SlotFate {
-    /// Everything in the sandbox is gone: the slot can make another.
-    Free,
-    /// Something in it could not be killed: the slot must not be used again. What is watched, where
-    /// it can be, is ready once it is gone all the same.
-    Quarantined(Option<AsyncFd<OwnedFd>>),
-}
 
 /// What whoever holds a sandbox asks its slot.
 #[derive(Debug)]

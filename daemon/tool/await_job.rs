@@ -1,11 +1,6 @@
 //! `wait_job`: the result of a job, once it has one.
 
-use std::{
-    fmt::Debug,
-    future::Future,
-    pin::Pin,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::{Done, Scene, Tool, Work, limit};
 use crate::{
@@ -15,16 +10,6 @@ use crate::{
         workspace::Stop as FileStop,
     },
 };
-
-/// The jobs that a caller may look at.
-pub(crate) trait Jobs: Send + Sync + Debug {
-    /// What came of a job, if it has ended by then.
-    fn wait(
-        &self,
-        id: String,
-        until: Instant,
-    ) -> Pin<Box<dyn Future<Output = Result<v1::AwaitJobResponse, Error>> + Send + '_>>;
-}
 
 /// The tool.
 #[derive(Debug)]

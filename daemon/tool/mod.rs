@@ -24,6 +24,7 @@ pub(crate) mod write_file;
 mod artifacts;
 mod description;
 mod egress;
+pub(crate) mod jobs;
 
 use std::{
     sync::Arc,
@@ -34,7 +35,7 @@ use prost::Message;
 use tokio::{sync::watch, time::timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use self::{activity::Activity, await_job::Jobs};
+use self::{activity::Activity, jobs::Jobs};
 use crate::daemon::{
     catalog::Reading,
     descriptors::Attempts,

@@ -65,6 +65,7 @@ async fn the_share_of_epoll_watches_is_set_and_told() {
     assert_eq!(response.limit, "epoll", "{response:?}");
     let response = daemon.run(watch(40)).await;
     assert_eq!(response.exit_code, Some(0), "{response:?}");
+    drop(daemon);
     let told = Daemon::start().await.info().await.run_limits.unwrap();
     let all = std::fs::read_to_string("/proc/sys/fs/epoll/max_user_watches").unwrap();
     assert_eq!(told.epoll_watches, all.trim().parse::<u64>().unwrap() / 16);
@@ -195,6 +196,7 @@ async fn a_user_that_may_have_few_processes_is_warned_of() {
         text.contains("warning") && text.contains("600"),
         "{report:?}"
     );
+    drop(daemon);
     let daemon = few(4096).start().await;
     assert!(!daemon.log().contains("ulimit -u"), "{}", daemon.log());
 }

@@ -463,6 +463,7 @@ fn is_part(whole: &Json, part: &Json) -> bool {
                     .zip(part)
                     .all(|(whole, part)| is_part(whole, part))
         }
+        (Json::Number(whole), Json::Number(part)) => whole.as_f64() == part.as_f64(),
         _ => whole == part,
     }
 }

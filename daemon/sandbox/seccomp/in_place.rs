@@ -3,8 +3,8 @@
 //! looks into processes by their number.
 
 use super::{
-    BUILDING, INSPECTION, REFUSE, index,
-    program::{Action, Condition, Decision, Test, Verdict, assemble},
+    BUILDING, INSPECTION, index,
+    program::{Action, Condition, Decision, REFUSE, Test, Verdict, assemble},
     sockets::TYPE,
     table,
 };

@@ -35,7 +35,7 @@ mod sockets;
 use self::{
     absent::ABSENT,
     allowed::{ALLOWED, LAST_KNOWN},
-    program::{Action, Condition, Decision, Test, Verdict, assemble},
+    program::{Action, Condition, Decision, REFUSE, Test, Verdict, assemble},
 };
 use crate::daemon::sys::{Errno, bpf::Instruction};
 
@@ -54,8 +54,6 @@ const BLOCK_DEVICE: u32 = 0o060_000;
 const CREATES: u32 = 0o100 | 0o20_000_000;
 /// Not in the libc crate yet.
 const PR_SET_MEMORY_MERGE: u32 = 67;
-
-const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
 
 macro_rules! refuse_if {
     ($($condition:expr),+ $(,)?) => {

@@ -77,6 +77,9 @@ pub(super) enum Verdict {
     Refuse(Errno),
 }
 
+/// The call answers EPERM.
+pub(super) const REFUSE: Verdict = Verdict::Refuse(Errno::PERM);
+
 /// Assembles the filter that does `actions[n]` with call number n and `beyond` with higher ones. A
 /// call of another architecture ends the process: its numbers mean something else.
 pub(super) fn assemble(actions: &[Action], beyond: Action) -> Vec<Instruction> {

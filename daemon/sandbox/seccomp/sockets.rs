@@ -8,10 +8,7 @@
 //!
 //! The kernel takes family, type and protocol as 32-bit numbers, so that no more bits are compared.
 
-use super::{
-    REFUSE,
-    program::{Action, Condition, Decision, Test, Verdict},
-};
+use super::program::{Action, Condition, Decision, REFUSE, Test, Verdict};
 use crate::daemon::sys::Errno;
 
 /// The bits of a socket's type that are not flags (SOCK_TYPE_MASK).
