@@ -124,14 +124,10 @@ for address, family in (V4, V6):
         keep(multipath.accept()[0]).send(b'left')
     except OSError as error:
         print('multipath', error)
-    for protocol in (0, 136):
-        try:
-            to = keep(socket.socket(family, socket.SOCK_DGRAM, protocol))
-            to.bind((address, next(port)))
-            for _ in range(20):
-                keep(socket.socket(family, socket.SOCK_DGRAM, protocol)).sendto(b'left', to.getsockname())
-        except OSError as error:
-            print('datagrams', error)
+    to = keep(socket.socket(family, socket.SOCK_DGRAM))
+    to.bind((address, next(port)))
+    for _ in range(20):
+        keep(socket.socket(family, socket.SOCK_DGRAM)).sendto(b'left', to.getsockname())
 # Neighbours, groups.
 datagrams = keep(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
 datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)

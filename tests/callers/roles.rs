@@ -69,6 +69,7 @@ const NEEDED: &[(&str, &[Row])] = &[
             "invoke",
             &[
                 "ApplyPatch",
+                "AwaitJob",
                 "CreateDirectory",
                 "DeletePath",
                 "EditFile",
