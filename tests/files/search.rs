@@ -92,7 +92,7 @@ async fn what_cannot_be_searched_says_why() {
         ),
         (
             SearchRequest {
-                max_results: Some(1001),
+                max_results: Some(10_001),
                 ..good()
             },
             "INVALID_PARAMS",
