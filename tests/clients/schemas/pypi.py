@@ -51,7 +51,7 @@ def strict_openai(schema):
 
 
 def strict(schema):
-    """The same as a strict tool of Anthropic's has it: objects have no other properties than they name, and a choice of values has no type."""
+    """The same as a strict tool of Anthropic's has it: objects have no other properties than they name, a choice of values has no type, and nothing has a default."""
     if isinstance(schema, list):
         return [strict(one) for one in schema]
     if not isinstance(schema, dict):
@@ -60,6 +60,8 @@ def strict(schema):
     if schema.get("type") == "object":
         schema["additionalProperties"] = False
         schema.setdefault("properties", {})
+    if isinstance(schema.get("description"), str):
+        schema.pop("default", None)
     if isinstance(schema.get("enum"), list):
         schema.pop("type", None)
     return schema
