@@ -239,7 +239,9 @@ impl Unparsed {
             .try_get_matches_from(words)
             .ok();
         let subcommand = matches.as_ref().and_then(ArgMatches::subcommand_name);
-        let is_set = |matches: &ArgMatches| matches.get_flag("json");
+        // It has no value, not even its default, where an environment variable is invalid.
+        let is_set =
+            |matches: &ArgMatches| matches!(matches.try_get_one::<bool>("json"), Ok(Some(true)));
         // What comes behind the word that is not understood is not looked at.
         let is_said = || {
             let mut flags = words.iter().take_while(|word| *word != "--");

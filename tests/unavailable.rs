@@ -23,8 +23,10 @@ async fn runs_nothing(daemon: &Daemon, errnos: &[&str], remedy: &str) {
         };
         assert!(!of("stage").is_empty());
         assert!(errnos.contains(&of("errno").as_str()), "{refusal:?}");
+        // In a container, it is the option of the container that gives more.
+        let says = |text| of("remedy").contains(text);
         assert!(
-            of("remedy").contains(remedy),
+            says(remedy) || says("--security-opt seccomp=unconfined"),
             "what is wrong is named: {refusal:?}"
         );
     }

@@ -283,12 +283,18 @@ async fn each_call_has_a_line_where_that_is_asked_for() {
 #[tokio::test]
 async fn lists_are_lists_in_the_log() {
     let daemon = Setup::new().tcp().start().await;
-    let log = daemon.log();
-    let serving = log
-        .lines()
-        .find(|line| line.contains("\"serving\""))
-        .unwrap();
-    let serving: Value = serde_json::from_str(serving).unwrap();
+    let line = || {
+        let log = daemon.log();
+        let mut lines = log.lines();
+        lines
+            .find(|line| line.contains("\"serving\""))
+            .map(str::to_owned)
+    };
+    eventually("it is logged that the daemon serves", async || {
+        line().is_some()
+    })
+    .await;
+    let serving: Value = serde_json::from_str(&line().unwrap()).unwrap();
     let addresses = serving["addresses"].as_array().unwrap();
     let port = format!("127.0.0.1:{}", daemon.port());
     assert!(addresses.contains(&json!(port)), "{serving}");
