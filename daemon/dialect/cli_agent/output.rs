@@ -94,8 +94,14 @@ pub(in crate::daemon::dialect) fn flat(
     invoked: &Invoked<'_>,
     data: Option<Map<String, Json>>,
 ) -> Json {
-    let mut flat = data.unwrap_or_else(|| {
+    let (of_document, other) = match data {
+        Some(data) if data.contains_key("success") => (Some(data), None),
+        // A tool of the configuration: the document has none.
+        other => (None, other),
+    };
+    let mut flat = of_document.unwrap_or_else(|| {
         let mut fields = Map::new();
+        fields.extend(other.map(|data| ("metadata".to_owned(), data.into())));
         fields.insert("output".to_owned(), invoked.text.into());
         fields.insert("success".to_owned(), invoked.is_success.into());
         fields.insert("files_affected".to_owned(), json!([]));
