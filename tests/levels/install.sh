@@ -9,5 +9,6 @@ for program in crun podman runc catatonit; do
 done
 if [[ ${#missing[@]} != 0 ]]; then
   echo "installing ${missing[*]}"
+  apt-get update -qq
   apt-get install -y --no-install-recommends "${missing[@]}"
 fi
