@@ -53,28 +53,33 @@ pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
         return Err(Local::of_git(to, "has a name that git takes for .git"));
     }
     let absolute = std::path::absolute(to).map_err(|error| Local::file(to, &error))?;
-    // The directory that is there already, and the name that is new in it.
+    // Each directory above it, with the name below that the copy may add to it.
     let mut path = absolute.as_path();
     while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
-        if above.is_dir() {
-            if becomes_repository(above, [&*name.to_string_lossy()])? {
-                return Err(Local::of_git(
-                    to,
-                    "is in a directory that git takes for a repository",
-                ));
-            }
-            break;
+        if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
+            return Err(Local::of_git(
+                to,
+                "is in a directory that git takes for a repository",
+            ));
         }
         path = above;
     }
     Ok(())
 }
 
-/// Names of what is in a local directory. Nothing is in one that does not exist.
+/// Names of what is in a local directory. Nothing is in one that does not exist. One that may be
+/// passed but not listed (mode 0711, such as other people's homes) is the user's own arrangement.
 fn names_in(directory: &Path) -> Result<Vec<String>, Local> {
     let list = || -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(directory) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied
+                ) =>
+            {
+                return Ok(Vec::new());
+            }
             entries => entries?,
         };
         let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
@@ -195,7 +200,7 @@ mod tests {
     fn destinations_in_a_repository_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        fs::create_dir_all(at("bare/refs")).unwrap();
+        fs::create_dir_all(at("bare/refs/heads")).unwrap();
         fs::create_dir(at("half")).unwrap();
         fs::write(at("bare/HEAD"), "").unwrap();
         fs::write(at("half/HEAD"), "").unwrap();
@@ -203,13 +208,15 @@ mod tests {
             ".git",
             "x/.GIT/config",
             "bare/config",
+            "bare/hooks/x",
+            "bare/refs/heads/x",
             "half/refs",
             "half/refs/heads/x",
             "half/commondir",
         ] {
             assert!(check_destination(&at(name)).is_err(), "{name}");
         }
-        for name in ["x", "x/y", "half/objects", "half/x/refs", "bare/hooks/x"] {
+        for name in ["x", "x/y", "half/objects", "half/x/refs"] {
             assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
         }
     }
