@@ -1,7 +1,7 @@
 //! Health: under which names it is reported, and that it says so when connections cannot be accepted or
 //! the state directory is lost.
 
-use std::{collections::BTreeSet, fs, os::unix::net::UnixStream, path::Path, process::Command};
+use std::{collections::BTreeSet, fs, os::unix::net::UnixStream, process::Command};
 
 use jig::api::{FILE_DESCRIPTOR_SET, v1::CreateDirectoryRequest};
 use prost::Message as _;
@@ -12,27 +12,9 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::support::{Daemon, HostProgram, Refusal, Setup, eventually, promptly, shell, with};
-
-/// Has epoll_ctl(2) of the daemon fail as it does when its user has no watches left, while a file is
-/// there. The real limit is the machine's: other tests would lack watches too.
-const NO_WATCHES: &str = r#"
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <errno.h>
-#include <stdlib.h>
-#include <sys/epoll.h>
-#include <unistd.h>
-int epoll_ctl(int epoll, int operation, int fd, struct epoll_event *event) {
-    int (*real)(int, int, int, struct epoll_event *) = dlsym(RTLD_NEXT, "epoll_ctl");
-    const char *path = getenv("JIG_TEST_NO_WATCHES");
-    if (operation == EPOLL_CTL_ADD && path && access(path, F_OK) == 0) {
-        errno = ENOSPC;
-        return -1;
-    }
-    return real(epoll, operation, fd, event);
-}
-"#;
+use crate::support::{
+    Daemon, EpollShortage, HostProgram, Refusal, Setup, eventually, promptly, shell, with,
+};
 
 async fn check(channel: Channel, service: &str) -> Result<ServingStatus, Code> {
     let service = service.to_owned();
@@ -152,28 +134,15 @@ async fn a_daemon_without_descriptors_says_so_once_until_it_accepts_again() {
 
 #[tokio::test]
 async fn a_daemon_without_epoll_watches_says_so_once_until_it_accepts_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let [source, library, none_left] =
-        ["watches.c", "watches.so", "none-left"].map(|name| folder.path().join(name));
-    fs::write(&source, NO_WATCHES).unwrap();
-    let flags = ["-shared", "-fPIC", "-Wall", "-Werror", "-o"];
-    let built = Command::new("gcc")
-        .args(flags)
-        .args([&library, &source])
-        .status();
-    assert!(built.unwrap().success());
-    let text = |path: &Path| path.to_str().unwrap().to_owned();
-    let setup = Setup::new()
-        .environment("LD_PRELOAD", &text(&library))
-        .environment("JIG_TEST_NO_WATCHES", &text(&none_left));
-    let daemon = setup.start().await;
+    let shortage = EpollShortage::new();
+    let daemon = shortage.of(Setup::new()).start().await;
     becomes(&daemon, ServingStatus::Serving).await;
-    fs::write(&none_left, "").unwrap();
+    shortage.begin();
     // It is accepted, and cannot be driven.
     let lost = check(daemon.new_connection(), "").await;
     assert!(lost.is_err(), "{lost:?}");
     becomes(&daemon, ServingStatus::NotServing).await;
-    fs::remove_file(&none_left).unwrap();
+    shortage.end();
     // Also without a client that connects.
     becomes(&daemon, ServingStatus::Serving).await;
     let log = daemon.log();

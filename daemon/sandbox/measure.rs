@@ -6,7 +6,9 @@
 //! files in memory that a process holds (memfd_create(2)), the run's own file systems, and kernel
 //! memory of mappings and epoll watches ([`objects`]). What lies in sockets, pipes and System V
 //! segments is not, nor kernel memory of open files, nor what a process has given back of memory that
-//! is shared (madvise(2), MADV_DONTNEED): no file of `/proc` tells of it.
+//! is shared (madvise(2), MADV_DONTNEED): no file of `/proc` tells of it. Of descriptors in flight
+//! (unix(7), SCM_RIGHTS) it tells the number only, and nothing of files that are mapped and closed but
+//! that a mapping is there.
 
 mod objects;
 
@@ -133,7 +135,6 @@ impl Used {
             process: Process {
                 pid,
                 mapped_bytes: bytes("VmSize:"),
-                threads: count("Threads:").unwrap_or(1),
                 table_size: count("FDSize:").unwrap_or(0),
             },
             own_bytes: bytes("RssAnon:") + bytes("VmSwap:"),

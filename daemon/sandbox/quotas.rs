@@ -23,7 +23,7 @@
 //!
 //! | quota | bound here | when it is reached |
 //! |---|---|---|
-//! | epoll watches (fs.epoll.max_user_watches) | `limits.epoll_watches`, a sixteenth by default, counted beside the run ([`super::measure`]) | the run is ended, `limit = "epoll"`; ENOSPC at the end of all |
+//! | epoll watches (fs.epoll.max_user_watches) | `limits.epoll_watches`, a sixteenth by default, counted beside the run ([`super::measure`]); sets in flight once the daemon lacks watches | the run is ended, `limit = "epoll"`; ENOSPC at the end of all |
 //! | pipe pages (fs.pipe-user-pages-soft, -hard) | nothing of this daemon's: the user's soft limit | new pipes have two pages, output of other runs of the user is slower |
 //! | descriptors in flight (RLIMIT_NOFILE) | `limits.open_files_hard`; the daemon and slots have a higher limit | ETOOMANYREFS in the user's runs |
 //! | io_uring, perf and bpf memory | the filter | ENOSYS, EPERM |
@@ -33,7 +33,7 @@
 //!
 //! | quota | bound here | when it is reached |
 //! |---|---|---|
-//! | fs.file-max | `limits.open_files_total`, counted beside the run | the run is ended, `limit = "open_files"`; ENFILE at the end of all |
+//! | fs.file-max | `limits.open_files_total`, counted beside the run with what is in flight; files that are mapped and closed, as memory | the run is ended, `limit = "open_files"`; ENFILE at the end of all |
 //! | fs.nr_open | `limits.open_files_hard` | EMFILE in the run |
 //! | fs.aio-max-nr | the filter of system calls | see there |
 //! | fs.mqueue.* | the run's own IPC namespace: gone with the run | EMFILE, ENOSPC in the run |

@@ -7,8 +7,8 @@ use tempfile::TempDir;
 use tonic_health::pb::health_check_response::ServingStatus;
 
 use crate::support::{
-    Daemon, HostProgram, Mark, PROMPT, Setup, argv, binary, compile, descendants, eventually,
-    host_status, shell, with,
+    Daemon, EpollShortage, HostProgram, Mark, PROMPT, Setup, argv, binary, compile, descendants,
+    eventually, host_status, promptly, shell, with,
 };
 
 /// An ordinary user who runs a daemon.
@@ -46,6 +46,30 @@ async fn a_run_that_takes_epoll_watches_is_ended_before_an_ordinary_users_daemon
 #[tokio::test]
 async fn a_run_that_takes_epoll_watches_is_ended_by_a_root_daemon() {
     watches_are_taken(Setup::new()).await;
+}
+
+#[tokio::test]
+async fn a_run_that_may_hide_epoll_sets_is_ended_where_the_daemon_lacks_watches() {
+    let shortage = EpollShortage::new();
+    let daemon = shortage.of(Setup::new()).start().await;
+    // What was sent to a socket and not received is in no table that /proc shows.
+    let hide = "import os, select, socket, time\nhere, there = socket.socketpair()\nset = select.epoll()\n\
+        socket.send_fds(here, [b'x'], [set.fileno()])\nset.close()\nopen('hidden', 'w').close()\ntime.sleep(1000)";
+    let hiding = daemon.begin(argv(&["python3", "-c", hide]));
+    let other = Mark::new();
+    let beside = daemon.begin(other.on(shell("sleep 1000")));
+    eventually("a set is hidden", async || daemon.file("hidden").exists()).await;
+    other.appears(1).await;
+    shortage.begin();
+    let mut tools = daemon.tools_on_a_new_connection();
+    tools.run(shell("true")).await.unwrap_err();
+    let response = promptly("the run is ended", hiding).await.unwrap().unwrap();
+    let told = (response.outcome(), response.limit.as_str());
+    assert_eq!(told, (Outcome::Signaled, "epoll"), "{response:?}");
+    assert!(!beside.is_finished());
+    shortage.end();
+    beside.abort();
+    other.vanishes().await;
 }
 
 #[tokio::test]

@@ -71,7 +71,12 @@ const PROTOCOLS: &[(&str, &str, &str)] = &[
 
 fn surface() -> Vec<(String, &'static str)> {
     let mut expected: Vec<(String, &str)> = Vec::new();
+    for flags in ["", ", more bits", ", at exec"] {
+        expected.push((format!("close_range with a new table{flags}"), "EINVAL"));
+    }
     for what in [
+        "thread with descriptors of its own",
+        "thread with descriptors of its own, more bits",
         "TCP_ULP",
         "TCP_ULP, more bits",
         "TCP_ULP of MPTCP",
@@ -122,6 +127,7 @@ fn surface() -> Vec<(String, &'static str)> {
         expected.push((call.to_owned(), "ENOSYS"));
     }
     for what in [
+        "close_range",
         "drop a page",
         "init is as it was",
         "own priority",

@@ -69,7 +69,6 @@ pub(super) const ALLOWED: &[Group] = &[
             libc::SYS_vmsplice,
             libc::SYS_copy_file_range,
             libc::SYS_close,
-            libc::SYS_close_range,
             libc::SYS_dup,
             libc::SYS_dup2,
             libc::SYS_dup3,

@@ -52,6 +52,8 @@ const BLOCK_DEVICE: u32 = 0o060_000;
 /// O_CREAT, and the bit of O_TMPFILE that is not O_DIRECTORY: with neither, open(2) ignores its
 /// mode.
 const CREATES: u32 = 0o100 | 0o20_000_000;
+/// The flags of clone(2) that say whether a thread shares the descriptors of its process.
+const THREAD_AND_FILES: u32 = (libc::CLONE_THREAD | libc::CLONE_FILES).cast_unsigned();
 /// Not in the libc crate yet.
 const PR_SET_MEMORY_MERGE: u32 = 67;
 
@@ -101,6 +103,18 @@ const DECIDED: &[(i64, Action)] = &[
             Condition::Equals(1, 0x541c),
             Condition::Equals(1, 0x5423),
         ),
+    ),
+    // A thread that takes descriptors of its own with it: what a run has open is counted by process.
+    // EINVAL is what a kernel answers that does not know the flag.
+    (
+        libc::SYS_close_range,
+        Action::Decide(Decision {
+            tests: &[Test {
+                all: &[Condition::AnyOf(2, libc::CLOSE_RANGE_UNSHARE)],
+                then: Verdict::Refuse(Errno::INVAL),
+            }],
+            otherwise: Verdict::Allow,
+        }),
     ),
     // Merging equal pages tells by its timing what other runs have in memory (KSM).
     (
@@ -275,7 +289,11 @@ fn only_to((uid, gid): (u32, u32), argument: u32) -> Action {
 const BUILDING: &[(i64, Action)] = &[
     (
         libc::SYS_clone,
-        refuse_if!(Condition::AnyOf(0, NEW_NAMESPACES)),
+        refuse_if!(
+            Condition::AnyOf(0, NEW_NAMESPACES),
+            // A thread with descriptors of its own: what it has open is counted by process.
+            Condition::MaskedEquals(0, THREAD_AND_FILES, libc::CLONE_THREAD.cast_unsigned()),
+        ),
     ),
     (libc::SYS_mount, Action::Refuse(Errno::PERM)),
     (libc::SYS_setns, Action::Refuse(Errno::PERM)),

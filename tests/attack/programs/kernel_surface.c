@@ -2,6 +2,7 @@
 // priority.
 #include "attack.h"
 #include <linux/aio_abi.h>
+#include <linux/close_range.h>
 #include <linux/udp.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -153,9 +154,23 @@ static void priorities(void)
     answer("own i/o priority", CALL(ioprio_set, 1, 0, IDLE));
 }
 
+// What a run has open is counted by process.
+static void descriptor_tables(void)
+{
+    static char stack[65536] __attribute__((aligned(16)));
+    long thread = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_SYSVSEM | CLONE_THREAD;
+    answer("thread with descriptors of its own", CALL(clone, thread, stack + sizeof stack));
+    answer("thread with descriptors of its own, more bits", CALL(clone, MORE_BITS | thread, stack + sizeof stack));
+    answer("close_range", CALL(close_range, 1000, 1001, 0));
+    answer("close_range with a new table", CALL(close_range, 1000, 1001, CLOSE_RANGE_UNSHARE));
+    answer("close_range with a new table, more bits", CALL(close_range, 1000, 1001, MORE_BITS | CLOSE_RANGE_UNSHARE));
+    answer("close_range with a new table, at exec", CALL(close_range, 1000, 1001, CLOSE_RANGE_UNSHARE | CLOSE_RANGE_CLOEXEC));
+}
+
 int main(void)
 {
     sockets();
+    descriptor_tables();
     asynchronous();
     terminals();
     pages();
