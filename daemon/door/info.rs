@@ -18,7 +18,8 @@ use crate::{
         sandbox::{
             level::{Isolation, Level},
             limits::Limits,
-            pool::{Pool, Sandboxes},
+            pool::Pool,
+            sandboxes::Sandboxes,
             stage::{Failure, Stage},
             wire::Identity,
         },

@@ -31,7 +31,7 @@
 //! | [`cgroup`], [`measure`], [`priority`] | what a run occupies: counted by the kernel, or looked at; its share of the CPUs |
 //! | [`stage`], [`canary`], [`level`], [`layers`], [`surroundings`] | what can fail, the proof, and what is told about it |
 //! | [`entrance`], [`vacancy`] | the listener of a slot whose runs have the network `proxy`; whether a run has left anything in it |
-//! | [`launch`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`], [`kill`] | the daemon's side |
+//! | [`launch`], [`sandboxes`], [`pool`], [`lend`], [`proof`], [`refill`], [`channel`], [`running`], [`kill`] | the daemon's side |
 
 mod canary;
 mod capabilities;
@@ -66,6 +66,7 @@ mod quotas;
 mod refill;
 mod root;
 pub(crate) mod running;
+pub(crate) mod sandboxes;
 mod seccomp;
 mod slot;
 pub(crate) mod stage;

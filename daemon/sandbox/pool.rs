@@ -6,9 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    io,
     os::fd::OwnedFd,
-    process::Child,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -18,7 +16,7 @@ use std::{
 
 use tokio::{
     io::unix::AsyncFd,
-    sync::{Mutex as AsyncMutex, mpsc, oneshot},
+    sync::{Mutex as AsyncMutex, mpsc, oneshot, watch},
     time::{sleep, timeout},
 };
 
@@ -27,7 +25,6 @@ use super::{
     channel::Channel,
     entrance::Entrance,
     kill::SlotFate,
-    launch::KeeperProcess,
     level::Level,
     limits::Limits,
     refill::{BUILD_PATIENCE, Lending, io_failure, measure, refill, too_slow},
@@ -37,7 +34,6 @@ use super::{
 };
 use crate::daemon::{
     queue::{Queue, Share},
-    sys::readiness::watch,
     task,
 };
 
@@ -48,17 +44,10 @@ const WARM_AT_START: usize = 2;
 const WARM_AT_MOST: usize = 8;
 /// Pause until a slot in whose network something is left is looked at again.
 const OCCUPIED_PAUSE: Duration = Duration::from_secs(1);
+/// Pause until a workspace for which no sandbox could be made gets another attempt without a call.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Slots that may die in a row before a caller is told: as many as die with one launcher.
 const DEATHS_UNTOLD: u32 = 64;
-
-/// All sandboxes.
-#[derive(Debug)]
-pub(crate) struct Sandboxes {
-    pools: Vec<Arc<Pool>>,
-    keeper: AsyncFd<OwnedFd>,
-    // It outlives the daemon's wish to wait for it: it ends when the daemon does.
-    _child: Child,
-}
 
 /// The sandboxes of one workspace.
 #[derive(Debug)]
@@ -67,16 +56,24 @@ pub(crate) struct Pool {
     slots_at_most: usize,
     /// Who may have one: as many as there may be slots, in turn.
     pub(super) places: Arc<Queue>,
-    /// What sandboxes are built for.
-    pub(super) limits: Limits,
-    /// Where each run gets a cgroup.
-    cgroups: Option<Arc<Cgroups>>,
-    keeper: Arc<AsyncMutex<Channel>>,
+    pub(super) shared: Shared,
     template: AsyncMutex<Option<Channel>>,
     state: Mutex<State>,
     quarantined: AtomicU32,
+}
+
+/// What all pools have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Shared {
+    /// What sandboxes are built for.
+    pub(super) limits: Limits,
+    /// Where each run gets a cgroup.
+    pub(super) cgroups: Option<Arc<Cgroups>>,
+    pub(super) keeper: Arc<AsyncMutex<Channel>>,
     /// Whether the keeper has died, so that nothing can be made any more.
-    keeper_died: Arc<AtomicBool>,
+    pub(super) keeper_died: Arc<AtomicBool>,
+    /// Workspaces that have no sandbox because none can be made.
+    pub(super) failing: watch::Sender<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -92,102 +89,50 @@ struct State {
     level: Level,
     /// Slots that died since one last made a sandbox.
     deaths: u32,
+    /// Whether the level is decided, and sandboxes of it are to be kept.
+    is_proven: bool,
+    /// Whether there is no slot because none could be made.
+    is_failing: bool,
     closed: bool,
-}
-
-// === impl Sandboxes ===
-
-impl Sandboxes {
-    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at
-    /// most `slots_at_most` runs at a time.
-    pub(crate) fn new(
-        keeper: KeeperProcess,
-        workspaces: usize,
-        slots_at_most: usize,
-        limits: Limits,
-        cgroups: Option<Arc<Cgroups>>,
-    ) -> io::Result<Self> {
-        let channel = Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?));
-        let keeper_died = Arc::new(AtomicBool::new(false));
-        let pool = |workspace| {
-            Arc::new(Pool {
-                workspace,
-                slots_at_most,
-                places: Queue::new(slots_at_most, Share::All, usize::MAX),
-                limits,
-                cgroups: cgroups.clone(),
-                keeper: Arc::clone(&channel),
-                template: AsyncMutex::new(None),
-                state: Mutex::default(),
-                quarantined: AtomicU32::new(0),
-                keeper_died: Arc::clone(&keeper_died),
-            })
-        };
-        let pools: Vec<_> = (0..workspaces).map(pool).collect();
-        Ok(Self {
-            pools,
-            keeper: watch(keeper.pidfd)?,
-            _child: keeper.child,
-        })
-    }
-
-    /// The pool of the workspace with this index.
-    pub(crate) fn pool(&self, workspace: usize) -> Option<&Arc<Pool>> {
-        self.pools.get(workspace)
-    }
-
-    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be
-    /// restarted.
-    pub(crate) async fn keeper_gone(&self) {
-        if self.keeper.readable().await.is_err() {
-            std::future::pending().await
-        }
-        for pool in &self.pools {
-            pool.keeper_died.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether nothing can be made any more.
-    pub(crate) fn are_lost(&self) -> bool {
-        self.pools.iter().any(|pool| pool.is_lost())
-    }
-
-    /// Sandboxes that wait for a request.
-    pub(crate) fn warm(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
-        self.sum(seen, |pool| pool.state().warm.len())
-    }
-
-    /// Sandboxes with a command in them.
-    pub(crate) fn lent(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
-        self.sum(seen, |pool| pool.state().lent)
-    }
-
-    fn sum(&self, seen: impl Fn(&Arc<Pool>) -> bool, of_pool: impl Fn(&Pool) -> usize) -> u32 {
-        let pools = self.pools.iter().filter(|pool| seen(pool));
-        let sum: usize = pools.map(|pool| of_pool(pool)).sum();
-        u32::try_from(sum).unwrap_or(u32::MAX)
-    }
-
-    /// Sandboxes that are set aside.
-    pub(crate) fn quarantined(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
-        let pools = self.pools.iter().filter(|pool| seen(pool));
-        let set_aside = pools.map(|pool| pool.quarantined.load(Ordering::Relaxed));
-        set_aside.sum()
-    }
-
-    /// Ends all slots that wait for a request.
-    pub(crate) fn close(&self) {
-        for pool in &self.pools {
-            let mut state = pool.state();
-            state.closed = true;
-            state.warm.clear();
-        }
-    }
 }
 
 // === impl Pool ===
 
 impl Pool {
+    pub(super) fn new(workspace: usize, slots_at_most: usize, shared: Shared) -> Self {
+        Self {
+            workspace,
+            slots_at_most,
+            places: Queue::new(slots_at_most, Share::All, usize::MAX),
+            shared,
+            template: AsyncMutex::new(None),
+            state: Mutex::default(),
+            quarantined: AtomicU32::new(0),
+        }
+    }
+
+    /// Sandboxes that wait for a request.
+    pub(super) fn warm(&self) -> u32 {
+        u32::try_from(self.state().warm.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Sandboxes with a command in them.
+    pub(super) fn lent(&self) -> u32 {
+        u32::try_from(self.state().lent).unwrap_or(u32::MAX)
+    }
+
+    /// Sandboxes that are set aside.
+    pub(super) fn quarantined(&self) -> u32 {
+        self.quarantined.load(Ordering::Relaxed)
+    }
+
+    /// Ends all slots that wait for a request.
+    pub(super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.warm.clear();
+    }
+
     /// Starts over at another level: what was made until now is not used. Only before the first
     /// call, while the level is not decided yet.
     pub(super) async fn begin_at(&self, level: Level) {
@@ -201,8 +146,14 @@ impl Pool {
         *self.template.lock().await = None;
     }
 
+    /// Keeps sandboxes of the level that was found from now on.
+    pub(super) fn settle(self: &Arc<Self>) {
+        self.state().is_proven = true;
+        self.fill();
+    }
+
     /// Starts the slots that are kept from the start.
-    pub(super) fn fill(self: &Arc<Self>) {
+    fn fill(self: &Arc<Self>) {
         let missing = {
             let mut state = self.state();
             let wanted = WARM_AT_START.min(self.slots_at_most);
@@ -217,7 +168,7 @@ impl Pool {
 
     /// Whether nothing can be made any more, because the keeper has died.
     pub(crate) fn is_lost(&self) -> bool {
-        self.keeper_died.load(Ordering::Relaxed)
+        self.shared.keeper_died.load(Ordering::Relaxed)
     }
 
     /// As whom the sandboxes run, once one was made.
@@ -248,11 +199,14 @@ impl Pool {
     fn start_slot(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         task::spawn("sandbox slot", async move {
-            if let Err(failure) = pool.keep_slot().await {
+            let kept = pool.keep_slot().await;
+            if let Err(failure) = &kept {
                 tracing::warn!(stage = failure.stage.name(), %failure, "sandbox slot lost");
-                pool.tell(&failure);
+                pool.tell(failure);
             }
-            pool.slot_ended();
+            if let (0, Err(failure)) = (pool.slot_ended(), kept) {
+                pool.retry_later(&failure);
+            }
         });
     }
 
@@ -260,7 +214,7 @@ impl Pool {
     /// That a process has died is told only when it goes on so: another slot may do better.
     fn tell(&self, failure: &Failure) {
         let mut state = self.state();
-        if failure.is_disconnection() && !self.keeper_died.load(Ordering::Relaxed) {
+        if failure.is_disconnection() && !self.shared.keeper_died.load(Ordering::Relaxed) {
             state.deaths += 1;
             if state.deaths <= DEATHS_UNTOLD {
                 return;
@@ -273,12 +227,52 @@ impl Pool {
         }
     }
 
-    /// Counts a slot out, and starts another for calls that would otherwise wait for nothing.
-    fn slot_ended(self: &Arc<Self>) {
+    /// Counts a slot out, and starts another for calls that would otherwise wait for nothing. Returns
+    /// how many there are then.
+    fn slot_ended(self: &Arc<Self>) -> usize {
         let mut state = self.state();
         state.slots -= 1;
         state.waiting.retain(|waiting| !waiting.is_closed());
         self.start_wanted(&mut state);
+        state.slots
+    }
+
+    /// Says whether it has no sandbox because none can be made.
+    pub(super) fn set_failing(&self, is_failing: bool) {
+        let mut state = self.state();
+        if state.is_failing != is_failing {
+            state.is_failing = is_failing;
+            self.shared.failing.send_modify(|failing| {
+                *failing = if is_failing {
+                    *failing + 1
+                } else {
+                    *failing - 1
+                };
+            });
+        }
+    }
+
+    /// Tries again after a pause: a daemon that is not ready is sent no call that would. That a process
+    /// has died says nothing about the next one.
+    fn retry_later(self: &Arc<Self>, failure: &Failure) {
+        let state = self.state();
+        let is_proven = state.is_proven;
+        let may_be_chance = failure.is_disconnection() && state.deaths <= DEATHS_UNTOLD;
+        drop(state);
+        if !is_proven {
+            return;
+        }
+        if !may_be_chance {
+            self.set_failing(true);
+        }
+        let pool = Arc::clone(self);
+        task::spawn("sandbox retry", async move {
+            sleep(RETRY_PAUSE).await;
+            let is_over = pool.state().closed || pool.is_lost();
+            if !is_over {
+                pool.fill();
+            }
+        });
     }
 
     /// Starts a slot if a call waits that no slot is coming for, and another slot may be made.
@@ -322,11 +316,11 @@ impl Pool {
             asks,
             entrance,
             level,
-            cgroups: self.cgroups.clone(),
-            keeper: Arc::clone(&self.keeper),
+            cgroups: self.shared.cgroups.clone(),
+            keeper: Arc::clone(&self.shared.keeper),
         };
         loop {
-            let (warm, mut told) = match refill(&slot, &lending, &self.limits).await {
+            let (warm, mut told) = match refill(&slot, &lending, &self.shared.limits).await {
                 Err(failure) if failure.is_occupation() => {
                     self.wait_for_vacancy().await;
                     continue;
@@ -413,6 +407,7 @@ impl Pool {
 
     /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.
     fn offer(&self, mut warm: Warm) -> bool {
+        self.set_failing(false);
         let mut state = self.state();
         state.deaths = 0;
         if state.closed || warm.level != state.level {
@@ -472,7 +467,7 @@ impl Pool {
     }
 
     async fn start_template(&self) -> Result<Channel, Failure> {
-        let keeper = self.keeper.lock().await;
+        let keeper = self.shared.keeper.lock().await;
         let order = Order {
             workspace: self.workspace,
             level: self.state().level,

@@ -35,7 +35,7 @@ impl Pool {
             self.begin_at(level).await;
             match self.try_once().await {
                 Ok((identity, left_out)) if level >= minimum => {
-                    self.fill();
+                    self.settle();
                     return Proven {
                         level,
                         refused,
@@ -55,6 +55,7 @@ impl Pool {
         // Whatever is asked of it from now on fails at the highest of them, as it did here.
         let highest = refused.first().map_or(Level::L3, |refused| refused.level);
         self.begin_at(highest).await;
+        self.set_failing(true);
         Proven {
             level: Level::L0,
             refused,

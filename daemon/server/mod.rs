@@ -65,7 +65,7 @@ use crate::{
             info::Info, invoke::Invoke, jobs::Jobs, processes::Processes, tools::Tools,
             transfer::Transfers,
         },
-        sandbox::pool::Sandboxes,
+        sandbox::sandboxes::Sandboxes,
         task,
     },
 };
@@ -231,7 +231,21 @@ pub(crate) async fn serve(
     let watch = {
         let health = health.clone();
         task::spawn("keeper watch", async move {
-            sandboxes.keeper_gone().await;
+            let mut can_be_made = sandboxes.can_be_made();
+            loop {
+                let runs_commands = tokio::select! {
+                    () = sandboxes.keeper_gone() => break,
+                    can_be_made = can_be_made.changed() => can_be_made,
+                };
+                if runs_commands {
+                    tracing::info!("commands can be run again");
+                } else {
+                    tracing::error!("no sandbox can be made: no command is run until one can");
+                }
+                health
+                    .change(|known| known.runs_commands = runs_commands)
+                    .await;
+            }
             tracing::error!(
                 "the keeper of sandboxes has died: no commands can be run until the daemon is restarted"
             );

@@ -104,7 +104,7 @@ async fn case_13_a_daemon_that_is_killed_leaves_nothing() {
 
 /// The daemon's own processes: the keeper that it started, the launcher that the keeper started,
 /// and the templates below.
-fn keeper_and_launcher(daemon: &Daemon) -> (i32, i32) {
+pub(super) fn keeper_and_launcher(daemon: &Daemon) -> (i32, i32) {
     let below = |parent: i32| {
         let processes = descendants(parent);
         let child = processes

@@ -12,6 +12,8 @@ mod death;
 mod egress;
 /// What others need, used up: 30 to 32, 34 to 36.
 mod exhaustion;
+/// A host that stops giving what sandboxes are made of: N28.
+mod fail_closed;
 /// Names by which the file tools would leave the workspace, or wait for ever: 38, 40 to 45, 47, 48,
 /// 62.
 mod files;
@@ -23,6 +25,8 @@ mod host_names;
 mod host_sockets;
 /// Descriptors that commands send.
 mod in_flight;
+/// What a caller can say: N11.
+mod isolation;
 /// Mounts, namespaces, processes, capabilities and calls: 58 to 60, 65, 67 to 69, 72.
 mod kernel;
 /// What lives on, or would: 1 to 17.

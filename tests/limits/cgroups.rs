@@ -4,9 +4,12 @@ use std::{fs, path::PathBuf, process::Command};
 
 use jig::api::v1::{LowerLimits, Outcome, RunRequest, RunResponse};
 use rustix::process::Signal;
+use tonic_health::pb::health_check_response::ServingStatus;
 
 use super::{LARGEST, layer, limited};
-use crate::support::{Daemon, Kernel, Mark, Setup, USER, argv, compile, eventually, guest, shell};
+use crate::support::{
+    Daemon, Kernel, Mark, Refusal, Setup, USER, argv, compile, eventually, guest, shell,
+};
 
 const ROOT: &str = "/sys/fs/cgroup";
 /// Prepares a cgroup as systemd does with `Delegate=yes`, enters it and executes what follows.
@@ -129,6 +132,34 @@ async fn on_linux_6_1_the_kernel_holds_limits() {
     let daemon = Setup::new().start().await;
     limits_are_held(&daemon).await;
     nothing_is_left(&daemon, "").await;
+}
+
+#[tokio::test]
+async fn case_n28_without_the_cgroup_that_holds_its_limits_nothing_is_run() {
+    if guest(Kernel::Debian12).runs(|| {}).await {
+        return;
+    }
+    let daemon = Setup::new().start().await;
+    let control = format!("{ROOT}/jig-runs-{}/cgroup.subtree_control", daemon.pid());
+    fs::write(&control, "-pids").unwrap();
+    eventually("it is not ready", async || {
+        match daemon.try_run(shell("touch ran")).await {
+            // In a cgroup that was made before.
+            Ok(response) => assert_eq!(response.isolation, "L3"),
+            Err(status) => assert_eq!(Refusal::of(&status).metadata["stage"], "cgroup"),
+        }
+        daemon.health().await == ServingStatus::NotServing
+    })
+    .await;
+    fs::remove_file(daemon.file("ran")).unwrap_or_default();
+    daemon.try_run(shell("touch ran")).await.unwrap_err();
+    assert!(!daemon.file("ran").exists());
+    fs::write(&control, "+pids").unwrap();
+    eventually("it is ready again", async || {
+        daemon.health().await == ServingStatus::Serving
+    })
+    .await;
+    processes_are_held(&daemon).await;
 }
 
 #[tokio::test]

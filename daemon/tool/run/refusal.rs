@@ -135,8 +135,13 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
             descriptors::exhausted(failure.error(), "the command").with("stage", failure.stage.name()).with("errno", failure.errno_name())
         }
         (_, libc::ETOOMANYREFS | libc::ENOMEM | libc::ENOSPC | libc::EAGAIN | libc::EUSERS) => {
-            let text = format!("the host has not enough left to build a sandbox: {failure}");
-            Error::new(Reason::ResourceExhausted, text).with("stage", failure.stage.name()).with("errno", failure.errno_name()).retry_after(RETRY_AFTER)
+            let remedy = failure.stage.remedy();
+            let text = format!("the host has not enough left to build a sandbox: {failure}. Try again with fewer calls at a time; if it goes on so: {remedy}");
+            Error::new(Reason::ResourceExhausted, text)
+                .with("stage", failure.stage.name())
+                .with("errno", failure.errno_name())
+                .with("remedy", remedy)
+                .retry_after(RETRY_AFTER)
         }
         (stage, _) => {
             let text = format!("the command was not run: {failure}. What may help: {}", stage.remedy());

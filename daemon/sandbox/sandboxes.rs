@@ -1,0 +1,138 @@
+//! The pools of all workspaces, and whether sandboxes can be made at all.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    process::Child,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use tokio::{
+    io::unix::AsyncFd,
+    sync::{Mutex as AsyncMutex, watch},
+};
+
+use super::{
+    cgroup::Cgroups,
+    channel::Channel,
+    launch::KeeperProcess,
+    limits::Limits,
+    pool::{Pool, Shared},
+};
+use crate::daemon::sys::readiness;
+
+/// All sandboxes.
+#[derive(Debug)]
+pub(crate) struct Sandboxes {
+    pools: Vec<Arc<Pool>>,
+    keeper: AsyncFd<OwnedFd>,
+    shared: Shared,
+    // It outlives the daemon's wish to wait for it: it ends when the daemon does.
+    _child: Child,
+}
+
+// === impl Sandboxes ===
+
+impl Sandboxes {
+    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at
+    /// most `slots_at_most` runs at a time.
+    pub(crate) fn new(
+        keeper: KeeperProcess,
+        workspaces: usize,
+        slots_at_most: usize,
+        limits: Limits,
+        cgroups: Option<Arc<Cgroups>>,
+    ) -> io::Result<Self> {
+        let shared = Shared {
+            keeper: Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?)),
+            keeper_died: Arc::new(AtomicBool::new(false)),
+            failing: watch::Sender::new(0),
+            limits,
+            cgroups,
+        };
+        let pools: Vec<_> = (0..workspaces)
+            .map(|workspace| Arc::new(Pool::new(workspace, slots_at_most, shared.clone())))
+            .collect();
+        Ok(Self {
+            pools,
+            keeper: readiness::watch(keeper.pidfd)?,
+            shared,
+            _child: keeper.child,
+        })
+    }
+
+    /// The pool of the workspace with this index.
+    pub(crate) fn pool(&self, workspace: usize) -> Option<&Arc<Pool>> {
+        self.pools.get(workspace)
+    }
+
+    /// Whether commands can be run: false while no workspace has a sandbox because none can be made.
+    /// A workspace whose runs have used up what the host gives has its sandboxes.
+    pub(crate) fn can_be_made(&self) -> CanBeMade {
+        CanBeMade {
+            failing: self.shared.failing.subscribe(),
+            pools: self.pools.len(),
+        }
+    }
+
+    /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be
+    /// restarted.
+    pub(crate) async fn keeper_gone(&self) {
+        if self.keeper.readable().await.is_err() {
+            std::future::pending().await
+        }
+        self.shared.keeper_died.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing can be made any more.
+    pub(crate) fn are_lost(&self) -> bool {
+        self.shared.keeper_died.load(Ordering::Relaxed)
+    }
+
+    /// Sandboxes that wait for a request.
+    pub(crate) fn warm(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        self.sum(seen, |pool| pool.warm())
+    }
+
+    /// Sandboxes with a command in them.
+    pub(crate) fn lent(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        self.sum(seen, |pool| pool.lent())
+    }
+
+    fn sum(&self, seen: impl Fn(&Arc<Pool>) -> bool, of_pool: impl Fn(&Pool) -> u32) -> u32 {
+        let pools = self.pools.iter().filter(|pool| seen(pool));
+        pools.map(|pool| of_pool(pool)).sum()
+    }
+
+    /// Sandboxes that are set aside.
+    pub(crate) fn quarantined(&self, seen: impl Fn(&Arc<Pool>) -> bool) -> u32 {
+        self.sum(seen, |pool| pool.quarantined())
+    }
+
+    /// Ends all slots that wait for a request.
+    pub(crate) fn close(&self) {
+        for pool in &self.pools {
+            pool.close();
+        }
+    }
+}
+
+/// Tells whether sandboxes can be made.
+#[derive(Debug)]
+pub(crate) struct CanBeMade {
+    failing: watch::Receiver<usize>,
+    pools: usize,
+}
+
+impl CanBeMade {
+    /// Waits until it may have changed; answers whether they can. Never ends once the daemon ends.
+    pub(crate) async fn changed(&mut self) -> bool {
+        if self.failing.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        *self.failing.borrow_and_update() < self.pools
+    }
+}

@@ -1,0 +1,305 @@
+//! What a caller can say: no field, no parameter, no metadata key and no variable of a command's
+//! environment lowers its isolation (N11). The fields are those of the descriptors, so that a new one is
+//! tried as soon as it is there.
+
+use std::collections::BTreeSet;
+
+use jig::api::{
+    FILE_DESCRIPTOR_SET,
+    v1::{RunRequest, StartRequest},
+};
+use prost::Message;
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage as _,
+    Value,
+};
+use serde_json::{Value as Json, json};
+use tonic::metadata::MetadataKey;
+
+use crate::{
+    invoke::{call, try_invoke},
+    support::{Daemon, argv},
+};
+
+/// Tells what isolates it, whatever its environment is.
+const PROBE: &str = r#"PATH=/usr/bin:/bin; unset LD_PRELOAD
+sed 's/^[0-9]* [0-9]* [^ ]* //; s/,size=[^ ,]*//; s/,nr_inodes=[^ ,]*//' /proc/self/mountinfo
+grep -E '^(Uid|Gid|Groups|Cap|NoNewPrivs|Seccomp)' /proc/self/status
+tail -n +3 /proc/net/dev | cut -d: -f1
+ls /dev; cat /proc/sys/kernel/hostname
+cat /proc/self/uid_map /proc/self/gid_map; touch /etc/x /usr/x /x 2>&1; ls / "#;
+/// Fields that say what is run, and how much of its output is returned.
+const PROBING: [&str; 3] = ["command", "argv", "max_output_bytes"];
+/// Words that would turn something off, if there were such fields.
+const WORDS: [&str; 8] = ["", "/", "..", "0", "root", "host", "none", "L0"];
+/// Parameters by which other products let a model leave their sandbox, and some that could be.
+const INVENTED: [&str; 20] = [
+    "dangerouslyDisableSandbox",
+    "dangerously_disable_sandbox",
+    "disable_sandbox",
+    "no_sandbox",
+    "sandbox",
+    "sandbox_permissions",
+    "with_escalated_permissions",
+    "allowOutsideWorkspace",
+    "allow_outside_workspace",
+    "unsandboxed",
+    "privileged",
+    "isolation",
+    "minimum_level",
+    "network",
+    "uid",
+    "user",
+    "seccomp",
+    "elevated",
+    "host",
+    "bypass",
+];
+
+/// Values of one field that are worth a try.
+fn values(field: &FieldDescriptor) -> Vec<Value> {
+    let single = match field.kind() {
+        Kind::Bool => vec![Value::Bool(true), Value::Bool(false)],
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 => [0, -1, i32::MAX].map(Value::I32).to_vec(),
+        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 => [0, -1, i64::MAX].map(Value::I64).to_vec(),
+        Kind::Uint32 | Kind::Fixed32 => [0, 1, 1000, u32::MAX].map(Value::U32).to_vec(),
+        Kind::Uint64 | Kind::Fixed64 => [0, 1, 1 << 30, u64::MAX].map(Value::U64).to_vec(),
+        Kind::Double => [0.0, -1.0, f64::MAX].map(Value::F64).to_vec(),
+        Kind::Float => [0.0, -1.0, f32::MAX].map(Value::F32).to_vec(),
+        Kind::String => WORDS.map(|word| Value::String(word.to_owned())).to_vec(),
+        Kind::Bytes => WORDS.map(|word| Value::Bytes(word.into())).to_vec(),
+        Kind::Enum(kind) => {
+            let known = kind.values().map(|value| value.number());
+            known.chain([99]).map(Value::EnumNumber).collect()
+        }
+        Kind::Message(message) => variants(&DynamicMessage::new(message)),
+    };
+    if field.is_list() {
+        single
+            .into_iter()
+            .map(|value| Value::List(vec![value]))
+            .collect()
+    } else {
+        single
+    }
+}
+
+/// A message, once with each value of each of its fields, those of its messages included.
+fn variants(base: &DynamicMessage) -> Vec<Value> {
+    let mut found = Vec::new();
+    let descriptor = base.descriptor();
+    for field in descriptor
+        .fields()
+        .filter(|field| !PROBING.contains(&field.name()))
+    {
+        if field.is_map() {
+            continue; // only `env` is one, which has a test of its own
+        }
+        for value in values(&field) {
+            let mut changed = base.clone();
+            changed.set_field(&field, value);
+            found.push(Value::Message(changed));
+        }
+    }
+    found
+}
+
+fn pool() -> DescriptorPool {
+    DescriptorPool::decode(FILE_DESCRIPTOR_SET).unwrap()
+}
+
+/// All requests that differ from this one in one field.
+fn requests<T: Message + Default>(name: &str, base: &T) -> Vec<T> {
+    let descriptor = pool().get_message_by_name(name).unwrap();
+    let base = DynamicMessage::decode(descriptor, base.encode_to_vec().as_slice()).unwrap();
+    let typed = variants(&base).into_iter().map(|variant| match variant {
+        Value::Message(message) => message.transcode_to().unwrap(),
+        other => panic!("{other:?}"),
+    });
+    typed.collect()
+}
+
+fn probe() -> RunRequest {
+    argv(&["/bin/sh", "-c", PROBE])
+}
+
+/// What the probe answers in a run as it comes.
+async fn isolation(daemon: &Daemon) -> String {
+    let first = daemon.output(probe()).await;
+    assert_eq!(
+        first,
+        daemon.output(probe()).await,
+        "it says the same each time"
+    );
+    assert!(first.contains("CapEff:\t0000000000000000\n"), "{first}");
+    first
+}
+
+#[tokio::test]
+async fn case_n11_no_field_of_a_run_lowers_its_isolation() {
+    let daemon = Daemon::start().await;
+    let expected = isolation(&daemon).await;
+    let requests = requests("jig.v1.RunRequest", &probe());
+    let (mut same, all) = (0, requests.len());
+    for request in requests {
+        let text = format!("{request:?}");
+        // Refused, or ended by a limit that was lowered, or as isolated as ever.
+        if let Ok(response) = daemon.try_run(request).await {
+            assert_eq!(response.isolation, "L3", "{text}");
+            if response.exit_code == Some(0) {
+                assert_eq!(response.stdout, expected, "{text}");
+                same += 1;
+            }
+        }
+    }
+    assert!(all > 40 && same > all / 4, "{same} of {all}");
+}
+
+#[tokio::test]
+async fn case_n11_no_field_of_a_started_process_lowers_its_isolation() {
+    let daemon = Daemon::start().await;
+    let expected = isolation(&daemon).await;
+    let base = StartRequest {
+        argv: probe().argv,
+        max_output_bytes: Some(1 << 16),
+        ..StartRequest::default()
+    };
+    let requests = requests("jig.v1.StartRequest", &base);
+    let (mut same, all) = (0, requests.len());
+    for request in requests {
+        let text = format!("{request:?}");
+        let has_terminal = request.pty.is_some();
+        let Ok(mut watch) = daemon.try_watch(request).await else {
+            continue;
+        };
+        let exited = watch.finish().await;
+        assert_eq!(exited.isolation, "L3", "{text}");
+        // With a terminal there is one more device.
+        if exited.exit_code == Some(0) && !has_terminal {
+            assert_eq!(exited.stdout, expected, "{text}");
+            same += 1;
+        }
+    }
+    assert!(all > 40 && same > all / 4, "{same} of {all}");
+}
+
+#[tokio::test]
+async fn case_n11_no_variable_and_no_metadata_lowers_isolation() {
+    let daemon = Daemon::start().await;
+    let expected = isolation(&daemon).await;
+    for word in WORDS.into_iter().chain(["1", "true"]) {
+        for name in INVENTED {
+            let key = format!("jig-{}", name.to_lowercase().replace('_', "-"));
+            let mut request = tonic::Request::new(probe());
+            let key = MetadataKey::from_bytes(key.as_bytes()).unwrap();
+            request
+                .metadata_mut()
+                .insert(key.clone(), word.parse().unwrap());
+            let answer = daemon.try_run(request).await;
+            assert!(
+                answer.is_ok_and(|response| response.stdout == expected),
+                "{key}: {word}"
+            );
+        }
+        let all =
+            INVENTED.map(|name| [name.to_uppercase(), format!("JIG_{}", name.to_uppercase())]);
+        let env = all
+            .into_iter()
+            .flatten()
+            .map(|name| (name, word.to_owned()))
+            .collect();
+        let request = RunRequest { env, ..probe() };
+        assert_eq!(daemon.output(request).await, expected, "{word}");
+    }
+}
+
+/// The tool of each vocabulary that runs a command, and whether its document has it ignore what it does
+/// not know.
+const RUNNING: [(&str, &str, bool); 8] = [
+    ("", "run", false),
+    ("agentbench", "run", false),
+    ("dracode", "run_command", true),
+    ("claude", "Bash", false),
+    ("cli_agent", "run_in_terminal", false),
+    ("rauskuclaw", "tool_exec", false),
+    ("openai", "shell", false),
+    ("anthropic", "bash", false),
+];
+
+#[tokio::test]
+async fn case_n11_no_invented_parameter_lowers_isolation() {
+    let daemon = Daemon::start().await;
+    let command = "id -u; tail -n +3 /proc/net/dev | cut -d: -f1; grep CapEff /proc/self/status; touch /etc/x; \
+        touch ran";
+    for (dialect, tool, ignores) in RUNNING {
+        let given = |name: Option<&str>| {
+            let mut params = match dialect {
+                "dracode" => json!({"command": "sh", "arguments": format!("-c \"{command}\"")}),
+                "openai" => json!({"commands": [command]}),
+                _ => json!({"command": command}),
+            };
+            if let Some(name) = name {
+                params[name] = Json::Bool(true);
+            }
+            call(dialect, tool, params)
+        };
+        let expected = try_invoke(&daemon, given(None)).await.unwrap();
+        assert!(daemon.file("ran").exists(), "{dialect}: {expected:?}");
+        for name in INVENTED {
+            std::fs::remove_file(daemon.file("ran")).unwrap_or_default();
+            let answer = try_invoke(&daemon, given(Some(name))).await;
+            let was_run = daemon.file("ran").exists();
+            assert_eq!(was_run, ignores, "{dialect} {name}: {answer:?}");
+            if let (true, Ok(answer)) = (was_run, answer) {
+                assert_eq!(answer.text, expected.text, "{dialect} {name}");
+            }
+        }
+    }
+}
+
+/// All messages that a request can hold.
+fn collect(message: &MessageDescriptor, found: &mut BTreeSet<String>) {
+    for field in message.fields() {
+        let name = format!("{}.{}", message.full_name(), field.name());
+        if let (true, Kind::Message(inner)) = (found.insert(name), field.kind()) {
+            collect(&inner, found);
+        }
+    }
+}
+
+#[test]
+fn case_n11_no_field_of_any_request_sounds_as_if_it_did() {
+    let mut fields = BTreeSet::new();
+    for service in pool()
+        .services()
+        .filter(|service| service.package_name() == "jig.v1")
+    {
+        for method in service.methods() {
+            collect(&method.input(), &mut fields);
+        }
+    }
+    assert!(fields.len() > 150, "{}", fields.len());
+    let words = [
+        "sandbox",
+        "isolat",
+        "privilege",
+        "namespace",
+        "seccomp",
+        "landlock",
+        "network",
+        "capabilit",
+        "unsafe",
+        "danger",
+        "disable",
+        "bypass",
+        "escalat",
+        "outside",
+        "uid",
+        "trust",
+    ];
+    let suspicious: Vec<_> = fields
+        .iter()
+        .filter(|field| words.iter().any(|word| field.contains(word)))
+        .collect();
+    assert_eq!(suspicious, Vec::<&String>::new());
+}
