@@ -43,23 +43,24 @@ impl Writer {
     }
 
     /// Writes behind what was written before.
-    pub(crate) async fn write(self, page: Vec<u8>) -> Result<Self, Failure> {
-        match self.pages.send(page).await {
-            Ok(()) => Ok(self),
-            Err(_ended) => Err(self.finish().await.err().unwrap_or_else(panicked)),
+    pub(crate) async fn write(&mut self, page: Vec<u8>) -> Result<(), Failure> {
+        if self.pages.send(page).await.is_ok() {
+            return Ok(());
         }
+        let ended = (&mut self.ended).await;
+        let written = ended.unwrap_or_else(|_dropped| Err(panicked()));
+        Err(Failure::Output(written.err().unwrap_or_else(panicked)))
     }
 
     /// Waits until all is written.
     pub(crate) async fn finish(self) -> Result<(), Failure> {
         drop(self.pages);
-        match self.ended.await {
-            Ok(result) => result.map_err(Failure::Output),
-            Err(_dropped) => Err(panicked()),
-        }
+        let ended = self.ended.await;
+        let written = ended.unwrap_or_else(|_dropped| Err(panicked()));
+        written.map_err(Failure::Output)
     }
 }
 
-fn panicked() -> Failure {
-    Failure::Output(io::Error::other("the thread that writes it is gone"))
+fn panicked() -> io::Error {
+    io::Error::other("the thread that writes it is gone")
 }

@@ -8,14 +8,15 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
+use super::{finish, paths};
 use crate::{connection, file_json, global::Global, output, style::Style};
 
-/// Create a directory of the workspace, with those above it.
+/// Create directories of the workspace, with those above them.
 #[derive(Debug, Args)]
 pub(crate) struct MkdirArgs {
-    /// Directory to create, relative to the workspace.
-    path: String,
+    /// Directories to create, relative to the workspace.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
 }
 
 /// Move or rename a file or directory within the workspace.
@@ -30,31 +31,34 @@ pub(crate) struct MvArgs {
     force: bool,
 }
 
-/// Delete a file or directory of the workspace.
+/// Delete files or directories of the workspace.
 #[derive(Debug, Args)]
 pub(crate) struct RmArgs {
     /// What to delete, relative to the workspace. A symbolic link is deleted itself.
-    path: String,
-    /// Delete a directory with everything in it.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Delete directories with everything in them.
     #[arg(short, long)]
     recursive: bool,
 }
 
 pub(crate) fn mkdir(global: &Global, args: MkdirArgs) -> ExitCode {
-    let request = CreateDirectoryRequest { path: args.path };
-    let result = connection::call(global, async move |client: Client| {
+    let call = |client: Client, path| async move {
+        let request = CreateDirectoryRequest { path };
         Ok(client.create_directory(request).await?)
-    });
-    let result = result.and_then(|response| {
-        if global.json {
-            return output::json(&file_json::create_directory(&response));
-        }
-        let style = Style::of_stdout();
-        let created = response.created.iter().map(|path| style.name(path));
-        let text: String = created.map(|path| format!("created {path}\n")).collect();
-        output::stdout(text.as_bytes())
-    });
-    finish(result, global.json)
+    };
+    paths::each(
+        global,
+        args.paths,
+        call,
+        file_json::create_directory,
+        |_, response| {
+            let style = Style::of_stdout();
+            let created = response.created.iter().map(|path| style.name(path));
+            let text: String = created.map(|path| format!("created {path}\n")).collect();
+            output::stdout(text.as_bytes())
+        },
+    )
 }
 
 pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
@@ -76,18 +80,12 @@ pub(crate) fn mv(global: &Global, args: MvArgs) -> ExitCode {
 }
 
 pub(crate) fn rm(global: &Global, args: RmArgs) -> ExitCode {
-    let request = DeletePathRequest {
-        path: args.path,
-        recursive: args.recursive.then_some(true),
-    };
-    let result = connection::call(global, async move |client: Client| {
+    let recursive = args.recursive.then_some(true);
+    let call = move |client: Client, path| async move {
+        let request = DeletePathRequest { path, recursive };
         Ok(client.delete_path(request).await?)
-    });
-    let result = result.and_then(|response| {
-        if global.json {
-            return output::json(&file_json::delete_path(&response));
-        }
+    };
+    paths::each(global, args.paths, call, file_json::delete_path, |_, _| {
         Ok(())
-    });
-    finish(result, global.json)
+    })
 }

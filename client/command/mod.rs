@@ -20,6 +20,7 @@ pub(crate) mod ls;
 pub(crate) mod nb;
 mod params;
 pub(crate) mod patch;
+mod paths;
 pub(crate) mod processes;
 pub(crate) mod read;
 pub(crate) mod rules;

@@ -1,4 +1,4 @@
-//! `jig read`: a file of the workspace.
+//! `jig read`: files of the workspace.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -12,25 +12,26 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
-use crate::{connection, failure::Failure, global::Global, json, output, writer::Writer};
+use super::{exit_code, finish, paths};
+use crate::{connection, exit, failure::Failure, global::Global, json, output, writer::Writer};
 
-/// Print a file of the workspace.
+/// Print files of the workspace, one after the other.
 ///
 /// Into a file or a pipe goes all that is asked for, byte for byte, however much it is; a file that
-/// changes meanwhile is an error. On a terminal, and with --max or --json, it is what one answer
-/// holds: text, of over 10,000 lines the first and the last 5,000.
+/// changes while it is read is an error. On a terminal, and with --max or --json, each file is what one
+/// answer holds: text, of over 10,000 lines the first and the last 5,000.
 #[derive(Debug, Args)]
 pub(crate) struct ReadArgs {
-    /// File to read, relative to the workspace.
-    path: String,
-    /// Lines to read, counted from 1: `A:B`, `A:`, `:B`, or `A` for one line.
+    /// Files to read, relative to the workspace.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
+    /// Lines to read of each, counted from 1: `A:B`, `A:`, `:B`, or `A` for one line.
     #[arg(long, value_name = "A:B", value_parser = lines)]
     lines: Option<Lines>,
     /// Print the bytes in base64, which also works for files that are not text.
     #[arg(long)]
     base64: bool,
-    /// Most bytes to read; 3,145,728 by default, 10,485,760 at most.
+    /// Most bytes to read of each; 3,145,728 by default, 10,485,760 at most.
     #[arg(long, value_name = "BYTES")]
     max: Option<u32>,
 }
@@ -46,48 +47,81 @@ pub(crate) fn read(global: &Global, args: ReadArgs) -> ExitCode {
     let is_base64 = args.base64;
     let is_whole = args.max.is_none() && !global.json && !io::stdout().is_terminal();
     let range = args.lines.unwrap_or_default();
-    let request = ReadFileRequest {
-        path: args.path,
+    let request = move |path| ReadFileRequest {
+        path,
         start_line: range.start,
         end_line: range.end,
         encoding: is_base64.then(|| Encoding::Base64.into()),
         max_bytes: args.max,
     };
     if is_whole {
-        let copied = connection::call(global, move |client| copy(client, request, is_base64));
-        return finish(copied, false);
+        let requests: Vec<ReadFileRequest> = args.paths.iter().cloned().map(request).collect();
+        let copied = paths::check_request_id(global, &args.paths).and_then(|()| {
+            connection::call(global, move |client| copy_each(client, requests, is_base64))
+        });
+        return match copied {
+            Ok(code) => ExitCode::from(code),
+            Err(failure) => finish(Err(failure), false),
+        };
     }
-    let result = connection::call(global, async move |client: Client| {
-        Ok(client.read_file(request).await?)
+    let call =
+        move |client: Client, path| async move { Ok(client.read_file(request(path)).await?) };
+    paths::each(global, args.paths, call, json::read_file, |_, response| {
+        print(response, is_base64)
     })
-    .and_then(|response| print(&response, is_base64, global.json));
-    finish(result, global.json)
 }
 
-/// Writes all that is asked for while it comes.
-async fn copy(client: Client, request: ReadFileRequest, is_base64: bool) -> Result<(), Failure> {
+/// Writes all that is asked for of each file while it comes. Returns the exit code.
+async fn copy_each(
+    client: Client,
+    requests: Vec<ReadFileRequest>,
+    is_base64: bool,
+) -> Result<u8, Failure> {
+    let is_one = requests.len() == 1;
+    let mut writer = Writer::start();
+    let mut worst = exit::SUCCESS;
+    for request in requests {
+        let path = request.path.clone();
+        match copy(&client, request, is_base64, &mut writer).await {
+            Err(failure) if !is_one && failure.is_of_one_file() => {
+                paths::report(&path, &failure, false);
+                worst = worst.max(exit_code(&failure));
+            }
+            copied => copied?,
+        }
+    }
+    writer.finish().await?;
+    Ok(worst)
+}
+
+async fn copy(
+    client: &Client,
+    request: ReadFileRequest,
+    is_base64: bool,
+    writer: &mut Writer,
+) -> Result<(), Failure> {
+    let client = client.clone();
     let mut encoder = is_base64.then(Base64::default);
     let mut encoded = |page: Vec<u8>| match &mut encoder {
         Some(encoder) => encoder.encode(page),
         None => page,
     };
-    let mut writer = Writer::start();
     let (first, last) = (request.start_line, request.end_line);
     if first.or(last).is_none() {
         let mut pages = client.bytes_by_page(request.path);
         while let Some(page) = pages.next().await? {
-            writer = writer.write(encoded(page)).await?;
+            writer.write(encoded(page)).await?;
         }
     } else {
         let mut pages = client.lines_by_page(request.path, first.unwrap_or(1), last);
         while let Some(page) = pages.next().await? {
-            writer = writer.write(encoded(page)).await?;
+            writer.write(encoded(page)).await?;
         }
     }
     if let Some(encoder) = encoder {
-        writer = writer.write(encoder.finish()).await?;
+        writer.write(encoder.finish()).await?;
     }
-    writer.finish().await
+    Ok(())
 }
 
 /// Bytes that come in pages, as one text in base64.
@@ -110,10 +144,7 @@ impl Base64 {
     }
 }
 
-fn print(response: &ReadFileResponse, is_base64: bool, as_json: bool) -> Result<(), Failure> {
-    if as_json {
-        return output::json(&json::read_file(response));
-    }
+fn print(response: &ReadFileResponse, is_base64: bool) -> Result<(), Failure> {
     output::stdout(response.content.as_bytes())?;
     if is_base64 {
         output::stdout(b"\n")?;

@@ -1,4 +1,4 @@
-//! `jig stat`: what is at a path of the workspace.
+//! `jig stat`: what is at paths of the workspace.
 
 use std::process::ExitCode;
 
@@ -8,32 +8,30 @@ use jig::{
     client::Client,
 };
 
-use super::finish;
-use crate::{connection, failure::Failure, file_json, global::Global, output, style::Style};
+use super::paths;
+use crate::{file_json, global::Global, output, style::Style};
 
-/// Tell what is at a path of the workspace: type, size, mode, time, SHA-256.
+/// Describe what is at paths of the workspace: type, size, mode, time, SHA-256.
 #[derive(Debug, Args)]
 pub(crate) struct StatArgs {
-    /// Path to describe, relative to the workspace. A symbolic link is not followed.
-    path: String,
+    /// Paths to describe, relative to the workspace. A symbolic link is not followed.
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<String>,
 }
 
 pub(crate) fn stat(global: &Global, args: StatArgs) -> ExitCode {
-    let request = StatPathRequest { path: args.path };
-    let path = request.path.clone();
-    let result = connection::call(global, async move |client: Client| {
-        Ok(client.stat_path(request).await?)
-    })
-    .and_then(|response| print(&path, &response, global.json));
-    finish(result, global.json)
-}
-
-fn print(path: &str, response: &StatPathResponse, as_json: bool) -> Result<(), Failure> {
-    if as_json {
-        return output::json(&file_json::stat_path(response));
-    }
-    let path = Style::of_stdout().name(path);
-    output::stdout(text(&path, response).as_bytes())
+    let call =
+        |client: Client, path| async move { Ok(client.stat_path(StatPathRequest { path }).await?) };
+    paths::each(
+        global,
+        args.paths,
+        call,
+        file_json::stat_path,
+        |path, response| {
+            let path = Style::of_stdout().name(path);
+            output::stdout(text(&path, response).as_bytes())
+        },
+    )
 }
 
 fn text(path: &str, response: &StatPathResponse) -> String {

@@ -135,6 +135,51 @@ async fn names_are_listed_moved_and_deleted() {
 }
 
 #[tokio::test]
+async fn commands_take_several_paths_and_go_on_after_one_that_fails() {
+    let shop = Shop::open().await;
+    let made = shop.jig(&["mkdir", "a", "../b", "c/d"], "", 1);
+    assert!(
+        made.starts_with("created a\ncreated c\ncreated c/d\n"),
+        "{made}"
+    );
+    assert!(made.contains("jig: ../b: "), "{made}");
+    for name in ["e", "f"] {
+        fs::write(shop.daemon.file(name), format!("{name} has 10\n")).unwrap();
+    }
+
+    let read = shop.jig(&["read", "e", "none", "f"], "", 1);
+    assert!(read.starts_with("e has 10\nf has 10\n"), "{read}");
+    let error = read.lines().last().unwrap();
+    assert!(error.starts_with("jig: none: FILE_NOT_FOUND: "), "{read}");
+    assert_eq!(read.lines().count(), 3, "{read}");
+    let encoded = shop.jig(&["read", "--base64", "e", "f"], "", 0);
+    assert_eq!(encoded, "ZSBoYXMgMTAK\nZiBoYXMgMTAK\n");
+    let told = shop.jig(&["stat", "e", "none", "f"], "", 1);
+    assert_eq!(told.matches("size    9 bytes").count(), 2, "{told}");
+    let lines = shop.jig(&["stat", "--json", "e", "none", "f"], "", 1);
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let paths: Vec<_> = lines
+        .iter()
+        .map(|line| line["path"].as_str().unwrap())
+        .collect();
+    assert_eq!(paths, ["e", "none", "f"]);
+    assert_eq!(lines[1]["error"]["reason"], "FILE_NOT_FOUND", "{lines:?}");
+    assert_eq!(lines[2]["size_bytes"], 9, "{lines:?}");
+
+    let refused = shop.jig(&["rm", "--request-id", "x", "e", "f"], "", 64);
+    assert!(refused.contains("each path is a call"), "{refused}");
+    let told = shop.jig(&["rm", "e", "c", "none", "f"], "", 1);
+    assert!(told.contains("jig: c: DIRECTORY_NOT_EMPTY: "), "{told}");
+    assert!(told.contains("jig: none: FILE_NOT_FOUND: "), "{told}");
+    assert_eq!(told.lines().count(), 2, "{told}");
+    assert_eq!(shop.jig(&["rm", "-r", "a", "c"], "", 0), "");
+    assert_eq!(shop.jig(&["ls"], "", 0), "");
+}
+
+#[tokio::test]
 async fn text_is_found_and_cells_are_edited() {
     let shop = Shop::open().await;
     fs::write(shop.daemon.file("a.txt"), "x\nNeedle here\ny\n").unwrap();
