@@ -114,6 +114,8 @@ pub(crate) enum Reason {
     SandboxError,
     /// Fetching from the web failed on the way.
     FetchError,
+    /// The daemon's state directory is not where it was opened.
+    StateLost,
     /// The daemon is shutting down.
     Draining,
     /// A defect.
@@ -162,7 +164,7 @@ impl Violation {
 
 impl Reason {
     /// All of them.
-    const ALL: [Self; 53] = [
+    const ALL: [Self; 54] = [
         Self::InvalidParams,
         Self::InvalidGlob,
         Self::InvalidRegex,
@@ -214,6 +216,7 @@ impl Reason {
         Self::SandboxUnavailable,
         Self::SandboxError,
         Self::FetchError,
+        Self::StateLost,
         Self::Draining,
         Self::Internal,
     ];
@@ -277,6 +280,7 @@ impl Reason {
             Self::SandboxUnavailable => "SANDBOX_UNAVAILABLE",
             Self::SandboxError => "SANDBOX_ERROR",
             Self::FetchError => "FETCH_ERROR",
+            Self::StateLost => "STATE_LOST",
             Self::Draining => "DRAINING",
             Self::Internal => "INTERNAL",
         }

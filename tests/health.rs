@@ -176,7 +176,7 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
         for path in ["b", "a"] {
             let refused = daemon.tools().create_directory(under("after", path)).await;
             let refusal = Refusal::of(&refused.unwrap_err());
-            assert_eq!(refusal.reason, "INTERNAL");
+            assert_eq!(refusal.reason, "STATE_LOST");
             assert!(
                 refusal.message.contains("removed or replaced"),
                 "{refusal:?}"
@@ -204,6 +204,7 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
         "{log}"
     );
     assert_eq!(lines(&log, "is in place again").len(), 2, "{log}");
+    assert_eq!(lines(&log, "failed by a defect"), [""; 0]);
     // Noticed without a call, too, also where only the lock is gone, which another daemon would take.
     fs::remove_file(state.join("lock")).unwrap();
     becomes(&daemon, ServingStatus::NotServing).await;

@@ -22,10 +22,14 @@ pub(in crate::daemon::call) fn of_files(error: &io::Error) -> Error {
             io::Error::from_raw_os_error(errno),
             "the records of the call",
         ),
+        Some(libc::ENOENT) => Error::new(
+            Reason::StateLost,
+            "the daemon's state directory was removed; nothing was started: its operator must put it back, or restart the daemon",
+        ),
         _ => Error::new(
             Reason::Internal,
             format!(
-                "the daemon's state directory cannot be used ({error}); nothing was started: its operator must mend it"
+                "the daemon's state directory cannot be used ({error}); nothing was started: its operator must repair it"
             ),
         ),
     };
@@ -45,14 +49,14 @@ pub(in crate::daemon::call) fn of_database(error: &DatabaseError) -> Error {
         )
         .retry_after(RETRY_AFTER),
         DatabaseError::Lost => Error::new(
-            Reason::Internal,
+            Reason::StateLost,
             format!(
-                "{error}: what needs it could be done twice, so nothing was started; its operator must put it back, or restart the daemon"
+                "{error}: what needs it could be done twice, so nothing was started: its operator must put it back, or restart the daemon"
             ),
         ),
         DatabaseError::Damaged(_) | DatabaseError::Failed(_) | DatabaseError::Closed => Error::new(
             Reason::Internal,
-            format!("{error}; nothing was started: its operator must mend it"),
+            format!("{error}; nothing was started: its operator must repair it"),
         )
         .caused_by(error.clone()),
     };

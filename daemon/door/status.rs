@@ -106,7 +106,7 @@ pub(crate) fn code(reason: Reason) -> Code {
             Code::ResourceExhausted
         }
         // Try elsewhere, or later.
-        Reason::Draining => Code::Unavailable,
+        Reason::Draining | Reason::StateLost => Code::Unavailable,
         // Tell the operator, or look at what was fetched from.
         Reason::SandboxError | Reason::FetchError | Reason::Internal => Code::Internal,
     }

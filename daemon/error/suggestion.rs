@@ -51,6 +51,9 @@ impl Reason {
             Self::DaemonLost => "Look at how far it came before you do it again.",
             Self::Timeout => "Ask for less, or allow more time.",
             Self::ResourceExhausted | Self::Draining => "Wait, and try again.",
+            Self::StateLost => {
+                "Try again later: the operator must put the daemon's state directory back."
+            }
             Self::NoSpace => "Make room, and try again.",
             Self::TooManyFiles => "Ask for a smaller directory.",
             Self::FetchError => "Check the URL, and try again later.",

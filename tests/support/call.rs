@@ -136,7 +136,7 @@ fn code_of(reason: &str) -> Code {
         "TIMEOUT" => Code::DeadlineExceeded,
         "RESOURCE_EXHAUSTED" | "NO_SPACE" => Code::ResourceExhausted,
         "SANDBOX_ERROR" | "SEARCH_ERROR" | "FETCH_ERROR" | "INTERNAL" => Code::Internal,
-        "DRAINING" => Code::Unavailable,
+        "DRAINING" | "STATE_LOST" => Code::Unavailable,
         _ => panic!("{reason} is no reason of the contract"),
     }
 }

@@ -104,6 +104,7 @@ pub(in crate::daemon::call) fn is_final<R>(result: &Result<R, Error>) -> bool {
                 | Reason::ToolDisabled
                 | Reason::ResourceExhausted
                 | Reason::NoSpace
+                | Reason::StateLost
                 | Reason::Draining
                 | Reason::SandboxUnavailable
         ),

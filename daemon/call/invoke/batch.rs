@@ -278,6 +278,10 @@ fn of_number(incoming: &Incoming, number: usize) -> Incoming {
 fn is_of_batch(error: &Error) -> bool {
     matches!(
         error.reason,
-        Reason::ResourceExhausted | Reason::NoSpace | Reason::Draining | Reason::Internal
+        Reason::ResourceExhausted
+            | Reason::NoSpace
+            | Reason::StateLost
+            | Reason::Draining
+            | Reason::Internal
     )
 }

@@ -464,6 +464,7 @@ pub(super) fn is_of_call(error: &Error, deadline: Option<Instant>) -> bool {
             | Reason::UnknownWorkspace
             | Reason::RequestIdReused
             | Reason::ResourceExhausted
+            | Reason::StateLost
             | Reason::Draining
     ) || error.reason == Reason::Timeout && is_late
 }
