@@ -9,6 +9,7 @@ mod ownership;
 mod reload;
 mod serving;
 mod shared_limits;
+mod unwritable;
 
 use std::{
     future::Future,
@@ -96,7 +97,8 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
         ))
         .map_err(io_error("talking to the launcher"))?;
     serving::callers(&config, &serving::catalog(&config)?)?;
-    let warnings = shared_limits::warnings(&config);
+    let mut warnings = shared_limits::warnings(&config);
+    warnings.extend(workspaces.iter().filter_map(unwritable::warning));
     let warnings = warnings.iter().map(|warning| {
         let Warning { text, remedy } = warning;
         format!("warning: {text}\n  remedy: {remedy}\n")

@@ -11,7 +11,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tonic::{Code, Request};
 
-use crate::support::{Daemon, Mark, Refusal, Setup, binary, eventually, jigd, shell, with};
+use crate::support::{Daemon, Mark, Refusal, Setup, USER, binary, eventually, jigd, shell, with};
 
 /// Runs `jigd`, which must end with `code` and say each of `parts` on standard error.
 fn refuses(arguments: &[&str], code: i32, parts: &[&str]) {
@@ -317,5 +317,23 @@ fn where_commands_may_connect_to_is_checked() {
         for part in parts {
             assert!(report.contains(part), "{part}: {report}");
         }
+    }
+}
+
+#[tokio::test]
+async fn an_ordinary_user_that_cannot_write_the_workspace_is_warned() {
+    let warning = "cannot write it: tools and commands can only read";
+    for (owner, is_warned) in [(0, true), (USER, false)] {
+        let daemon = Setup::new().user(USER).workspace_owner(owner).start().await;
+        let log = daemon.log();
+        let warned: Vec<&str> = log.lines().filter(|line| line.contains(warning)).collect();
+        assert_eq!(warned.len(), usize::from(is_warned), "{log}");
+        let check = daemon.check();
+        assert!(check.status.success(), "{check:?}");
+        let report = String::from_utf8(check.stdout).unwrap();
+        for text in warned.iter().copied().chain([report.as_str()]) {
+            assert_eq!(text.contains("chown -R"), is_warned, "{text}");
+        }
+        daemon.output(shell("true")).await;
     }
 }

@@ -11,6 +11,8 @@ use super::{
     host_sockets::HostSockets,
     isolation::{self, Keeper, Probed},
     reload::Reload,
+    shared_limits::Warning,
+    unwritable,
 };
 use crate::daemon::{
     call::{
@@ -100,6 +102,9 @@ pub(super) async fn serve(
         let isolation = isolation::isolation(&config, &found, workspace.name(), proven);
         isolation::log(&isolation, announce);
         if announce {
+            if let Some(Warning { text, remedy }) = unwritable::warning(&workspace) {
+                tracing::warn!(remedy, "{text}");
+            }
             sockets.add(HostSockets::find(
                 &config,
                 workspace.name(),

@@ -1,0 +1,31 @@
+//! Workspaces that the daemon of an ordinary user cannot write.
+
+use std::{fs, os::unix::fs::MetadataExt as _};
+
+use rustix::{
+    fs::{Access, AtFlags, CWD, accessat},
+    io::Errno,
+    process::geteuid,
+};
+
+use super::shared_limits::Warning;
+use crate::daemon::workspace::Workspace;
+
+/// A warning where the workspace's owner and mode keep the daemon, and so its commands, from writing it.
+/// An ordinary user cannot change that by any flag.
+pub(super) fn warning(workspace: &Workspace) -> Option<Warning> {
+    let path = workspace.path();
+    let (access, flags) = (Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+    if accessat(CWD, path, access, flags) != Err(Errno::ACCESS) {
+        return None;
+    }
+    let owner = fs::metadata(path).ok()?.uid();
+    Some(Warning {
+        text: format!(
+            "workspace {} at {path:?} belongs to user {owner}, and the daemon's user {} cannot write it: tools and commands can only read",
+            workspace.name(),
+            geteuid().as_raw()
+        ),
+        remedy: "have root give it to the daemon's user (chown -R), or start the daemon as its owner",
+    })
+}
