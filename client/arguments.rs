@@ -147,6 +147,11 @@ pub(crate) enum Need {
 }
 
 impl Command {
+    /// Whether it runs a command in a sandbox.
+    pub(crate) fn runs_command(&self) -> bool {
+        matches!(self, Self::Run(_) | Self::Exec(_))
+    }
+
     /// The daemon that the command needs.
     pub(crate) fn need(&self) -> Need {
         match self {

@@ -21,6 +21,7 @@ use crate::{
     global::{Global, no_daemon},
     listener::is_trusted,
     local::Local,
+    output,
 };
 #[cfg(feature = "daemon")]
 use crate::{home, isolation_hint::with_hint};
@@ -148,7 +149,23 @@ async fn connect(address: &str, global: &Global) -> Result<Client, Failure> {
     if global.is_default && !is_trusted(address) {
         return Err(no_daemon());
     }
+    if global.runs_command && global.address().is_none() {
+        note_isolation(&client).await;
+    }
     Ok(client)
+}
+
+/// Says on one line what isolation the daemon of this call gives, where that is not the strongest. Where
+/// no command is run, the error says so.
+async fn note_isolation(client: &Client) {
+    // An error here does not keep the call from being made.
+    let info = client.get_info().await.ok();
+    let isolation = info.and_then(|info| info.isolation);
+    if let Some(isolation) = isolation.filter(|isolation| isolation.ready)
+        && !isolation.summary.is_empty()
+    {
+        output::note(&isolation.summary);
+    }
 }
 
 /// Waits for the call, or drops and thereby cancels it when a signal asks us to end.

@@ -70,6 +70,9 @@ pub(crate) struct Global {
     /// Whether the address is one that was found, not named.
     #[arg(skip)]
     pub(crate) is_default: bool,
+    /// Whether the daemon of this call runs a command for it, so that its isolation matters.
+    #[arg(skip)]
+    pub(crate) runs_command: bool,
     /// Print the answer, or the error, as one JSON object.
     #[arg(long, global = true, hide_short_help = true, env = "JIG_JSON", value_parser = FalseyValueParser::new())]
     pub(crate) json: bool,

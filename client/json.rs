@@ -105,6 +105,7 @@ pub(crate) fn info(response: &GetInfoResponse) -> Value {
             "calls_finished": counts.calls_finished,
             "calls_active": counts.calls_active,
             "calls_waiting": counts.calls_waiting,
+            "spans_lost": counts.spans_lost,
             "runs_active": counts.runs_active,
             "sandboxes_warm": counts.sandboxes_warm,
             "sandboxes_quarantined": counts.sandboxes_quarantined,
@@ -142,6 +143,7 @@ fn isolation(isolation: &Isolation) -> Value {
         "network": isolation.network,
         "failure": isolation.failure.as_ref().map(sandbox_failure),
         "refused": isolation.refused.iter().map(sandbox_failure).collect::<Vec<_>>(),
+        "summary": isolation.summary,
     })
 }
 

@@ -237,9 +237,16 @@ async fn a_host_without_namespaces_is_told_the_line_that_works() {
         (&[("JIG_MINIMUM_LEVEL", "L1")], &["exec", "id -u"]),
     ] {
         let output = jig_without_namespaces("/nowhere", variables, arguments);
-        told(&output, 0);
+        let says = told(&output, 0);
+        let line = "; commands get L1; for L3: ";
+        assert_eq!(says.matches(line).count(), 1, "{says}");
+        assert_eq!(says.lines().count(), 2, "{says}");
         assert_eq!(String::from_utf8(output.stdout).unwrap(), user);
     }
+    // What runs no command is not about its isolation.
+    let variables = [("JIG_MINIMUM_LEVEL", "L1")];
+    let output = jig_without_namespaces("/nowhere", &variables, &["ls"]);
+    assert_eq!(told(&output, 0).lines().count(), 1);
     for (variables, arguments) in [
         (&[][..], &["run", "--minimum-level", "L0", "id"][..]),
         (&[("JIG_MINIMUM_LEVEL", "L9")], &["run", "id"]),

@@ -52,6 +52,10 @@ fn text(info: &GetInfoResponse) -> String {
         ));
     }
     if let Some(counts) = info.counts {
+        if counts.spans_lost > 0 {
+            let text = format!("{} not taken by the collector", counts.spans_lost);
+            rows.push(("spans".to_owned(), text));
+        }
         rows.push((
             "calls".to_owned(),
             format!(

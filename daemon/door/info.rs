@@ -122,6 +122,7 @@ impl Info {
             network: isolation.network.name().to_owned(),
             failure,
             refused,
+            summary: isolation.summary().unwrap_or_default(),
         }
     }
 
@@ -225,6 +226,10 @@ impl Info {
             runs_active: self.sandboxes.lent(seen),
             sandboxes_warm: self.sandboxes.warm(seen),
             sandboxes_quarantined: self.sandboxes.quarantined(seen),
+            spans_lost: match principal.sees_all() {
+                true => self.pipeline.telemetry.spans_lost(),
+                false => 0,
+            },
         }
     }
 }

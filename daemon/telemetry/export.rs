@@ -29,6 +29,8 @@ pub(super) struct Delivery(Arc<Counts>);
 struct Counts {
     ended: AtomicU64,
     delivered: AtomicU64,
+    /// Those that could not be delivered, of all that the exporter tried.
+    failed: AtomicU64,
     /// Those that could not be delivered since the collector was lost; 0 while it is not.
     lost_now: AtomicU64,
 }
@@ -81,6 +83,11 @@ impl Delivery {
             .saturating_sub(delivered)
     }
 
+    /// Spans that the collector did not take.
+    pub(super) fn failed(&self) -> u64 {
+        self.0.failed.load(Ordering::Relaxed)
+    }
+
     fn note(&self, spans: u64, result: &OTelSdkResult) {
         match result {
             Ok(()) => {
@@ -91,6 +98,7 @@ impl Delivery {
                 }
             }
             Err(error) => {
+                self.0.failed.fetch_add(spans, Ordering::Relaxed);
                 if self.0.lost_now.fetch_add(spans, Ordering::Relaxed) == 0 {
                     tracing::warn!(
                         %error,

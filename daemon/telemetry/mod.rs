@@ -83,6 +83,11 @@ impl Telemetry {
         &self.tracer
     }
 
+    /// Spans that could not be exported so far.
+    pub(crate) fn spans_lost(&self) -> u64 {
+        self.delivery.failed()
+    }
+
     /// Whether each call has a line in the log.
     pub(crate) fn logs_calls(&self) -> bool {
         self.logs_calls

@@ -9,6 +9,10 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tonic::Request;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_reflection::pb::v1::{
+    ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+    server_reflection_request::MessageRequest,
+};
 
 use super::{CALLER, status, trace};
 use crate::{
@@ -148,21 +152,37 @@ async fn each_call_of_a_batch_has_the_id_that_the_model_gave_it() {
     }
 }
 
+/// Asks for the services as grpcurl does, in a trace.
+async fn reflect(daemon: &Daemon, id: &str) {
+    let list = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..ServerReflectionRequest::default()
+    };
+    let mut client = ServerReflectionClient::new(daemon.channel());
+    let asked = client
+        .server_reflection_info(request(id, tokio_stream::once(list)))
+        .await;
+    let answer = asked.unwrap().into_inner().message().await.unwrap();
+    assert!(answer.unwrap().message_response.is_some());
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn probes_have_no_spans() {
+async fn probes_and_reflection_have_no_spans() {
     let (collector, endpoint) = Collector::start();
     let setup = Setup::new().environment("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
     let mut daemon = setup.start().await;
-    let [probe, other] = ["4", "5"].map(|digit| digit.repeat(32));
+    let [probe, other, reflection] = ["4", "5", "6"].map(|digit| digit.repeat(32));
     let mut health = HealthClient::new(daemon.channel());
     let checked = health
         .check(request(&probe, HealthCheckRequest::default()))
         .await;
     checked.unwrap();
+    reflect(&daemon, &reflection).await;
     daemon.run(request(&other, shell("true"))).await;
     daemon.signal(Signal::TERM);
     assert!(daemon.exit().await.success());
     assert_eq!(collector.spans(&probe).len(), 0);
+    assert_eq!(collector.spans(&reflection).len(), 0);
     assert_eq!(collector.spans(&other).len(), 3);
 }
 

@@ -40,6 +40,9 @@ async fn a_collector_that_is_lost_is_told_of_once_with_the_number_of_spans() {
         })
         .await;
     }
+    // By now both runs' spans were tried, some of them perhaps not yet.
+    let counted = daemon.info().await.counts.unwrap();
+    assert!(counted.spans_lost >= 1, "{counted:?}");
     let collector = Collector::serve(TcpListener::bind(address).unwrap());
     let again = "the collector takes spans again";
     let id = "c".repeat(32);
