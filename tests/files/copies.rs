@@ -4,8 +4,6 @@ use std::{
     fs,
     io::Write as _,
     os::unix::fs::{FileTypeExt as _, symlink},
-    path::Path,
-    process::{Command, Output, Stdio},
 };
 
 use rustix::{
@@ -13,65 +11,9 @@ use rustix::{
     process::{Pid, Signal, kill_process},
 };
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::support::{Daemon, eventually};
-
-/// A workspace, and a directory of this side.
-struct Sides {
-    daemon: Daemon,
-    here: TempDir,
-}
-
-impl Sides {
-    async fn new() -> Self {
-        Self {
-            daemon: Daemon::start().await,
-            here: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
-        let socket = self.daemon.socket();
-        command
-            .args(arguments)
-            .current_dir(self.here.path())
-            .env_clear()
-            .env("JIG_ADDRESS", format!("unix:{}", socket.display()))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        command
-    }
-
-    /// Runs `jig cp`, which must exit with `code`.
-    fn cp(&self, arguments: &[&str], code: i32) -> Output {
-        let mut command = self.command(&["cp"]);
-        let output = command.args(arguments).output().unwrap();
-        let ended = output.status.code();
-        assert_eq!(ended, Some(code), "{arguments:?}: {output:?}");
-        output
-    }
-
-    /// Of an attempt that must fail, what it says.
-    fn refused(&self, arguments: &[&str]) -> String {
-        String::from_utf8(self.cp(arguments, 1).stderr).unwrap()
-    }
-
-    fn at(&self, name: &str) -> std::path::PathBuf {
-        self.here.path().join(name)
-    }
-}
-
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
+use super::sides::{Sides, names};
+use crate::support::eventually;
 
 #[tokio::test]
 async fn cp_replaces_regular_files_alone() {
@@ -129,7 +71,7 @@ async fn cp_replaces_regular_files_alone() {
     let out = fs::File::create(sides.at("out")).unwrap();
     (&out).write_all(b"kept").unwrap();
     let status = sides
-        .command(&["cp", ":f", "/dev/stdout"])
+        .cp_command(&[":f", "/dev/stdout"])
         .stdout(out)
         .status()
         .unwrap();
@@ -228,8 +170,8 @@ async fn cp_of_a_directory_that_is_broken_off_tells_what_it_copied() {
         (&["--json"], false, 143),
         (&["--json"], true, 1),
     ] {
-        let arguments = [&["cp", "-r", ":tree", "out"], flags].concat();
-        let child = sides.command(&arguments).spawn().unwrap();
+        let arguments = [&["-r", ":tree", "out"], flags].concat();
+        let child = sides.cp_command(&arguments).spawn().unwrap();
         let out = sides.at("out");
         eventually("it is at the second file", async || {
             out.exists()

@@ -3,57 +3,15 @@
 use std::{
     fs,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
 };
 
 use serde_json::Value;
-use tempfile::TempDir;
 
-use crate::support::{Daemon, shell};
-
-/// A daemon with a workspace that commands have filled, and a directory of this side.
-struct Sides {
-    daemon: Daemon,
-    here: TempDir,
-}
+use super::sides::{Sides, names};
+use crate::support::shell;
 
 impl Sides {
-    async fn new() -> Self {
-        Self {
-            daemon: Daemon::start().await,
-            here: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.here.path().join(name)
-    }
-
-    /// Runs `jig cp`, which must exit with `code`. Answers what it says on standard error.
-    fn cp(&self, arguments: &[&str], code: i32) -> String {
-        let output = self.try_cp(arguments);
-        assert_eq!(
-            output.status.code(),
-            Some(code),
-            "{arguments:?}: {output:?}"
-        );
-        String::from_utf8(output.stderr).unwrap()
-    }
-
-    fn try_cp(&self, arguments: &[&str]) -> Output {
-        let address = format!("unix:{}", self.daemon.socket().display());
-        Command::new(env!("CARGO_BIN_EXE_jig"))
-            .args(["cp"])
-            .args(arguments)
-            .current_dir(self.here.path())
-            .env_clear()
-            .env("JIG_ADDRESS", address)
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
-    }
-
     /// Whether `git status` in a directory of this side runs what the workspace's commands chose.
     fn git_is_fooled(&self, directory: &str) -> bool {
         let mark = self.at("pwned");
@@ -90,15 +48,6 @@ impl Sides {
     }
 }
 
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
 #[tokio::test]
 async fn a_copied_file_that_leads_git_to_a_repository_is_left_out() {
     let sides = Sides::new().await;
@@ -106,7 +55,7 @@ async fn a_copied_file_that_leads_git_to_a_repository_is_left_out() {
     fs::write(sides.daemon.file("tree/.git"), "gitdir: x\n").unwrap();
     fs::write(sides.daemon.file("tree/f"), "").unwrap();
 
-    let told = sides.cp(&["-r", ":tree", "out"], 1);
+    let told = sides.refused(&["-r", ":tree", "out"]);
     assert_eq!(names(&sides.at("out")), ["f"]);
     for line in [
         "left out, a name that git takes for .git: :tree/.git\n",
@@ -129,8 +78,7 @@ async fn a_copied_directory_that_is_a_repository_is_left_out() {
     sides.make_trap("tree/docs", worktree).await;
     fs::write(sides.daemon.file("tree/f"), "").unwrap();
 
-    let output = sides.try_cp(&["-r", "--json", ":tree", "out"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let output = sides.cp(&["-r", "--json", ":tree", "out"], 1);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["left_out_of_git"], 1, "{json}");
     assert_eq!(json["left_out"][0]["path"], ":tree/docs", "{json}");
@@ -139,7 +87,7 @@ async fn a_copied_directory_that_is_a_repository_is_left_out() {
     assert!(!sides.git_is_fooled("out"));
     // Asked for by its name, it is refused whole.
     for from in [":tree/docs", ":tree/docs/."] {
-        let told = sides.cp(&["-r", from, "docs"], 1);
+        let told = sides.refused(&["-r", from, "docs"]);
         assert!(told.contains("takes for a repository"), "{told}");
         assert!(!sides.at("docs").exists());
     }
@@ -163,7 +111,7 @@ async fn no_copy_makes_a_repository_together_with_those_before_it() {
         &["-r", ":tree/refs/heads", "out/refs/heads"],
         &["-r", ":tree/.", "out"],
     ] {
-        let told = sides.cp(arguments, 1);
+        let told = sides.refused(arguments);
         assert!(told.contains("takes for a repository"), "{told}");
     }
     // Nor one whose parts come in directories of several copies.
@@ -173,7 +121,7 @@ async fn no_copy_makes_a_repository_together_with_those_before_it() {
         sides.daemon.file("second/out/refs"),
     )
     .unwrap();
-    let told = sides.cp(&["-r", ":second/.", "."], 1);
+    let told = sides.refused(&["-r", ":second/.", "."]);
     assert!(told.contains("for a repository: :second/./out\n"), "{told}");
     assert_eq!(names(&sides.at("out")), ["HEAD", "config", "objects"]);
     assert!(!sides.git_is_fooled("out"));
@@ -197,8 +145,7 @@ async fn names_that_git_takes_for_its_own_are_left_out_of_either_side() {
         fs::write(tree.join("linked/commondir"), "../elsewhere").unwrap();
     }
     for (from, to) in [("tree", ":in"), (":tree", "out")] {
-        let output = sides.try_cp(&["-r", "--json", from, to]);
-        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let output = sides.cp(&["-r", "--json", from, to], 1);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(json["left_out_of_git"], own.len() + 3, "{json}");
     }
@@ -227,7 +174,7 @@ async fn a_single_file_of_git_is_copied_only_where_that_is_insisted_on() {
         &[".git", ":"],
         &["mine/.git/hooks/pre-commit", ":.git"],
     ] {
-        let told = sides.cp(arguments, 1);
+        let told = sides.refused(arguments);
         assert!(told.contains("--with-git"), "{told}");
     }
     assert_eq!(names(sides.here.path()), [".git", "link", "mine"]);

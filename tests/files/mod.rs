@@ -32,6 +32,8 @@ mod patch_like_git;
 mod ripgrep;
 /// `search`.
 mod search;
+/// Both sides of `jig cp`.
+mod sides;
 /// Every tool as a call on one path.
 pub(crate) mod tools;
 /// Files of any size, in and out.

@@ -1,0 +1,69 @@
+//! A workspace and a directory of this side, for `jig cp` between them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use tempfile::TempDir;
+
+use crate::support::Daemon;
+
+/// A daemon with a workspace, and a directory of this side.
+pub(super) struct Sides {
+    pub(super) daemon: Daemon,
+    pub(super) here: TempDir,
+}
+
+impl Sides {
+    pub(super) async fn new() -> Self {
+        Self {
+            daemon: Daemon::start().await,
+            here: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    /// `jig cp` in the directory of this side.
+    pub(super) fn cp_command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+        let socket = self.daemon.socket();
+        command
+            .arg("cp")
+            .args(arguments)
+            .current_dir(self.here.path())
+            .env_clear()
+            .env("JIG_ADDRESS", format!("unix:{}", socket.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs `jig cp`, which must exit with `code`.
+    pub(super) fn cp(&self, arguments: &[&str], code: i32) -> Output {
+        let output = self.cp_command(arguments).output().unwrap();
+        let ended = output.status.code();
+        assert_eq!(ended, Some(code), "{arguments:?}: {output:?}");
+        output
+    }
+
+    /// Runs `jig cp`, which must exit with 1. Answers what it says on standard error.
+    pub(super) fn refused(&self, arguments: &[&str]) -> String {
+        String::from_utf8(self.cp(arguments, 1).stderr).unwrap()
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.here.path().join(name)
+    }
+}
+
+/// The names in a directory, sorted.
+pub(super) fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).unwrap();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
