@@ -6,7 +6,6 @@ use std::{
     future::{Future, pending},
     pin::Pin,
     thread,
-    time::Duration,
 };
 
 use jig::client::Client;
@@ -94,23 +93,6 @@ where
     Calling: Future<Output = Result<T, Failure>>,
 {
     block_on(connected(address, global, call))
-}
-
-/// As [`call_at`], for an answer that is not waited for any longer.
-pub(crate) fn call_within<T, Call, Calling>(
-    time: Duration,
-    global: &Global,
-    call: Call,
-) -> Result<T, Failure>
-where
-    Call: FnOnce(Client) -> Calling,
-    Calling: Future<Output = Result<T, Failure>>,
-{
-    let address = global.daemon()?;
-    block_on(async {
-        let called = tokio::time::timeout(time, connected(address, global, call)).await;
-        called.unwrap_or_else(|elapsed| Err(Failure::system(elapsed)))
-    })
 }
 
 /// A runtime of one thread: there is one call to wait for.

@@ -40,7 +40,8 @@ pub(crate) fn choose(global: Global, need: Need) -> Result<Global, Failure> {
             Listener::Trusted => {}
         }
         let asked = global.with_default_address(&address, None);
-        let info = connection::call_within(PATIENCE, &asked, async |client: Client| {
+        let patient = asked.within(PATIENCE);
+        let info = connection::call_at(&address, &patient, async |client: Client| {
             Ok(client.without_request_id().get_info().await?)
         });
         match (need, info) {

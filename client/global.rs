@@ -99,6 +99,14 @@ impl Global {
         }
     }
 
+    /// The same with calls that take no longer than this.
+    pub(crate) fn within(&self, time: Duration) -> Self {
+        Self {
+            deadline: Some(self.deadline.map_or(time, |deadline| deadline.min(time))),
+            ..self.clone()
+        }
+    }
+
     /// The minimum level, where one was given.
     pub(crate) fn minimum_level(&self) -> Option<&str> {
         given(self.minimum_level.as_ref())
