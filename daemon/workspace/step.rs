@@ -102,12 +102,16 @@ pub(super) fn apply(staged: &Staged) -> Result<(), Error> {
     match (staged.kind, &staged.old) {
         (Kind::Unfinished, _) => Err(Error::internal("a change whose content is not written")),
         (Kind::Put(_), Old::Nothing) => aside(put_new(directory, temporary, name)),
-        (Kind::Put(_), old) => {
+        (Kind::Put(new), old) => {
             aside(exchange(directory, temporary, name))?;
             if old.is_at(directory.as_fd(), temporary) {
                 return Ok(());
             }
             aside(exchange(directory, temporary, name))?;
+            // Replaced once more in between: what comes out now is newer than what went back in.
+            if Stamp::at(directory.as_fd(), temporary) != Ok(new) {
+                aside(exchange(directory, temporary, name))?;
+            }
             Err(stale(&staged.path))
         }
         (Kind::Delete, old) => {
