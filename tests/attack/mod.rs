@@ -4,6 +4,8 @@
 //! The programs in `programs/` make the system calls that no shell command makes. What they try and
 //! what must be answered stands in the tests.
 
+/// Names that are swapped between two system calls of a file tool: N8.
+mod between;
 /// What the kernel counts for a user or for the machine.
 mod counters;
 /// What a killed process of the daemon's own takes along: 12 to 14.

@@ -1,0 +1,449 @@
+//! Names that change their meaning between two system calls of a file tool: N8.
+//!
+//! The program `between` traces the daemon and swaps two names on entry to the N-th system call
+//! that concerns the workspace. Each tool is called with N = 1, 2, … until it makes fewer calls, so
+//! that every gap between two of them is met once. What a call has done must be what it would have
+//! done before the swap or after it, or nothing.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::{
+    files::tools::Tool,
+    support::{Daemon, HostProgram, Refusal, Setup, USER, full_size, promptly},
+};
+
+const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
+/// What is called, on which path, and the fewest system calls that concern the workspace in it.
+const CALLS: &[(Tool, &str, u32)] = &[
+    (Tool::Read, "d/e/f", 3),
+    (Tool::Write, "d/e/f", 6),
+    (Tool::Edit, "d/e/f", 7),
+    (Tool::Patch, "d/e/f", 7),
+    (Tool::Stat, "d/e/f", 4),
+    (Tool::Search, "d/e/f", 2),
+    (Tool::Search, "d", 12),
+    (Tool::MoveFrom, "d/e/f", 4),
+    (Tool::MoveTo, "d/e/new", 4),
+    (Tool::Delete, "d/e/f", 2),
+    (Tool::Delete, "d", 12),
+    (Tool::ReadNotebook, "d/e/n", 3),
+    (Tool::EditNotebook, "d/e/n", 7),
+    (Tool::Download, "d/e/f", 3),
+    (Tool::Upload, "d/e/f", 20),
+    (Tool::Upload, "d/e/new", 16),
+    (Tool::Write, "d/e/new/f", 8),
+    (Tool::CreateDirectory, "d/e/new/deep", 6),
+    (Tool::ListFiles, "d", 5),
+    (Tool::ListDirectory, "d/e", 4),
+];
+/// More system calls than any of these calls makes.
+const MOST_CALLS: u32 = 300;
+/// What a call may be refused with when a name has changed its meaning.
+const REASONS: &[&str] = &[
+    "DIRECTORY_NOT_EMPTY",
+    "DIRECTORY_NOT_FOUND",
+    "FILE_EXISTS",
+    "FILE_NOT_FOUND",
+    "NOT_A_DIRECTORY",
+    "NOT_A_FILE",
+    "PATCH_HUNK_FAIL",
+    "PATH_ESCAPE",
+    "STALE_FILE",
+    "STRING_NOT_FOUND",
+    "SYMLINK_BLOCKED",
+];
+
+/// Two names of the workspace that are swapped.
+type Names = (String, &'static str);
+/// Every path below a directory, and what is there.
+type Tree = BTreeMap<String, String>;
+
+/// The names that are swapped in a call on this path: each of its components with a symbolic link
+/// that leads outside, and with another file or directory of the workspace.
+fn swaps(path: &str) -> Vec<Names> {
+    let mut swaps = vec![
+        ("d".to_owned(), "link_d"),
+        ("d".to_owned(), "other"),
+        ("d/e".to_owned(), "link_e"),
+        ("d/e".to_owned(), "other/e"),
+    ];
+    let leaf = path.split('/').nth(2).unwrap_or("f");
+    let links = BTreeMap::from([("f", "link_f"), ("n", "link_n"), ("new", "link_new")]);
+    let others = BTreeMap::from([("f", "other/e/f"), ("n", "other/e/n"), ("new", "other/e/g")]);
+    swaps.push((format!("d/e/{leaf}"), links[leaf]));
+    swaps.push((format!("d/e/{leaf}"), others[leaf]));
+    swaps
+}
+
+/// Half of them, unless all is tried: every component with a symbolic link.
+fn some_swaps(path: &str) -> Vec<Names> {
+    let swaps = swaps(path).into_iter();
+    swaps
+        .filter(|(_, other)| is_full() || other.starts_with("link"))
+        .collect()
+}
+
+fn is_full() -> bool {
+    full_size(1, 0) == 1
+}
+
+/// The tracer of a daemon.
+#[derive(Debug)]
+struct Tracer {
+    child: Child,
+    orders: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    _program: HostProgram,
+}
+
+/// What it has seen of a call.
+#[derive(Debug)]
+struct Seen {
+    calls: u32,
+    swaps: u32,
+    before: String,
+    unanchored: String,
+}
+
+impl Tracer {
+    fn attach(daemon: &Daemon) -> Self {
+        let program = HostProgram::compile("between");
+        let mut child = Command::new(&program.path)
+            .arg(daemon.pid().to_string())
+            .current_dir(daemon.workspace())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Self {
+            orders: child.stdin.take().unwrap(),
+            answers: BufReader::new(child.stdout.take().unwrap()),
+            child,
+            _program: program,
+        }
+    }
+
+    fn order(&mut self, order: &str) -> String {
+        self.orders
+            .write_all(format!("{order}\n").as_bytes())
+            .unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer
+    }
+
+    fn arm(&mut self, gap: u32, is_swapped_back: bool, (one, other): &Names) {
+        let back = u8::from(is_swapped_back);
+        assert_eq!(
+            self.order(&format!("{gap} {back} {one} {other}")),
+            "armed\n"
+        );
+    }
+
+    fn end(&mut self) -> Seen {
+        let answer = self.order("end");
+        let words: Vec<&str> = answer.trim_end().splitn(4, ' ').collect();
+        Seen {
+            calls: words[0].parse().unwrap(),
+            swaps: words[1].parse().unwrap(),
+            before: words[2].to_owned(),
+            unanchored: words[3].to_owned(),
+        }
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+/// Makes a file or a directory that everybody may change.
+fn open_to_all(path: &Path, owner: u32) {
+    let mode = if path.is_dir() { 0o777 } else { 0o666 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    chown(path, Some(owner), Some(owner)).unwrap();
+}
+
+/// Fills `folder`/e with files that hold a text.
+fn fill(folder: &Path, text: &str, owner: u32) {
+    let e = folder.join("e");
+    fs::create_dir_all(&e).unwrap();
+    fs::write(e.join("f"), format!("{text}\n")).unwrap();
+    fs::write(e.join("n"), NOTEBOOK.replace("TEXT", text)).unwrap();
+    for path in [folder, &e, &e.join("f"), &e.join("n")] {
+        open_to_all(path, owner);
+    }
+}
+
+/// Empties the workspace and fills it anew, with what a tool needs.
+fn reset(daemon: &Daemon, owner: u32, tool: Tool) {
+    let workspace = daemon.workspace();
+    for entry in fs::read_dir(&workspace).unwrap() {
+        let entry = entry.unwrap();
+        match entry.file_type().unwrap().is_dir() {
+            true => fs::remove_dir_all(entry.path()).unwrap(),
+            false => fs::remove_file(entry.path()).unwrap(),
+        }
+    }
+    fill(&workspace.join("d"), "written", owner);
+    fill(&workspace.join("other"), "kept", owner);
+    let mut files = vec![("other/e/g", "kept too\n")];
+    if tool == Tool::MoveTo {
+        files.push(("other-path", "written\n"));
+    }
+    for (name, content) in files {
+        fs::write(workspace.join(name), content).unwrap();
+        open_to_all(&workspace.join(name), owner);
+    }
+    let outside = daemon.beside("outside");
+    for (name, target) in [
+        ("link_d", ""),
+        ("link_e", "e"),
+        ("link_f", "e/f"),
+        ("link_n", "e/n"),
+    ] {
+        symlink(outside.join(target), workspace.join(name)).unwrap();
+    }
+    symlink("../../../outside/e", workspace.join("link_new")).unwrap();
+}
+
+/// All that is below a directory, without looking through links.
+fn tree(folder: &Path) -> Tree {
+    let mut found = Tree::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).unwrap() {
+            let path = entry.unwrap().path();
+            let kind = path.symlink_metadata().unwrap().file_type();
+            let content = match (kind.is_dir(), kind.is_symlink()) {
+                (true, _) => "directory".to_owned(),
+                (_, true) => format!("link to {}", fs::read_link(&path).unwrap().display()),
+                _ => fs::read_to_string(&path).unwrap(),
+            };
+            let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
+            found.insert(name.to_owned(), content);
+            if kind.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Paths at which two trees differ, and what the second has there.
+fn difference<'a>(one: &'a Tree, other: &'a Tree) -> Vec<(&'a String, Option<&'a String>)> {
+    let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+    names
+        .into_iter()
+        .filter(|name| one.get(*name) != other.get(*name))
+        .map(|name| (name, other.get(name)))
+        .collect()
+}
+
+/// Whether a call may leave something else than what it would leave before the swap or after it.
+fn is_excused(tool: Tool, path: &str, before: &Tree, after: &Tree, end: &str) -> bool {
+    match (tool, path, end) {
+        // A whole directory is deleted entry by entry, as it is found.
+        (Tool::Delete, "d", "OK") => after.keys().all(|name| !name.contains(".jig-")),
+        // A file was taken out instead of the one that was read, and another one had come back
+        // until it was noticed: that one stays, and what was taken out lies beside it.
+        (_, _, "STALE_FILE") => {
+            let mut left: Vec<_> = after.values().collect();
+            let mut is_left = |content| {
+                let found = left.iter().position(|left| *left == content);
+                found.map(|found| left.swap_remove(found)).is_some()
+            };
+            after.get(path) == before.get(path) && before.values().all(&mut is_left)
+        }
+        // A directory was renamed as soon as it was made.
+        (_, _, "NOT_A_DIRECTORY" | "PATH_ESCAPE" | "SYMLINK_BLOCKED") => {
+            let made = ("d/e/new".to_owned(), "directory".to_owned());
+            let with_it: Tree = before.clone().into_iter().chain([made]).collect();
+            *after == with_it
+        }
+        _ => false,
+    }
+}
+
+/// All that can be known of what lies outside, but for when it was read.
+fn outside_state(outside: &Path) -> Vec<String> {
+    let below = tree(outside);
+    let paths = below
+        .iter()
+        .map(|(name, text)| (outside.join(name), text.as_str()));
+    let paths = paths.chain([(outside.to_owned(), "")]);
+    paths
+        .map(|(path, content)| {
+            let stat = path.symlink_metadata().unwrap();
+            let changed = (
+                stat.mtime(),
+                stat.mtime_nsec(),
+                stat.ctime(),
+                stat.ctime_nsec(),
+            );
+            let owner = (stat.uid(), stat.gid(), stat.mode(), stat.nlink());
+            format!("{path:?} {} {changed:?} {owner:?} {content:?}", stat.ino())
+        })
+        .collect()
+}
+
+/// Does what the tracer does: swaps two names, or renames the one that is there.
+fn swap(daemon: &Daemon, (one, other): &Names) {
+    let (one, other) = (daemon.file(one), daemon.file(other));
+    let rename = |from, to, flags| renameat_with(CWD, from, CWD, to, flags);
+    let _neither_is_there = rename(&one, &other, RenameFlags::EXCHANGE)
+        .or_else(|_| rename(&other, &one, RenameFlags::NOREPLACE))
+        .or_else(|_| rename(&one, &other, RenameFlags::NOREPLACE));
+}
+
+/// A daemon that is traced.
+struct Stage {
+    daemon: Daemon,
+    tracer: Tracer,
+    owner: u32,
+    outside: Vec<String>,
+    wrong: Vec<String>,
+}
+
+impl Stage {
+    async fn start(setup: Setup) -> Self {
+        let owner = setup.owner();
+        let daemon = setup.start().await;
+        fill(&daemon.beside("outside"), "secret written", owner);
+        Self {
+            tracer: Tracer::attach(&daemon),
+            outside: outside_state(&daemon.beside("outside")),
+            daemon,
+            owner,
+            wrong: Vec::new(),
+        }
+    }
+
+    /// Calls a tool while nothing is swapped, or after two names were, and swaps them back. Answers
+    /// what it leaves if it is not refused.
+    async fn undisturbed(&self, tool: Tool, path: &str, names: Option<&Names>) -> Option<Tree> {
+        reset(&self.daemon, self.owner, tool);
+        if let Some(names) = names {
+            swap(&self.daemon, names);
+        }
+        let called = tool.call(&self.daemon, path).await;
+        if let Some(names) = names {
+            swap(&self.daemon, names);
+        }
+        called.is_ok().then(|| tree(&self.daemon.workspace()))
+    }
+
+    /// Calls a tool on a path again and again, swapping the names at each gap. Answers how many
+    /// system calls concern the workspace, and how the calls ended.
+    async fn every_gap(
+        &mut self,
+        tool: Tool,
+        path: &str,
+        names: &Names,
+        is_swapped_back: bool,
+    ) -> (u32, BTreeSet<String>) {
+        let mut right = Vec::new();
+        for names in [None, Some(names)] {
+            right.extend(self.undisturbed(tool, path, names).await);
+        }
+        let mut ends = BTreeSet::new();
+        for gap in 1..=MOST_CALLS {
+            reset(&self.daemon, self.owner, tool);
+            let before = tree(&self.daemon.workspace());
+            self.tracer.arm(gap, is_swapped_back, names);
+            let answer = promptly("a traced call", tool.call(&self.daemon, path)).await;
+            let seen = self.tracer.end();
+            if seen.swaps == 1 {
+                swap(&self.daemon, names);
+            }
+            let after = tree(&self.daemon.workspace());
+            let answer = answer.map_err(|status| (Refusal::of(&status).reason, status));
+            let mut wrong = Vec::new();
+            if seen.unanchored != "-" {
+                wrong.push("is not anchored".to_owned());
+            }
+            let (end, text) = match &answer {
+                Ok(text) => ("OK", text.as_str()),
+                Err((reason, status)) => (reason.as_str(), status.message()),
+            };
+            if text.contains("secret") {
+                wrong.push("reads what lies outside".to_owned());
+            }
+            if end != "OK" && !REASONS.contains(&end) {
+                wrong.push("is not a refusal for a name that changed".to_owned());
+            }
+            let expected = if end == "OK" { &right[..] } else { &[before] };
+            if !expected.contains(&after) && !is_excused(tool, path, &expected[0], &after, end) {
+                wrong.push(format!("leaves {:?}", difference(&expected[0], &after)));
+            }
+            if outside_state(&self.daemon.beside("outside")) != self.outside {
+                wrong.push("changes what lies outside".to_owned());
+            }
+            self.wrong.extend(wrong.into_iter().map(|wrong| {
+                format!(
+                    "{tool:?} {path}, {names:?} swapped before call {gap}, {}: {wrong} ({}): {end}: {text:.300}", seen.before, seen.unanchored
+                )
+            }));
+            ends.insert(end.to_owned());
+            if seen.swaps == 0 {
+                return (seen.calls, ends);
+            }
+        }
+        panic!("{tool:?} {path} makes more than {MOST_CALLS} system calls");
+    }
+
+    /// Calls every tool with all that `swaps` has for its path.
+    async fn every_tool(&mut self, swaps: impl Fn(&str) -> Vec<Names>, is_swapped_back: &[bool]) {
+        let mut all_ends = BTreeSet::new();
+        for (tool, path, fewest) in CALLS {
+            for names in swaps(path) {
+                for back in is_swapped_back {
+                    let (calls, ends) = self.every_gap(*tool, path, &names, *back).await;
+                    let is_traced = calls >= *fewest;
+                    assert!(is_traced, "{tool:?} {path}: {calls} calls were traced");
+                    all_ends.extend(ends);
+                }
+            }
+        }
+        assert!(self.wrong.is_empty(), "{:#?}", self.wrong);
+        assert!(all_ends.contains("OK"), "{all_ends:?}");
+        let blocked = ["PATH_ESCAPE", "SYMLINK_BLOCKED"];
+        let is_met = blocked.iter().any(|reason| all_ends.contains(*reason));
+        assert!(is_met, "none has met a link: {all_ends:?}");
+        let log = self.daemon.log();
+        assert!(!log.contains("panic"), "{log}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_n8_what_is_swapped_between_two_system_calls_leads_nowhere() {
+    let back: &[bool] = if is_full() { &[false, true] } else { &[false] };
+    let mut stage = Stage::start(Setup::new()).await;
+    stage.every_tool(swaps, back).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_n8_what_is_swapped_and_swapped_back_leads_nowhere_for_an_ordinary_user() {
+    let back: &[bool] = if is_full() { &[false, true] } else { &[true] };
+    let mut stage = Stage::start(Setup::new().user(USER)).await;
+    stage.every_tool(some_swaps, back).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn case_n8_what_is_swapped_leads_nowhere_where_links_are_followed() {
+    let back: &[bool] = if is_full() { &[false, true] } else { &[false] };
+    let setup = Setup::new().workspace_table("symlinks = \"beneath\"");
+    let mut stage = Stage::start(setup).await;
+    stage.every_tool(some_swaps, back).await;
+}
