@@ -158,6 +158,10 @@ impl Pipeline {
                 ..subject
             },
         };
+        let subject = Subject {
+            cwd: T::cwd(&params).cloned(),
+            ..subject
+        };
         Ok(Checked {
             scene,
             params,

@@ -35,6 +35,7 @@ use crate::{
         },
         task,
         telemetry::semconv,
+        workspace::{RelativePath, Workspace, ground::Ground},
     },
 };
 
@@ -47,6 +48,16 @@ const MOST_FOR_ANSWER: Duration = Duration::from_secs(1);
 const BY_KEY: &str = "key";
 /// And of one about which there was something else to decide than before.
 const BY_CHANGE: &str = "policy that was changed";
+
+/// And of one that would have been made elsewhere than it was approved for.
+const BY_MOVE: &str = "directories that were replaced";
+
+/// What a call names in the workspace.
+struct Ways {
+    workspace: Arc<Workspace>,
+    cwd: Option<RelativePath>,
+    files: Vec<RelativePath>,
+}
 
 impl Pipeline {
     /// Refuses a tool that the operator has switched off, whatever it is called with: by its name, or by the one
@@ -143,6 +154,9 @@ impl Pipeline {
             }
             None => now + settings.wait,
         };
+        let ways = self.ways(incoming, &subject)?;
+        let before = ways.look().await?;
+        before.refuse_link()?;
         let call = subject.call;
         let said = call.said.as_deref();
         let shown = Shown {
@@ -197,6 +211,10 @@ impl Pipeline {
                     snapshot: subject.snapshot,
                     said: None,
                 };
+                if let Some(path) = ways.look().await?.changed_since(&before) {
+                    let error = moved(path);
+                    return Err(self.refuse(incoming, &judged.call, BY_MOVE, error).await);
+                }
                 let now = self.policy.snapshot();
                 self.may_still(incoming, &judged, true, now, None).await?;
                 let by = let_in_by(&ended.record, end);
@@ -208,6 +226,19 @@ impl Pipeline {
                 Err(not_allowed(&ended.record, end))
             }
         }
+    }
+
+    /// What a call names in the workspace.
+    fn ways(&self, incoming: &Incoming, subject: &Subject) -> Result<Ways, Error> {
+        let scene = self.scene(incoming)?;
+        let files = subject.files.iter();
+        Ok(Ways {
+            workspace: Arc::clone(&scene.workspace),
+            cwd: subject.cwd.clone(),
+            files: files
+                .filter_map(|file| scene.workspace.resolve(file).ok())
+                .collect(),
+        })
     }
 
     /// Refuses a call that was let in and has waited since, to be approved or for a place, but may not be made
@@ -369,6 +400,24 @@ impl Pipeline {
             );
         }
     }
+}
+
+impl Ways {
+    async fn look(&self) -> Result<Ground, Error> {
+        let (workspace, cwd) = (Arc::clone(&self.workspace), self.cwd.clone());
+        let files = self.files.clone();
+        let looked = task::blocking(move || workspace.ground(cwd, files)).await;
+        looked.map_err(Error::internal)
+    }
+}
+
+/// What a call is told that names another place than when somebody was asked about it.
+fn moved(path: &RelativePath) -> Error {
+    let path = path.as_str();
+    let text = format!(
+        "this call was approved, but the directories on the way to {path:?} were replaced while it waited, and nothing of it was begun: look at what is there now, and call again"
+    );
+    Error::new(Reason::ApprovalDenied, text).with("path", path)
 }
 
 /// A call that somebody has approved: it may `wait` for a place.

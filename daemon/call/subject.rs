@@ -11,6 +11,7 @@ use crate::{
     daemon::{
         catalog::{Given, Reading, Told},
         tool::Scene,
+        workspace::RelativePath,
     },
 };
 
@@ -27,6 +28,8 @@ pub(super) struct Subject {
     pub(super) pattern: Option<String>,
     /// Files that the call names, likewise.
     pub(super) files: Vec<String>,
+    /// Where the command that it runs is to begin.
+    pub(super) cwd: Option<RelativePath>,
     /// Bytes that the call holds while it waits, about.
     pub(super) size: usize,
     /// What it was made with, where nobody needs to know that yet.
@@ -111,6 +114,7 @@ impl Subject {
             shown: Vec::new(),
             pattern: None,
             files: Vec::new(),
+            cwd: None,
             size: 0,
             said: None,
         }

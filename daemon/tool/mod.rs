@@ -48,7 +48,7 @@ use crate::daemon::{
     store::session::{Session, Step},
     task,
     telemetry::{Telemetry, spans::Span},
-    workspace::{Occupied, Stop as FileStop, Workspace, cores},
+    workspace::{Occupied, RelativePath, Stop as FileStop, Workspace, cores},
 };
 
 /// Most time that is left before the caller's deadline for an answer to reach it.
@@ -113,6 +113,11 @@ pub(crate) trait Tool: Send + 'static {
     /// asked whether it may be made.
     fn files(_params: &Self::Params, _scene: &Scene) -> Vec<String> {
         Vec::new()
+    }
+
+    /// The working directory of the command that a call runs, relative to the workspace.
+    fn cwd(_params: &Self::Params) -> Option<&RelativePath> {
+        None
     }
 
     /// A text of the request as it reads once it is understood, where that is not as it is given: for rules.

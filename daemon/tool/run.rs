@@ -68,6 +68,10 @@ impl Tool for Run {
         Ok(answer::lost(step))
     }
 
+    fn cwd(params: &Params) -> Option<&RelativePath> {
+        Some(&params.cwd)
+    }
+
     fn check(
         request: v1::RunRequest,
         scene: &Scene,

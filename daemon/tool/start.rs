@@ -17,6 +17,7 @@ use crate::{
             spec::{Stdin, shortened},
         },
         sandbox::{image::TerminalSize, level::Level},
+        workspace::RelativePath,
     },
 };
 
@@ -53,6 +54,10 @@ impl Tool for Start {
     type Request = v1::StartRequest;
     type Response = Exit;
     type Params = Params;
+
+    fn cwd(params: &Params) -> Option<&RelativePath> {
+        Run::cwd(&params.run)
+    }
 
     fn check(
         request: v1::StartRequest,

@@ -49,6 +49,7 @@ mod failure;
 mod fault;
 mod file;
 mod glob;
+pub(crate) mod ground;
 mod ignore_files;
 mod journal;
 mod links;

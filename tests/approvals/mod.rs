@@ -3,6 +3,7 @@
 mod asked;
 mod bounds;
 mod client;
+mod elsewhere;
 mod ends;
 mod judged;
 mod padded;

@@ -1,0 +1,213 @@
+//! Directories that are replaced while a call waits to be approved: it is not made elsewhere than whoever
+//! approved it was shown (N9).
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, chown, symlink},
+    path::Path,
+};
+
+use jig::api::v1::{Decision, DeletePathRequest, RunRequest, StartRequest};
+use tokio::task::JoinHandle;
+use tonic::Status;
+
+use super::{ASK, decide, decision, events, file, wait_for_one, with_policy, write};
+use crate::support::{Daemon, Refusal, promptly, shell};
+
+/// The command that is approved, in `a/b`.
+fn run() -> RunRequest {
+    RunRequest {
+        cwd: Some("a/b".to_owned()),
+        ..shell("touch ran")
+    }
+}
+
+/// Directories that belong to the commands' user, and one outside of the workspace.
+fn prepare(daemon: &Daemon) {
+    for name in ["a/b", "evil/b"] {
+        fs::create_dir_all(daemon.file(name)).unwrap();
+        fs::write(daemon.file(name).join("kept"), "kept").unwrap();
+    }
+    let owner = fs::metadata(daemon.workspace()).unwrap();
+    for name in ["a", "a/b", "evil", "evil/b"] {
+        chown(daemon.file(name), Some(owner.uid()), Some(owner.gid())).unwrap();
+    }
+    fs::create_dir_all(daemon.beside("outside/b")).unwrap();
+}
+
+/// What an attacker does with `a` while the call waits.
+type Swap = fn(&Daemon);
+
+const SWAPS: [Swap; 6] = [
+    // Another directory in its place.
+    |daemon| {
+        replace(&daemon.file("a"), || {
+            fs::rename(daemon.file("evil"), daemon.file("a")).unwrap()
+        })
+    },
+    // A link to one in the workspace, by a relative and by an absolute path.
+    |daemon| {
+        replace(&daemon.file("a"), || {
+            symlink("evil", daemon.file("a")).unwrap()
+        })
+    },
+    |daemon| {
+        replace(&daemon.file("a"), || {
+            symlink("/workspace/evil", daemon.file("a")).unwrap()
+        })
+    },
+    // A link that leads out.
+    |daemon| {
+        replace(&daemon.file("a"), || {
+            symlink(daemon.beside("outside"), daemon.file("a")).unwrap()
+        })
+    },
+    // The same one below.
+    |daemon| {
+        replace(&daemon.file("a/b"), || {
+            symlink("../evil/b", daemon.file("a/b")).unwrap()
+        })
+    },
+    |daemon| {
+        replace(&daemon.file("a/b"), || {
+            fs::rename(daemon.file("evil/b"), daemon.file("a/b")).unwrap()
+        })
+    },
+];
+
+fn replace(path: &Path, with: impl FnOnce()) {
+    fs::rename(path, path.with_extension("taken")).unwrap();
+    with();
+}
+
+/// Has the call approved after the swap, and checks that nothing of it was made.
+async fn is_not_made<T: std::fmt::Debug>(
+    daemon: &Daemon,
+    swap: Swap,
+    call: JoinHandle<Result<T, Status>>,
+) {
+    let approval = wait_for_one(daemon).await;
+    swap(daemon);
+    decide(daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    let status = promptly("it is told", call).await.unwrap().unwrap_err();
+    let refusal = Refusal::of(&status);
+    assert_eq!(refusal.reason, "APPROVAL_DENIED", "{refusal:?}");
+    assert!(
+        refusal.message.contains("were replaced while it waited"),
+        "{refusal:?}"
+    );
+    let denied = events(daemon, "tool_call_denied");
+    assert_eq!(denied[0]["denied_by"], "directories that were replaced");
+    assert!(events(daemon, "tool_call_started").is_empty());
+    for entry in walkdir(&daemon.workspace())
+        .into_iter()
+        .chain(walkdir(&daemon.beside("outside")))
+    {
+        assert!(!entry.ends_with("ran"), "{entry}");
+    }
+}
+
+/// All paths below a directory.
+fn walkdir(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.is_symlink() {
+            found.extend(walkdir(&path));
+        }
+        found.push(path.to_str().unwrap().to_owned());
+    }
+    found
+}
+
+#[tokio::test]
+async fn case_n9_an_approved_command_is_not_run_elsewhere() {
+    for swap in SWAPS {
+        let daemon = with_policy(ASK).await;
+        prepare(&daemon);
+        let call = daemon.begin(run());
+        is_not_made(&daemon, swap, call).await;
+    }
+}
+
+#[tokio::test]
+async fn case_n9_an_approved_process_is_not_started_elsewhere() {
+    for swap in SWAPS {
+        let daemon = with_policy(ASK).await;
+        prepare(&daemon);
+        let RunRequest { command, cwd, .. } = run();
+        let request = StartRequest {
+            command,
+            cwd,
+            ..StartRequest::default()
+        };
+        let mut processes = daemon.processes();
+        let call = tokio::spawn(async move {
+            let mut stream = processes.start(request).await?.into_inner();
+            while stream.message().await?.is_some() {}
+            Ok(())
+        });
+        is_not_made(&daemon, swap, call).await;
+    }
+}
+
+#[tokio::test]
+async fn case_n9_an_approved_change_is_not_made_elsewhere() {
+    for swap in SWAPS {
+        let daemon = with_policy(ASK).await;
+        prepare(&daemon);
+        let call = write(&daemon, file("a/b/ran", "text"));
+        is_not_made(&daemon, swap, call).await;
+
+        let daemon = with_policy(ASK).await;
+        prepare(&daemon);
+        let mut tools = daemon.tools();
+        let request = DeletePathRequest {
+            path: "a/b".to_owned(),
+            recursive: Some(true),
+        };
+        let call = tokio::spawn(async move { tools.delete_path(request).await.map(drop) });
+        is_not_made(&daemon, swap, call).await;
+        let kept = walkdir(&daemon.workspace());
+        assert_eq!(
+            kept.iter().filter(|path| path.ends_with("kept")).count(),
+            2,
+            "{kept:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn case_n9_a_command_behind_a_link_is_not_asked_about() {
+    let daemon = with_policy(ASK).await;
+    prepare(&daemon);
+    symlink("a", daemon.file("link")).unwrap();
+    let request = RunRequest {
+        cwd: Some("link/b".to_owned()),
+        ..shell("touch ran")
+    };
+    let refusal = daemon.refuses(request, "SYMLINK_BLOCKED").await;
+    assert!(
+        refusal.message.contains("give the path that it leads to"),
+        "{refusal:?}"
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_replaced_is_run_where_it_was_approved() {
+    let daemon = with_policy(ASK).await;
+    prepare(&daemon);
+    let call = daemon.begin(run());
+    let approval = wait_for_one(&daemon).await;
+    // What changes in it is no other directory.
+    fs::write(daemon.file("a/b/new"), "").unwrap();
+    fs::create_dir(daemon.file("a/other")).unwrap();
+    decide(&daemon, decision(&approval, Decision::Allow))
+        .await
+        .unwrap();
+    let response = promptly("it runs", call).await.unwrap().unwrap();
+    assert_eq!(response.exit_code, Some(0), "{response:?}");
+    assert!(daemon.file("a/b/ran").exists());
+}
