@@ -133,6 +133,9 @@ fn text(field: &FieldDescriptor, rules: &FieldRules, rng: &mut Rng) -> String {
     {
         text = "l".repeat(most as usize);
     }
+    if let Some(most) = rules.max_bytes {
+        text.truncate(text.floor_char_boundary(most as usize));
+    }
     text
 }
 

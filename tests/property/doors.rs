@@ -167,7 +167,10 @@ async fn batched(daemon: &Daemon, session: &str, dialect: &str, tool: &str, text
             let Json::Object(output) = json_of(result.output.as_ref().unwrap()) else {
                 panic!("{result:?}");
             };
-            Ok(match output.contains_key("preview") {
+            // Of what is long, a batch shows a part.
+            let is_part =
+                output.contains_key("preview") || output.get("truncated") == Some(&true.into());
+            Ok(match is_part {
                 true => Data::Part,
                 false => Data::Whole(output),
             })
