@@ -27,7 +27,7 @@ impl Pool {
     /// one fails.
     pub(crate) async fn lend(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
         let warm = self.take().await?;
-        if limits.share_scratch_with(&self.shared.limits) {
+        if limits.share_scratch_with(&self.context.limits) {
             return Ok(warm);
         }
         let rebuilt = warm.rebuilt(*limits).await;

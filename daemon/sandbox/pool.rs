@@ -16,7 +16,7 @@ use std::{
 
 use tokio::{
     io::unix::AsyncFd,
-    sync::{Mutex as AsyncMutex, mpsc, oneshot, watch},
+    sync::{Mutex as AsyncMutex, Notify, mpsc, oneshot},
     time::{sleep, timeout},
 };
 
@@ -56,7 +56,7 @@ pub(crate) struct Pool {
     slots_at_most: usize,
     /// Who may have one: as many as there may be slots, in turn.
     pub(super) places: Arc<Queue>,
-    pub(super) shared: Shared,
+    pub(super) context: PoolContext,
     template: AsyncMutex<Option<Channel>>,
     state: Mutex<State>,
     quarantined: AtomicU32,
@@ -64,7 +64,7 @@ pub(crate) struct Pool {
 
 /// What all pools have in common.
 #[derive(Debug, Clone)]
-pub(super) struct Shared {
+pub(super) struct PoolContext {
     /// What sandboxes are built for.
     pub(super) limits: Limits,
     /// Where each run gets a cgroup.
@@ -72,8 +72,8 @@ pub(super) struct Shared {
     pub(super) keeper: Arc<AsyncMutex<Channel>>,
     /// Whether the keeper has died, so that nothing can be made any more.
     pub(super) keeper_died: Arc<AtomicBool>,
-    /// Workspaces that have no sandbox because none can be made.
-    pub(super) failing: watch::Sender<usize>,
+    /// Notified when a pool begins or ceases to fail.
+    pub(super) failing_changed: Arc<Notify>,
 }
 
 #[derive(Debug, Default)]
@@ -93,18 +93,20 @@ struct State {
     is_proven: bool,
     /// Whether there is no slot because none could be made.
     is_failing: bool,
+    /// Whether a task waits to try again.
+    is_retrying: bool,
     closed: bool,
 }
 
 // === impl Pool ===
 
 impl Pool {
-    pub(super) fn new(workspace: usize, slots_at_most: usize, shared: Shared) -> Self {
+    pub(super) fn new(workspace: usize, slots_at_most: usize, context: PoolContext) -> Self {
         Self {
             workspace,
             slots_at_most,
             places: Queue::new(slots_at_most, Share::All, usize::MAX),
-            shared,
+            context,
             template: AsyncMutex::new(None),
             state: Mutex::default(),
             quarantined: AtomicU32::new(0),
@@ -168,7 +170,7 @@ impl Pool {
 
     /// Whether nothing can be made any more, because the keeper has died.
     pub(crate) fn is_lost(&self) -> bool {
-        self.shared.keeper_died.load(Ordering::Relaxed)
+        self.context.keeper_died.load(Ordering::Relaxed)
     }
 
     /// As whom the sandboxes run, once one was made.
@@ -214,7 +216,7 @@ impl Pool {
     /// That a process has died is told only when it goes on so: another slot may do better.
     fn tell(&self, failure: &Failure) {
         let mut state = self.state();
-        if failure.is_disconnection() && !self.shared.keeper_died.load(Ordering::Relaxed) {
+        if failure.is_disconnection() && !self.context.keeper_died.load(Ordering::Relaxed) {
             state.deaths += 1;
             if state.deaths <= DEATHS_UNTOLD {
                 return;
@@ -237,38 +239,41 @@ impl Pool {
         state.slots
     }
 
-    /// Says whether it has no sandbox because none can be made.
+    /// Whether it has no sandbox because none can be made.
+    pub(super) fn is_failing(&self) -> bool {
+        self.state().is_failing
+    }
+
     pub(super) fn set_failing(&self, is_failing: bool) {
         let mut state = self.state();
         if state.is_failing != is_failing {
             state.is_failing = is_failing;
-            self.shared.failing.send_modify(|failing| {
-                *failing = if is_failing {
-                    *failing + 1
-                } else {
-                    *failing - 1
-                };
-            });
+            self.context.failing_changed.notify_one();
         }
     }
 
     /// Tries again after a pause: a daemon that is not ready is sent no call that would. That a process
     /// has died says nothing about the next one.
     fn retry_later(self: &Arc<Self>, failure: &Failure) {
-        let state = self.state();
-        let is_proven = state.is_proven;
-        let may_be_chance = failure.is_disconnection() && state.deaths <= DEATHS_UNTOLD;
-        drop(state);
-        if !is_proven {
-            return;
-        }
+        let may_be_chance = {
+            let mut state = self.state();
+            if !state.is_proven || state.is_retrying {
+                return;
+            }
+            state.is_retrying = true;
+            failure.is_disconnection() && state.deaths <= DEATHS_UNTOLD
+        };
         if !may_be_chance {
             self.set_failing(true);
         }
         let pool = Arc::clone(self);
         task::spawn("sandbox retry", async move {
             sleep(RETRY_PAUSE).await;
-            let is_over = pool.state().closed || pool.is_lost();
+            let is_over = {
+                let mut state = pool.state();
+                state.is_retrying = false;
+                state.closed || pool.is_lost()
+            };
             if !is_over {
                 pool.fill();
             }
@@ -316,11 +321,11 @@ impl Pool {
             asks,
             entrance,
             level,
-            cgroups: self.shared.cgroups.clone(),
-            keeper: Arc::clone(&self.shared.keeper),
+            cgroups: self.context.cgroups.clone(),
+            keeper: Arc::clone(&self.context.keeper),
         };
         loop {
-            let (warm, mut told) = match refill(&slot, &lending, &self.shared.limits).await {
+            let (warm, mut told) = match refill(&slot, &lending, &self.context.limits).await {
                 Err(failure) if failure.is_occupation() => {
                     self.wait_for_vacancy().await;
                     continue;
@@ -467,7 +472,7 @@ impl Pool {
     }
 
     async fn start_template(&self) -> Result<Channel, Failure> {
-        let keeper = self.shared.keeper.lock().await;
+        let keeper = self.context.keeper.lock().await;
         let order = Order {
             workspace: self.workspace,
             level: self.state().level,

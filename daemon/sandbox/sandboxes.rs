@@ -12,7 +12,7 @@ use std::{
 
 use tokio::{
     io::unix::AsyncFd,
-    sync::{Mutex as AsyncMutex, watch},
+    sync::{Mutex as AsyncMutex, Notify},
 };
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
     channel::Channel,
     launch::KeeperProcess,
     limits::Limits,
-    pool::{Pool, Shared},
+    pool::{Pool, PoolContext},
 };
 use crate::daemon::sys::readiness;
 
@@ -29,7 +29,7 @@ use crate::daemon::sys::readiness;
 pub(crate) struct Sandboxes {
     pools: Vec<Arc<Pool>>,
     keeper: AsyncFd<OwnedFd>,
-    shared: Shared,
+    context: PoolContext,
     // It outlives the daemon's wish to wait for it: it ends when the daemon does.
     _child: Child,
 }
@@ -46,20 +46,20 @@ impl Sandboxes {
         limits: Limits,
         cgroups: Option<Arc<Cgroups>>,
     ) -> io::Result<Self> {
-        let shared = Shared {
+        let context = PoolContext {
             keeper: Arc::new(AsyncMutex::new(Channel::new(keeper.socket)?)),
             keeper_died: Arc::new(AtomicBool::new(false)),
-            failing: watch::Sender::new(0),
+            failing_changed: Arc::new(Notify::new()),
             limits,
             cgroups,
         };
         let pools: Vec<_> = (0..workspaces)
-            .map(|workspace| Arc::new(Pool::new(workspace, slots_at_most, shared.clone())))
+            .map(|workspace| Arc::new(Pool::new(workspace, slots_at_most, context.clone())))
             .collect();
         Ok(Self {
             pools,
             keeper: readiness::watch(keeper.pidfd)?,
-            shared,
+            context,
             _child: keeper.child,
         })
     }
@@ -69,13 +69,11 @@ impl Sandboxes {
         self.pools.get(workspace)
     }
 
-    /// Whether commands can be run: false while no workspace has a sandbox because none can be made.
-    /// A workspace whose runs have used up what the host gives has its sandboxes.
-    pub(crate) fn can_be_made(&self) -> CanBeMade {
-        CanBeMade {
-            failing: self.shared.failing.subscribe(),
-            pools: self.pools.len(),
-        }
+    /// Waits until a workspace begins or ceases to lack sandboxes because none can be made. Returns whether
+    /// any workspace has some. One that has used up what the host gives still has its own. For one caller.
+    pub(crate) async fn can_run_changed(&self) -> bool {
+        self.context.failing_changed.notified().await;
+        self.pools.iter().any(|pool| !pool.is_failing())
     }
 
     /// Waits until the keeper has died: then no more sandboxes can be made, and the daemon must be
@@ -84,12 +82,12 @@ impl Sandboxes {
         if self.keeper.readable().await.is_err() {
             std::future::pending().await
         }
-        self.shared.keeper_died.store(true, Ordering::Relaxed);
+        self.context.keeper_died.store(true, Ordering::Relaxed);
     }
 
     /// Whether nothing can be made any more.
     pub(crate) fn are_lost(&self) -> bool {
-        self.shared.keeper_died.load(Ordering::Relaxed)
+        self.context.keeper_died.load(Ordering::Relaxed)
     }
 
     /// Sandboxes that wait for a request.
@@ -117,22 +115,5 @@ impl Sandboxes {
         for pool in &self.pools {
             pool.close();
         }
-    }
-}
-
-/// Tells whether sandboxes can be made.
-#[derive(Debug)]
-pub(crate) struct CanBeMade {
-    failing: watch::Receiver<usize>,
-    pools: usize,
-}
-
-impl CanBeMade {
-    /// Waits until it may have changed; answers whether they can. Never ends once the daemon ends.
-    pub(crate) async fn changed(&mut self) -> bool {
-        if self.failing.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-        *self.failing.borrow_and_update() < self.pools
     }
 }

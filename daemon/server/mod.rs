@@ -231,12 +231,16 @@ pub(crate) async fn serve(
     let watch = {
         let health = health.clone();
         task::spawn("keeper watch", async move {
-            let mut can_be_made = sandboxes.can_be_made();
+            let mut runs_commands = runs_commands;
             loop {
-                let runs_commands = tokio::select! {
+                let can_run = tokio::select! {
                     () = sandboxes.keeper_gone() => break,
-                    can_be_made = can_be_made.changed() => can_be_made,
+                    can_run = sandboxes.can_run_changed() => can_run,
                 };
+                if can_run == runs_commands {
+                    continue;
+                }
+                runs_commands = can_run;
                 if runs_commands {
                     tracing::info!("commands can be run again");
                 } else {
