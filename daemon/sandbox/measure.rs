@@ -71,7 +71,7 @@ impl Meter {
         let mut measure = Measure {
             memory_bytes: 0,
             cpu_us,
-            open_files: objects.open_files,
+            open_files: objects.open_files(),
             epoll_watches: objects.epoll_watches,
         };
         let enough = bounds.memory_bytes;

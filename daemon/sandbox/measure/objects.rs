@@ -46,13 +46,20 @@ pub(super) struct Process {
 /// What a run holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Objects {
-    /// Descriptors, of each process.
-    pub(super) open_files: u64,
+    /// Descriptors of the processes.
+    pub(super) descriptors: u64,
+    /// Descriptors that were sent to a Unix socket and not yet received.
+    pub(super) in_flight: u64,
     /// Watches in epoll sets.
     pub(super) epoll_watches: u64,
 }
 
 impl Objects {
+    /// All that the kernel counts as open files.
+    pub(super) fn open_files(&self) -> u64 {
+        self.descriptors + self.in_flight
+    }
+
     /// Kernel memory that is in no other count.
     pub(super) fn bytes(&self) -> u64 {
         self.epoll_watches.saturating_mul(WATCH_BYTES)
@@ -126,10 +133,7 @@ impl Counter {
         // Opening files takes little CPU time, and asking for their number takes less.
         let open_files_bound: u64 = processes.iter().map(|process| process.table_size).sum();
         if open_files_bound > bounds.open_files {
-            objects.open_files = processes
-                .iter()
-                .map(|process| open_files(process.pid))
-                .sum();
+            objects.descriptors = descriptors(processes, u64::MAX);
         }
         objects
     }
@@ -161,13 +165,12 @@ impl Counter {
 
 /// Counts until a bound is passed: then the rest does not matter.
 fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
-    let mut objects = Objects::default();
-    // The threads of a process share one table: the filter of system calls sees to that.
-    for process in processes {
-        objects.open_files += open_files(process.pid);
-        if objects.open_files > bounds.open_files {
-            return objects;
-        }
+    let mut objects = Objects {
+        descriptors: descriptors(processes, bounds.open_files),
+        ..Objects::default()
+    };
+    if objects.descriptors > bounds.open_files {
+        return objects;
     }
     let mut links = 0;
     for Process { pid, .. } in processes {
@@ -194,7 +197,7 @@ fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
                 objects.epoll_watches += count_lines(&info(), Some(b't'), left.saturating_add(1));
             } else if kind.starts_with(b"socket:") {
                 let in_flight = descriptors_in_flight(&info());
-                objects.open_files += in_flight;
+                objects.in_flight += in_flight;
                 // No file of /proc tells what those are. Where the daemon lacks watches, they are
                 // taken for epoll sets: a run that hides its sets there is the one to end.
                 if bounds.recount && in_flight > 0 {
@@ -202,7 +205,7 @@ fn count_objects(processes: &[Process], bounds: &MeasureBounds) -> Objects {
                 }
             }
             if objects.epoll_watches > bounds.epoll_watches
-                || objects.open_files > bounds.open_files
+                || objects.open_files() > bounds.open_files
             {
                 return objects;
             }
@@ -221,8 +224,21 @@ fn descriptors_in_flight(info: &Path) -> u64 {
         .unwrap_or(0)
 }
 
-/// Descriptors that a process has. Linux 6.2 and newer tell their number as the size of a directory.
-fn open_files(pid: i32) -> u64 {
+/// Descriptors that the processes have; counting ends beyond `enough`.
+fn descriptors(processes: &[Process], enough: u64) -> u64 {
+    let mut count = 0;
+    // The threads of a process share one table: the filter of system calls sees to that.
+    for process in processes {
+        count += descriptors_of(process.pid);
+        if count > enough {
+            break;
+        }
+    }
+    count
+}
+
+/// Descriptors that a process has. Linux 6.2 and newer give their number as the size of the directory.
+fn descriptors_of(pid: i32) -> u64 {
     let path = format!("/proc/{pid}/fd");
     match fs::metadata(&path).map(|directory| directory.size()) {
         Ok(0) => fs::read_dir(&path).map_or(0, |entries| entries.count() as u64),
@@ -306,7 +322,7 @@ mod tests {
             after.epoll_watches >= before.epoll_watches.max(300),
             "{after:?}"
         );
-        assert!(after.open_files >= 300, "{after:?}");
+        assert!(after.open_files() >= 300, "{after:?}");
         let bounds = MeasureBounds {
             epoll_watches: 7,
             ..ANY
@@ -318,7 +334,7 @@ mod tests {
         };
         let ended = count_objects(&this(), &bounds);
         assert!(
-            ended.open_files > 7 && ended.epoll_watches == 0,
+            ended.open_files() > 7 && ended.epoll_watches == 0,
             "{ended:?}"
         );
     }
@@ -349,6 +365,14 @@ mod tests {
             recount: false,
             ..known
         };
+        // Those in flight stay in a count whose descriptors are counted anew.
+        let mut counter = Counter::new();
+        assert!(counter.objects(&this(), 0, &ANY).in_flight >= 2);
+        let few = MeasureBounds {
+            open_files: 5,
+            ..routine
+        };
+        assert!(counter.objects(&this(), 0, &few).in_flight >= 2);
         assert!(count_objects(&this(), &routine).epoll_watches < 1 << 40);
     }
 
@@ -370,7 +394,7 @@ mod tests {
             ..bounds
         };
         let counted = Counter::new().objects(&this(), 0, &few);
-        assert!(counted.open_files > 5 && counted.epoll_watches == 0);
+        assert!(counted.open_files() > 5 && counted.epoll_watches == 0);
     }
 
     #[test]
