@@ -69,8 +69,8 @@ enum Purpose {
 /// again.
 pub(super) fn run(args: Args, config: Config) -> Result<(), StartError> {
     logs::start(config.log, config.log_level);
-    for Warning { text, remedy } in shared_limits::warnings(&config) {
-        tracing::warn!(remedy, "{text}");
+    for warning in shared_limits::warnings(&config) {
+        warning.log();
     }
     let keep = |store: &mut StateDir, _: &[Workspace]| store.changes();
     let (prepared, runtime) = prepare(config, Purpose::Serving, keep)?;

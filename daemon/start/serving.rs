@@ -11,7 +11,6 @@ use super::{
     host_sockets::HostSockets,
     isolation::{self, Keeper, Probed},
     reload::Reload,
-    shared_limits::Warning,
     unwritable,
 };
 use crate::daemon::{
@@ -102,8 +101,8 @@ pub(super) async fn serve(
         let isolation = isolation::isolation(&config, &found, workspace.name(), proven);
         isolation::log(&isolation, announce);
         if announce {
-            if let Some(Warning { text, remedy }) = unwritable::warning(&workspace) {
-                tracing::warn!(remedy, "{text}");
+            if let Some(warning) = unwritable::warning(&workspace) {
+                warning.log();
             }
             sockets.add(HostSockets::find(
                 &config,

@@ -19,6 +19,12 @@ pub(super) struct Warning {
     pub(super) remedy: &'static str,
 }
 
+impl Warning {
+    pub(super) fn log(&self) {
+        tracing::warn!(remedy = self.remedy, "{}", self.text);
+    }
+}
+
 /// Warnings about this configuration on this machine.
 pub(super) fn warnings(config: &Config) -> Vec<Warning> {
     let is_root = geteuid().is_root();
