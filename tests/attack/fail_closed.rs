@@ -1,7 +1,10 @@
 //! A host that stops giving what sandboxes are made of while the daemon runs: what cannot be isolated is
 //! refused, health says so, and no weaker level takes its place.
 
-use std::process::Command;
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -45,7 +48,7 @@ async fn namespaces_are_turned_off(setup: Setup) {
     })
     .await;
     let _gone = std::fs::remove_file(daemon.file("ran"));
-    for _ in 0..3 {
+    for _ in 0..10 {
         let refused = daemon.try_run(shell("touch ran")).await.unwrap_err();
         let refusal = Refusal::of(&refused);
         assert_eq!(refusal.metadata["errno"], "ENOSPC", "{refusal:?}");
@@ -55,7 +58,12 @@ async fn namespaces_are_turned_off(setup: Setup) {
         );
     }
     assert!(!daemon.file("ran").exists());
-    // Ready again without a call: whoever looks at health sends none until then.
+    // It tries two sandboxes each second, however many calls were refused.
+    let attempts = || daemon.log().matches("sandbox slot lost").count();
+    let (before, since) = (attempts(), Instant::now());
+    eventually("it tries again", async || attempts() >= before + 4).await;
+    assert!(since.elapsed() >= Duration::from_secs(1));
+    // It becomes ready without a call: clients send none to a daemon that is not.
     allow_namespaces(&daemon, 1000);
     eventually("it is ready again", async || {
         daemon.health().await == ServingStatus::Serving
