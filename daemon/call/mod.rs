@@ -319,10 +319,9 @@ impl Pipeline {
             scene,
             params,
             shown,
-            permitted: Permitted { by, .. },
-            judged: _,
+            permitted: Permitted { by, cwd, .. },
             default_timeout,
-            bytes: _,
+            ..
         } = let_in;
         let InPlace {
             admitted: Admitted { place, seat, turn },
@@ -361,6 +360,7 @@ impl Pipeline {
             limit: incoming.limit,
             artifact_bytes: incoming.artifact_bytes,
             in_default_shell: incoming.in_default_shell,
+            approved_cwd: cwd,
             job: incoming.job.clone(),
             jobs: T::WAITS_FOR_JOBS.then(|| self.jobs_of(&incoming)),
             deadline: incoming.deadline,

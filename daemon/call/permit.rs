@@ -35,7 +35,8 @@ use crate::{
         },
         task,
         telemetry::semconv,
-        workspace::{RelativePath, Workspace, ground::Ground},
+        tool::replaced_while_asked,
+        workspace::{RelativePath, Workspace, path_identities::PathIdentities},
     },
 };
 
@@ -48,16 +49,8 @@ const MOST_FOR_ANSWER: Duration = Duration::from_secs(1);
 const BY_KEY: &str = "key";
 /// And of one about which there was something else to decide than before.
 const BY_CHANGE: &str = "policy that was changed";
-
 /// And of one that would have been made elsewhere than it was approved for.
 const BY_MOVE: &str = "directories that were replaced";
-
-/// What a call names in the workspace.
-struct Ways {
-    workspace: Arc<Workspace>,
-    cwd: Option<RelativePath>,
-    files: Vec<RelativePath>,
-}
 
 impl Pipeline {
     /// Refuses a tool that the operator has switched off, whatever it is called with: by its name, or by the one
@@ -110,7 +103,7 @@ impl Pipeline {
         match (verdict.action, &verdict.by) {
             (Action::Allow, By::Rule(_)) => Ok(Permitted {
                 by: Some(verdict.by.text()),
-                until: None,
+                ..Permitted::default()
             }),
             (Action::Allow, By::Lists | By::Risk(_)) => Ok(Permitted::default()),
             (Action::Deny, by) => Err(self.deny(incoming, &subject.call, by).await),
@@ -154,9 +147,8 @@ impl Pipeline {
             }
             None => now + settings.wait,
         };
-        let ways = self.ways(incoming, &subject)?;
-        let before = ways.look().await?;
-        before.refuse_link()?;
+        let workspace = Arc::clone(&self.scene(incoming)?.workspace);
+        let identities = path_identities(&workspace, &subject).await?;
         let call = subject.call;
         let said = call.said.as_deref();
         let shown = Shown {
@@ -211,14 +203,18 @@ impl Pipeline {
                     snapshot: subject.snapshot,
                     said: None,
                 };
-                if let Some(path) = ways.look().await?.changed_since(&before) {
-                    let error = moved(path);
+                let cwd = identities.cwd();
+                if let Some(path) = changed(workspace, identities).await? {
+                    let error = replaced_while_asked(path.as_str());
                     return Err(self.refuse(incoming, &judged.call, BY_MOVE, error).await);
                 }
                 let now = self.policy.snapshot();
                 self.may_still(incoming, &judged, true, now, None).await?;
                 let by = let_in_by(&ended.record, end);
-                Ok(approved(incoming, settings.wait, by))
+                Ok(Permitted {
+                    cwd,
+                    ..approved(incoming, settings.wait, by)
+                })
             }
             EndState::Withdrawn if self.drain.has_begun() => Err(draining()),
             EndState::Expired if incoming.deadline.is_some() => Err(too_late(&ended.record, end)),
@@ -226,19 +222,6 @@ impl Pipeline {
                 Err(not_allowed(&ended.record, end))
             }
         }
-    }
-
-    /// What a call names in the workspace.
-    fn ways(&self, incoming: &Incoming, subject: &Subject) -> Result<Ways, Error> {
-        let scene = self.scene(incoming)?;
-        let files = subject.files.iter();
-        Ok(Ways {
-            workspace: Arc::clone(&scene.workspace),
-            cwd: subject.cwd.clone(),
-            files: files
-                .filter_map(|file| scene.workspace.resolve(file).ok())
-                .collect(),
-        })
     }
 
     /// Refuses a call that was let in and has waited since, to be approved or for a place, but may not be made
@@ -402,28 +385,34 @@ impl Pipeline {
     }
 }
 
-impl Ways {
-    async fn look(&self) -> Result<Ground, Error> {
-        let (workspace, cwd) = (Arc::clone(&self.workspace), self.cwd.clone());
-        let files = self.files.clone();
-        let looked = task::blocking(move || workspace.ground(cwd, files)).await;
-        looked.map_err(Error::internal)
-    }
+/// Looks at the directories of what a call names in the workspace.
+async fn path_identities(
+    workspace: &Arc<Workspace>,
+    subject: &Subject,
+) -> Result<PathIdentities, Error> {
+    let files = subject.files.iter();
+    let files: Vec<_> = files
+        .filter_map(|file| workspace.resolve(file).ok())
+        .collect();
+    let (workspace, cwd) = (Arc::clone(workspace), subject.cwd.clone());
+    let looked = task::blocking(move || PathIdentities::of(&workspace, cwd.as_ref(), &files));
+    looked.await.map_err(Error::internal)?
 }
 
-/// What a call is told that names another place than when somebody was asked about it.
-fn moved(path: &RelativePath) -> Error {
-    let path = path.as_str();
-    let text = format!(
-        "this call was approved, but the directories on the way to {path:?} were replaced while it waited, and nothing of it was begun: look at what is there now, and call again"
-    );
-    Error::new(Reason::ApprovalDenied, text).with("path", path)
+/// A path whose directories are others than when somebody was asked.
+async fn changed(
+    workspace: Arc<Workspace>,
+    before: PathIdentities,
+) -> Result<Option<RelativePath>, Error> {
+    let looked = task::blocking(move || before.changed(&workspace).cloned());
+    looked.await.map_err(Error::internal)
 }
 
 /// A call that somebody has approved: it may `wait` for a place.
 fn approved(incoming: &Incoming, wait: Duration, by: String) -> Permitted {
     Permitted {
         by: Some(by),
+        cwd: None,
         until: Some(incoming.deadline.unwrap_or(Instant::now() + wait)),
     }
 }

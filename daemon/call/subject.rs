@@ -65,6 +65,8 @@ pub(crate) struct Permitted {
     pub(crate) by: Option<String>,
     /// Until when a place may be waited for, where somebody was asked: that is not to be for nothing.
     pub(super) until: Option<Instant>,
+    /// Device and inode of the directory that its command was approved to start in.
+    pub(super) cwd: Option<(u64, u64)>,
 }
 
 impl Judgement {

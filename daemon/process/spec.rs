@@ -46,6 +46,8 @@ pub(crate) struct Spec {
     pub(crate) program: Program,
     /// Absolute path, inside the sandbox, of the directory to start in.
     pub(crate) cwd: CString,
+    /// Device and inode that this directory must have, where somebody approved it.
+    pub(crate) cwd_identity: Option<(u64, u64)>,
     /// Its environment.
     pub(crate) environment: Environment,
     /// What it reads.
@@ -151,6 +153,7 @@ impl Spec {
             .unwrap_or_default();
         Command {
             cwd: self.cwd.clone(),
+            cwd_identity: self.cwd_identity,
             programs,
             argv,
             envp: self.environment.strings(),

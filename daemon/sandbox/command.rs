@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags, open},
+    fs::{Mode, OFlags, open, stat},
     io::dup,
     process::{Resource, Rlimit, chdir, getrlimit, ioctl_tiocsctty, setrlimit, setsid},
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
@@ -150,6 +150,12 @@ fn connect_and_execute(
     dup2_stderr(stderr.as_ref().unwrap_or(&stdout))?;
     at(Stage::ChangeDirectory);
     chdir(image.string(header.cwd).ok_or(Errno::BADMSG)?)?;
+    if let Some(approved) = header.cwd_identity {
+        let here = stat(c".")?;
+        if (here.st_dev, here.st_ino) != approved {
+            return Err(Errno::STALE);
+        }
+    }
     at(Stage::ResourceLimits);
     set_resources(header.resources, state.blueprint.other_processes)?;
     at(Stage::Execute);

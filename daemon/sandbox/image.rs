@@ -14,6 +14,8 @@ use super::limits::{Limits, RESOURCES};
 pub(crate) struct Command {
     /// Absolute path of the directory to start in.
     pub(crate) cwd: CString,
+    /// Device and inode that this directory must have, if it must be a certain one.
+    pub(crate) cwd_identity: Option<(u64, u64)>,
     /// Paths to try to execute, in order, as execvp(3) would.
     pub(crate) programs: Vec<CString>,
     /// Arguments, the program's name first.
@@ -58,6 +60,8 @@ pub(super) struct Header {
     pub(super) length: usize,
     /// Offset of the directory's path.
     pub(super) cwd: usize,
+    /// Device and inode that the directory must have, if it must be a certain one.
+    pub(super) cwd_identity: Option<(u64, u64)>,
     /// Offset of the first program's path; the others follow.
     pub(super) programs: usize,
     /// How many programs there are.
@@ -79,20 +83,20 @@ const PROBE: u32 = 1;
 const START: u32 = 2;
 const STDIN: u32 = 4;
 const TERMINAL: u32 = 8;
+const CWD_IDENTITY: u32 = 16;
 
-const WORDS: usize = 12;
+const WORDS: usize = 16;
 /// Bytes of the header, its limits included; a multiple of 8, so that the lists are aligned.
 pub(super) const HEADER_BYTES: usize = WORDS * 4 + RESOURCES * 8;
-const MAGIC: u32 = 0x6a69_6703;
+const MAGIC: u32 = 0x6a69_6704;
 
 /// Image that asks for the probe.
 pub(crate) fn probe_image() -> Vec<u8> {
     let mut image = vec![0; HEADER_BYTES + 8];
     let length = u32::try_from(image.len()).expect("a header is short");
-    write_header(
-        &mut image,
-        [MAGIC, PROBE, length, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-    );
+    let mut header = [0; WORDS];
+    (header[0], header[1], header[2]) = (MAGIC, PROBE, length);
+    write_header(&mut image, header);
     image
 }
 
@@ -130,9 +134,13 @@ impl Command {
             Wiring::Descriptors { stdin: false } => (0, [0, 0]),
             Wiring::Terminal(TerminalSize { columns, rows }) => (TERMINAL, [columns, rows]),
         };
+        let identity = self.cwd_identity.map_or(0, |_| CWD_IDENTITY);
+        let (device, inode) = self.cwd_identity.unwrap_or_default();
+        let halves = |number: u64| [(number >> 32) as u32, number as u32];
+        let ([device_high, device_low], [inode_high, inode_low]) = (halves(device), halves(inode));
         let header = [
             MAGIC,
-            flags | start,
+            flags | start | identity,
             word(image.len())?,
             word(cwd)?,
             word(programs)?,
@@ -143,6 +151,10 @@ impl Command {
             word(self.envp.len())?,
             u32::from(size[0]),
             u32::from(size[1]),
+            device_high,
+            device_low,
+            inode_high,
+            inode_low,
         ];
         write_header(&mut image, header);
         let resources = image.get_mut(WORDS * 4..HEADER_BYTES)?;
@@ -176,6 +188,10 @@ impl Header {
             envc,
             columns,
             rows,
+            device_high,
+            device_low,
+            inode_high,
+            inode_low,
         ] = words;
         let mut resources = [0; RESOURCES];
         let bytes = image.get(WORDS * 4..HEADER_BYTES)?;
@@ -191,12 +207,18 @@ impl Header {
         } else {
             Wiring::Descriptors { stdin: is(STDIN) }
         };
+        let number = |high: usize, low: usize| (high as u64) << 32 | low as u64;
+        let identity = (
+            number(device_high, device_low),
+            number(inode_high, inode_low),
+        );
         (magic == MAGIC as usize).then_some(Self {
             probe: is(PROBE),
             has_start: is(START),
             wiring,
             length,
             cwd,
+            cwd_identity: is(CWD_IDENTITY).then_some(identity),
             programs,
             program_count,
             argv,

@@ -149,6 +149,14 @@ pub(crate) fn lost(what: &str) -> Error {
     )
 }
 
+/// The refusal of an approved call that would use another directory than the one that was approved.
+pub(crate) fn replaced_while_asked(path: &str) -> Error {
+    let text = format!(
+        "this call was approved, but a directory on the way to {path:?} was replaced while it waited; nothing was done: look at what is there now, and call again"
+    );
+    Error::new(Reason::ApprovalDenied, text).with("path", path)
+}
+
 /// Where a call takes place.
 #[derive(Debug, Clone)]
 pub(crate) struct Scene {
@@ -277,6 +285,8 @@ pub(crate) struct Work {
     pub(crate) artifact_bytes: Option<u64>,
     /// Whether its command is for the shell that users log in with.
     pub(crate) in_default_shell: bool,
+    /// Device and inode of the directory that its command was approved to start in.
+    pub(crate) approved_cwd: Option<(u64, u64)>,
     /// The job that makes the call, where one does.
     pub(crate) job: Option<JobContext>,
     /// The jobs that the caller may look at, where the tool waits for one.

@@ -227,6 +227,7 @@ pub(super) async fn perform(
         reader,
         artifact_bytes,
         in_default_shell,
+        approved_cwd,
         ..
     } = work;
     let seat = seat.ok_or_else(|| Error::internal("a run was let in without a sandbox"))?;
@@ -263,6 +264,7 @@ pub(super) async fn perform(
     let spec = Spec {
         program,
         cwd: CString::new(cwd.into_os_string().into_encoded_bytes()).map_err(Error::internal)?,
+        cwd_identity: approved_cwd,
         environment,
         stdin,
         terminal,

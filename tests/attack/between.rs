@@ -14,14 +14,13 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{CWD, FileType, RenameFlags, renameat_with};
 
 use crate::{
-    files::tools::Tool,
-    support::{Daemon, HostProgram, Refusal, Setup, USER, full_size, promptly},
+    files::tools::{NOTEBOOK, Tool},
+    support::{Daemon, HostProgram, Refusal, Setup, Tree, USER, full_size, promptly, tree},
 };
 
-const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
 /// What is called, on which path, and the fewest system calls that concern the workspace in it.
 const CALLS: &[(Tool, &str, u32)] = &[
     (Tool::Read, "d/e/f", 3),
@@ -64,8 +63,6 @@ const REASONS: &[&str] = &[
 
 /// Two names of the workspace that are swapped.
 type Names = (String, &'static str);
-/// Every path below a directory, and what is there.
-type Tree = BTreeMap<String, String>;
 
 /// The names that are swapped in a call on this path: each of its components with a symbolic link
 /// that leads outside, and with another file or directory of the workspace.
@@ -218,31 +215,8 @@ fn reset(daemon: &Daemon, owner: u32, tool: Tool) {
     symlink("../../../outside/e", workspace.join("link_new")).unwrap();
 }
 
-/// All that is below a directory, without looking through links.
-fn tree(folder: &Path) -> Tree {
-    let mut found = Tree::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(&next).unwrap() {
-            let path = entry.unwrap().path();
-            let kind = path.symlink_metadata().unwrap().file_type();
-            let content = match (kind.is_dir(), kind.is_symlink()) {
-                (true, _) => "directory".to_owned(),
-                (_, true) => format!("link to {}", fs::read_link(&path).unwrap().display()),
-                _ => fs::read_to_string(&path).unwrap(),
-            };
-            let name = path.strip_prefix(folder).unwrap().to_str().unwrap();
-            found.insert(name.to_owned(), content);
-            if kind.is_dir() {
-                folders.push(path);
-            }
-        }
-    }
-    found
-}
-
 /// Paths at which two trees differ, and what the second has there.
-fn difference<'a>(one: &'a Tree, other: &'a Tree) -> Vec<(&'a String, Option<&'a String>)> {
+fn difference<'a>(one: &'a Tree, other: &'a Tree) -> Vec<(&'a String, Option<&'a (u32, Vec<u8>)>)> {
     let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
     names
         .into_iter()
@@ -268,22 +242,22 @@ fn is_excused(tool: Tool, path: &str, before: &Tree, after: &Tree, end: &str) ->
         }
         // A directory was renamed as soon as it was made.
         (_, _, "NOT_A_DIRECTORY" | "PATH_ESCAPE" | "SYMLINK_BLOCKED") => {
-            let made = ("d/e/new".to_owned(), "directory".to_owned());
-            let with_it: Tree = before.clone().into_iter().chain([made]).collect();
-            *after == with_it
+            let mut others = after.clone();
+            let made = others.remove("d/e/new");
+            let is_directory = |(mode, _)| FileType::from_raw_mode(mode).is_dir();
+            made.is_some_and(is_directory) && others == *before
         }
         _ => false,
     }
 }
 
-/// All that can be known of what lies outside, but for when it was read.
+/// What lies outside: contents and metadata, without the times of last access.
 fn outside_state(outside: &Path) -> Vec<String> {
-    let below = tree(outside);
-    let paths = below
-        .iter()
-        .map(|(name, text)| (outside.join(name), text.as_str()));
-    let paths = paths.chain([(outside.to_owned(), "")]);
+    let below = tree(outside).into_iter();
+    let paths = below.map(|(name, (_, content))| (outside.join(name), content));
+    let itself = (outside.to_owned(), Vec::new());
     paths
+        .chain([itself])
         .map(|(path, content)| {
             let stat = path.symlink_metadata().unwrap();
             let changed = (

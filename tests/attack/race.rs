@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tonic::Status;
 
 use crate::{
-    files::tools::Tool,
+    files::tools::{NOTEBOOK, Tool},
     support::{Daemon, Refusal, argv, compile, full_size, promptly},
 };
 
@@ -24,7 +24,6 @@ use crate::{
 const ENOUGH: u32 = 5;
 /// Times as many rounds as are asked for, while not each call was answered with OK often enough.
 const PATIENCE: usize = 100;
-const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
 /// What is called while the path changes its meaning, on paths that lead through the directory or
 /// are it. What one takes away another brings back.
 const CALLS: &[(Tool, &str)] = &[

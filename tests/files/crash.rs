@@ -13,27 +13,7 @@ use rustix::process::Signal;
 use tonic::Status;
 
 use super::change::write;
-use crate::support::{Daemon, Setup};
-
-/// Everything in a directory: paths and what the files hold.
-fn tree(folder: &Path) -> Vec<(String, Option<String>)> {
-    let mut found = Vec::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(next) = folders.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(folder).unwrap().display().to_string();
-            if path.is_dir() {
-                found.push((name, None));
-                folders.push(path);
-            } else {
-                found.push((name, Some(fs::read_to_string(path).unwrap())));
-            }
-        }
-    }
-    found.sort();
-    found
-}
+use crate::support::{Daemon, Setup, tree};
 
 /// Files of changes that a daemon has begun and not ended.
 fn journals(daemon: &Daemon) -> usize {

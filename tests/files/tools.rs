@@ -33,6 +33,8 @@ pub(crate) enum Tool {
     Delete,
 }
 
+/// A notebook of one cell.
+pub(crate) const NOTEBOOK: &str = r#"{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"id": "a", "cell_type": "raw", "metadata": {}, "source": "TEXT"}]}"#;
 /// Tools that read what is at a path.
 pub(crate) const READING: &[Tool] = &[
     Tool::Read,

@@ -12,7 +12,7 @@ use super::{
     contract::Contract,
     doors::{Door, by_name},
     seeds,
-    stage::{NOBODY, Stage, Tree},
+    stage::{NOBODY, Stage},
     words,
 };
 
@@ -357,7 +357,7 @@ fn check_values(tool: &Tool, params: &Map<String, Json>, fields: &Json, shown: &
 }
 
 /// What files were to hold, they do: records have only the size of that.
-fn check_files(params: &Map<String, Json>, tree: &Tree, shown: &str) {
+fn check_files(params: &Map<String, Json>, tree: &crate::support::Tree, shown: &str) {
     let is_text = params
         .get("encoding")
         .is_none_or(|encoding| encoding != "base64");

@@ -1,16 +1,11 @@
 //! A daemon whose workspace is the same before each call.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
-};
+use std::{fs, os::unix::fs::symlink};
 
 use jig::api::v1::RunLimits;
 use serde_json::Value as Json;
 
-use crate::support::{Daemon, Setup};
+use crate::support::{Daemon, Setup, Tree, tree};
 
 /// What is fetched from, and does not answer.
 pub(super) const NOBODY: &str = "http://127.0.0.1:1/";
@@ -107,8 +102,6 @@ impl Stage {
 }
 
 /// Paths with modes and contents.
-pub(super) type Tree = BTreeMap<String, (u32, Vec<u8>)>;
-
 fn wanted() -> Tree {
     let file = |(name, content): (&str, &[u8])| (name.to_owned(), (0o100_644, content.to_vec()));
     let mut wanted: Tree = FILES.into_iter().map(file).collect();
@@ -117,29 +110,4 @@ fn wanted() -> Tree {
     }
     wanted.insert(LINK.to_owned(), (0o120_777, b"/".to_vec()));
     wanted
-}
-
-fn tree(workspace: &Path) -> Tree {
-    let mut found = Tree::new();
-    let mut folders = vec![workspace.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.strip_prefix(workspace).unwrap().to_string_lossy();
-            let about = path.symlink_metadata().unwrap();
-            let content = if about.is_symlink() {
-                let target = fs::read_link(&path).unwrap();
-                target.into_os_string().into_encoded_bytes()
-            } else if about.is_file() {
-                fs::read(&path).unwrap()
-            } else {
-                Vec::new()
-            };
-            found.insert(name.into_owned(), (about.permissions().mode(), content));
-            if about.is_dir() {
-                folders.push(path);
-            }
-        }
-    }
-    found
 }

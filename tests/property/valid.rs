@@ -15,7 +15,7 @@ use super::{
     seeds,
     settled::{has, settle},
     spelling::spelled,
-    stage::{Stage, Tree},
+    stage::Stage,
 };
 
 /// What was answered; nothing where that was too much for the door.
@@ -28,7 +28,7 @@ struct Seen {
     /// What came of it.
     answer: Answer,
     /// What became of the workspace.
-    tree: Tree,
+    tree: crate::support::Tree,
 }
 
 #[tokio::test]

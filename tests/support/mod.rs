@@ -17,6 +17,7 @@ mod raw;
 mod scale;
 mod setup;
 mod signals;
+mod tree;
 mod wait;
 mod world;
 
@@ -39,5 +40,6 @@ pub(crate) use raw::Raw;
 pub(crate) use scale::full_size;
 pub(crate) use setup::{DAEMON_INPUT, SECRET, Setup, binary, copy_program, jigd};
 pub(crate) use signals::minds_signals;
+pub(crate) use tree::{Tree, tree};
 pub(crate) use wait::{PROMPT, eventually, patience, promptly, while_waiting};
 pub(crate) use world::{Requests, World, in_network_of, name_server, serve};

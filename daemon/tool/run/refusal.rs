@@ -13,7 +13,7 @@ use crate::daemon::{
         level::Level,
         stage::{Failure, Stage},
     },
-    tool::Scene,
+    tool::{Scene, replaced_while_asked},
 };
 
 /// How long to wait before asking again when no sandbox was free.
@@ -109,6 +109,7 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
         (Stage::ChangeDirectory, libc::ENOENT) => {
             Error::new(Reason::DirectoryNotFound, format!("cwd {cwd:?} does not exist")).with("cwd", cwd)
         }
+        (Stage::ChangeDirectory, libc::ESTALE) => replaced_while_asked(&cwd),
         (Stage::ChangeDirectory, libc::ENOTDIR) => Error::new(Reason::NotADirectory, format!("cwd {cwd:?} is not a directory")).with("cwd", cwd),
         (Stage::ChangeDirectory, libc::EACCES) => {
             Error::new(Reason::PermissionDenied, format!("cwd {cwd:?} cannot be entered by the sandbox's user")).with("cwd", cwd)
