@@ -36,7 +36,7 @@ impl Pipeline {
     ) -> Result<Begun<T>, Error> {
         let mut let_in = self.let_in(incoming, checked).await?;
         // Who has approved it has seen all of it, and such are few.
-        if let_in.permitted.approved_by().is_none() {
+        if let_in.permitted.approved().is_none() {
             let_in.bytes += let_in.judged.shorten();
         }
         let incoming = &let_in.incoming;
@@ -57,7 +57,7 @@ impl Pipeline {
         };
         if let Err(error) = &admitted {
             leave_in_span(incoming, error, since);
-            if let_in.permitted.approved_by().is_some() {
+            if let_in.permitted.approved().is_some() {
                 let tool = incoming.tool(T::NAME);
                 self.note_in_vain(incoming, tool, error).await;
             }

@@ -21,12 +21,12 @@ use crate::daemon::{
     dialect::Boxed,
     error::{Error, Reason},
     tool::{
-        Tool, apply_patch::ApplyPatch, await_job::AwaitJob, create_directory::CreateDirectory,
-        delete_path::DeletePath, edit_file::EditFile, edit_notebook::EditNotebook,
-        fetch_url::FetchUrl, last_command::LastCommand, list_directory::ListDirectory,
-        list_files::ListFiles, move_path::MovePath, read_file::ReadFile,
-        read_notebook::ReadNotebook, run::Run, search::Search, stat_path::StatPath,
-        write_file::WriteFile,
+        Approved, Tool, apply_patch::ApplyPatch, await_job::AwaitJob,
+        create_directory::CreateDirectory, delete_path::DeletePath, edit_file::EditFile,
+        edit_notebook::EditNotebook, fetch_url::FetchUrl, last_command::LastCommand,
+        list_directory::ListDirectory, list_files::ListFiles, move_path::MovePath,
+        read_file::ReadFile, read_notebook::ReadNotebook, run::Run, search::Search,
+        stat_path::StatPath, write_file::WriteFile,
     },
 };
 
@@ -82,8 +82,8 @@ pub(super) trait CheckedCall: Send {
 
 /// A call that may be made.
 pub(super) trait LetInCall: Send {
-    /// What has approved it, where somebody was asked.
-    fn approved_by(&self) -> Option<String>;
+    /// The approval, where somebody was asked.
+    fn approved(&self) -> Option<Approved>;
 
     /// Whether it still may be made: it may be long since that was looked at.
     fn stands(&self, pipeline: &Arc<Pipeline>) -> Boxed<'static, Result<bool, Error>>;
@@ -263,14 +263,14 @@ impl<T: Tool> LetInCall for LetIn<T>
 where
     T::Response: Message + Default,
 {
-    fn approved_by(&self) -> Option<String> {
-        self.permitted.approved_by()
+    fn approved(&self) -> Option<Approved> {
+        self.permitted.approved()
     }
 
     fn stands(&self, pipeline: &Arc<Pipeline>) -> Boxed<'static, Result<bool, Error>> {
         let (pipeline, judged) = (Arc::clone(pipeline), self.judged.clone());
         let principal = Arc::clone(&self.incoming.principal);
-        let is_approved = self.approved_by().is_some();
+        let is_approved = self.approved().is_some();
         Box::pin(async move { pipeline.stands(&principal, judged, is_approved).await })
     }
 

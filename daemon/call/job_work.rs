@@ -40,7 +40,7 @@ use crate::daemon::{
         calls::{CallEnd, CallFacts, Facts},
         propagation::{read_parent, write_parent},
     },
-    tool::JobContext,
+    tool::{Approved, JobContext},
 };
 
 /// How long a job waits for room on a disk: somebody must make some first.
@@ -70,7 +70,7 @@ enum Hindrance {
 pub(super) struct Approval {
     /// Whose call it is, with the rights that he had.
     to: Arc<Principal>,
-    by: String,
+    approved: Approved,
 }
 
 impl From<Error> for Hindrance {
@@ -272,9 +272,9 @@ impl Pipeline {
                 let_in
             }
         };
-        if let Some(by) = let_in.approved_by() {
+        if let Some(approved) = let_in.approved() {
             let to = Arc::clone(&principal);
-            *approval = Some(Approval { to, by });
+            *approval = Some(Approval { to, approved });
         }
         // Its caller may have as many calls going on as he may have: others have their turn meanwhile.
         let place = self.admit_job(let_in.applicant(&principal)).await?;
@@ -424,7 +424,7 @@ impl Pipeline {
                 id: job.id.clone(),
                 written: live.written().clone(),
                 is_asked_about: CancellationToken::new(),
-                approved_by: approval.map(|approval| approval.by.clone()),
+                approved: approval.map(|approval| approval.approved.clone()),
             }),
             by_name: (!job.given_id.is_empty()).then(|| {
                 Arc::new(ByName {

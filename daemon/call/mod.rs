@@ -311,7 +311,7 @@ impl Pipeline {
             true => None,
             false => T::reading(&let_in.params, &let_in.scene),
         };
-        let is_approved = let_in.permitted.approved_by().is_some();
+        let is_approved = let_in.permitted.approved().is_some();
         self.may_still(&let_in.incoming, &let_in.judged, is_approved, now, reading)
             .await?;
         let LetIn {

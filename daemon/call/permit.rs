@@ -35,7 +35,7 @@ use crate::{
         },
         task,
         telemetry::semconv,
-        tool::replaced_while_asked,
+        tool::{Approved, replaced_while_asked},
         workspace::{RelativePath, Workspace, path_identities::PathIdentities},
     },
 };
@@ -108,13 +108,10 @@ impl Pipeline {
             (Action::Allow, By::Lists | By::Risk(_)) => Ok(Permitted::default()),
             (Action::Deny, by) => Err(self.deny(incoming, &subject.call, by).await),
             (Action::Ask, by) => {
-                let before = incoming
-                    .job
-                    .as_ref()
-                    .and_then(|job| job.approved_by.clone());
-                if let Some(approval) = before {
+                let job = incoming.job.as_ref();
+                if let Some(before) = job.and_then(|job| job.approved.clone()) {
                     let wait = subject.snapshot.settings.approvals.wait;
-                    return Ok(approved(incoming, wait, approval));
+                    return Ok(permitted(incoming, wait, before));
                 }
                 let tool = subject.call.tool;
                 let by = by.text();
@@ -211,10 +208,7 @@ impl Pipeline {
                 let now = self.policy.snapshot();
                 self.may_still(incoming, &judged, true, now, None).await?;
                 let by = let_in_by(&ended.record, end);
-                Ok(Permitted {
-                    cwd,
-                    ..approved(incoming, settings.wait, by)
-                })
+                Ok(permitted(incoming, settings.wait, Approved { by, cwd }))
             }
             EndState::Withdrawn if self.drain.has_begun() => Err(draining()),
             EndState::Expired if incoming.deadline.is_some() => Err(too_late(&ended.record, end)),
@@ -409,10 +403,10 @@ async fn changed(
 }
 
 /// A call that somebody has approved: it may `wait` for a place.
-fn approved(incoming: &Incoming, wait: Duration, by: String) -> Permitted {
+fn permitted(incoming: &Incoming, wait: Duration, approved: Approved) -> Permitted {
     Permitted {
-        by: Some(by),
-        cwd: None,
+        by: Some(approved.by),
+        cwd: approved.cwd,
         until: Some(incoming.deadline.unwrap_or(Instant::now() + wait)),
     }
 }

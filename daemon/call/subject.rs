@@ -10,7 +10,7 @@ use crate::{
     api::v1::Risk,
     daemon::{
         catalog::{Given, Reading, Told},
-        tool::Scene,
+        tool::{Approved, Scene},
         workspace::RelativePath,
     },
 };
@@ -81,9 +81,10 @@ impl Judgement {
 }
 
 impl Permitted {
-    /// What has approved it, where somebody was asked.
-    pub(super) fn approved_by(&self) -> Option<String> {
-        self.until.and_then(|_| self.by.clone())
+    /// The approval, where somebody was asked.
+    pub(super) fn approved(&self) -> Option<Approved> {
+        let by = self.until.and(self.by.clone())?;
+        Some(Approved { by, cwd: self.cwd })
     }
 }
 

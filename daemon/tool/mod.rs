@@ -308,8 +308,17 @@ pub(crate) struct JobContext {
     pub(crate) written: watch::Sender<()>,
     /// Cancelled when it begins to wait to be approved.
     pub(crate) is_asked_about: CancellationToken,
-    /// What has approved it, where it was asked about before: it is not asked about twice.
-    pub(crate) approved_by: Option<String>,
+    /// The approval of an earlier attempt: nobody is asked twice.
+    pub(crate) approved: Option<Approved>,
+}
+
+/// An approval of a call.
+#[derive(Debug, Clone)]
+pub(crate) struct Approved {
+    /// Who or what gave it.
+    pub(crate) by: String,
+    /// Device and inode of the directory that the command may start in.
+    pub(crate) cwd: Option<(u64, u64)>,
 }
 
 /// Work that was done.
