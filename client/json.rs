@@ -34,6 +34,8 @@ pub(crate) fn run(response: &RunResponse) -> Value {
         },
         "isolation": response.isolation,
         "artifact_error": response.artifact_error,
+        "stdout_lines": response.stdout_lines,
+        "stderr_lines": response.stderr_lines,
     })
 }
 

@@ -38,6 +38,8 @@ pub(crate) struct Captured {
     pub(crate) text: String,
     /// All bytes that it wrote.
     pub(crate) bytes: u64,
+    /// All lines of that, with a last one that has no line ending.
+    pub(crate) lines: u64,
     /// Whether the text leaves some out.
     pub(crate) truncated: bool,
     /// Why the artifact is incomplete though it is under its cap; empty when it is not.

@@ -16,10 +16,11 @@
 //! |---|---|
 //! | [`spec`], [`environment`] | what is asked for |
 //! | [`supervise`], [`connect`], [`stop`], [`watch`], [`watchdog`] | the task that owns the command, what connects it, how and why it is ended |
-//! | [`output`], [`input`] | what it writes and reads |
+//! | [`output`], [`capture`], [`input`] | what it writes and reads |
 //! | [`live`], [`transcript`], [`registry`] | commands that are watched and fed while they run |
 //! | [`outcome`], [`finished`] | what is told about it |
 
+mod capture;
 mod connect;
 pub(crate) mod environment;
 pub(crate) mod finished;

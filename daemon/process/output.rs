@@ -1,8 +1,6 @@
-//! What a command writes: its head and its tail for the answer, the whole for an artifact, and all
-//! of it counted.
+//! What a command writes: its head and its tail for the answer, the whole for an artifact.
 
 use std::{
-    collections::VecDeque,
     io,
     os::fd::OwnedFd,
     sync::Arc,
@@ -20,7 +18,7 @@ use tokio::{
     time::timeout_at,
 };
 
-use super::{finished::Captured, live::Process};
+use super::{capture::Capture, finished::Captured, live::Process};
 use crate::daemon::{
     store::{artifact::Sink, session::StreamName},
     sys::readiness::watch,
@@ -78,16 +76,6 @@ enum Artifact {
     Writing(JoinHandle<(Sink, Vec<u8>)>),
     /// Lost with such a thread.
     Lost,
-}
-
-/// Head and tail of a stream, in bounded memory.
-#[derive(Debug)]
-pub(crate) struct Capture {
-    head: Vec<u8>,
-    head_at_most: usize,
-    tail: VecDeque<u8>,
-    tail_at_most: usize,
-    bytes: u64,
 }
 
 /// Whether the runtime has said that a pipe can be read.
@@ -200,6 +188,7 @@ impl Stream {
         Captured {
             text,
             bytes: self.capture.bytes,
+            lines: self.capture.lines(),
             truncated,
             artifact_error,
         }
@@ -328,145 +317,5 @@ async fn readable(pipe: Option<&AsyncFd<OwnedFd>>) {
     match pipe {
         Some(pipe) if pipe.readable().await.is_ok() => {}
         Some(_) | None => std::future::pending().await,
-    }
-}
-
-// === impl Capture ===
-
-impl Capture {
-    /// Keeps at most `inline_bytes`: the first half of them, and the last.
-    pub(crate) fn new(inline_bytes: usize) -> Self {
-        let head_at_most = inline_bytes.div_ceil(2);
-        Self {
-            head: Vec::new(),
-            head_at_most,
-            tail: VecDeque::new(),
-            tail_at_most: inline_bytes - head_at_most,
-            bytes: 0,
-        }
-    }
-
-    /// Takes what comes next.
-    pub(crate) fn push(&mut self, data: &[u8]) {
-        self.bytes += data.len() as u64;
-        let (head, rest) = data.split_at(data.len().min(self.head_at_most - self.head.len()));
-        self.head.extend_from_slice(head);
-        let rest = rest
-            .get(rest.len().saturating_sub(self.tail_at_most)..)
-            .unwrap_or_default();
-        let excess = (self.tail.len() + rest.len()).saturating_sub(self.tail_at_most);
-        self.tail.drain(..excess);
-        self.tail.extend(rest);
-    }
-
-    /// What the answer holds, and whether it leaves something out. Bytes that are not UTF-8 become
-    /// U+FFFD; a character is never cut by the gap.
-    pub(crate) fn text(&self, path: &str) -> (String, bool) {
-        let (first, second) = self.tail.as_slices();
-        let kept = (self.head.len() + self.tail.len()) as u64;
-        if kept == self.bytes {
-            let whole = [self.head.as_slice(), first, second].concat();
-            return (lossy(whole), false);
-        }
-        let head = self
-            .head
-            .get(..whole_characters(&self.head))
-            .unwrap_or_default();
-        let tail = [first, second].concat();
-        let tail = tail.get(continuation_bytes(&tail)..).unwrap_or_default();
-        let omitted = self.bytes - (head.len() + tail.len()) as u64;
-        let newline = if head.is_empty() || head.ends_with(b"\n") {
-            ""
-        } else {
-            "\n"
-        };
-        let head = String::from_utf8_lossy(head);
-        let tail = String::from_utf8_lossy(tail);
-        (
-            format!(
-                "{head}{newline}[jig: {omitted} bytes left out; the whole output is in {path}]\n{tail}"
-            ),
-            true,
-        )
-    }
-}
-
-fn lossy(bytes: Vec<u8>) -> String {
-    String::from_utf8(bytes)
-        .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
-}
-
-/// Length of `bytes` without the beginning of a character that its end cuts off.
-fn whole_characters(bytes: &[u8]) -> usize {
-    for back in 1..=bytes.len().min(3) {
-        let at = bytes.len() - back;
-        let length = match bytes.get(at) {
-            Some(0xc2..=0xdf) => 2,
-            Some(0xe0..=0xef) => 3,
-            Some(0xf0..=0xf4) => 4,
-            Some(0x80..=0xbf) => continue,
-            _ => return bytes.len(),
-        };
-        return if length > back { at } else { bytes.len() };
-    }
-    bytes.len()
-}
-
-/// How many bytes at the start of `bytes` belong to a character that began before.
-fn continuation_bytes(bytes: &[u8]) -> usize {
-    bytes
-        .iter()
-        .take(3)
-        .take_while(|byte| matches!(byte, 0x80..=0xbf))
-        .count()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Capture;
-
-    fn captured(inline: usize, chunks: &[&[u8]]) -> (String, bool, u64) {
-        let mut capture = Capture::new(inline);
-        chunks.iter().for_each(|chunk| capture.push(chunk));
-        let (text, truncated) = capture.text("p");
-        (text, truncated, capture.bytes)
-    }
-
-    #[test]
-    fn what_fits_is_whole() {
-        assert_eq!(captured(4, &[b"ab", b"cd"]), ("abcd".to_owned(), false, 4));
-        assert_eq!(captured(5, &[b"abcde"]), ("abcde".to_owned(), false, 5));
-        assert_eq!(captured(0, &[]), (String::new(), false, 0));
-    }
-
-    #[test]
-    fn what_does_not_fit_keeps_head_and_tail() {
-        let gap = |omitted| format!("[jig: {omitted} bytes left out; the whole output is in p]\n");
-        assert_eq!(captured(4, &[b"abcdefgh"]).0, format!("ab\n{}gh", gap(4)));
-        assert_eq!(
-            captured(4, &[b"a", b"b", b"c", b"d", b"e"]),
-            (format!("ab\n{}de", gap(1)), true, 5)
-        );
-        assert_eq!(captured(0, &[b"abc"]), (gap(3), true, 3));
-        assert_eq!(captured(1, &[b"abc"]), (format!("a\n{}", gap(2)), true, 3));
-    }
-
-    #[test]
-    fn characters_are_not_cut_by_the_gap() {
-        // Three bytes each: the head of 4 holds one, the tail of 4 one.
-        let (text, truncated, bytes) = captured(8, &["€€€€".as_bytes()]);
-        assert_eq!(
-            (text, truncated, bytes),
-            (
-                "€\n[jig: 6 bytes left out; the whole output is in p]\n€".to_owned(),
-                true,
-                12
-            )
-        );
-    }
-
-    #[test]
-    fn bytes_that_are_not_utf8_are_replaced() {
-        assert_eq!(captured(9, &[b"a\xff\0b"]).0, "a\u{fffd}\0b");
     }
 }

@@ -47,6 +47,8 @@ pub(super) fn response(exit: Exit, isolation: String) -> v1::RunResponse {
         usage: ended.usage.as_ref().map(wire_usage),
         isolation,
         artifact_error,
+        stdout_lines: stdout.lines,
+        stderr_lines: stderr.lines,
     }
 }
 
