@@ -78,7 +78,6 @@ impl<'a> JobTools<'a> {
 
     async fn in_dialect(&mut self, said: &mut Said) -> Result<Answer, Error> {
         let dialect = dialect::find(&self.job.dialect)?;
-        let tool = dialect.tool(&self.job.tool, |_| false)?;
         let incoming = self.pipeline.incoming_of(self.live, self.job, &None)?;
         let mount_path = self.pipeline.mount_path(&incoming)?;
         let cancelled = self.live.cancelled().clone();
@@ -87,11 +86,21 @@ impl<'a> JobTools<'a> {
             () = cancelled.cancelled() => return Err(cancelled_before()),
         };
         *said = Said::new(&self.job.tool, &params, &mount_path);
-        self.by_name = Some(Arc::new(ByName {
-            id: self.job.given_id.clone(),
-            said: Some(self.pipeline.spoken(&incoming, dialect, tool, &params)?),
-            dialect: Some(dialect),
-        }));
+        let by_name = |said| {
+            Some(Arc::new(ByName {
+                id: self.job.given_id.clone(),
+                said,
+                dialect: Some(dialect),
+            }))
+        };
+        if let Some(custom) = self.pipeline.catalog.custom(&self.job.tool) {
+            self.by_name = by_name(None);
+            let ran = self.call(Call::new(custom.name(), params.into())).await?;
+            return Ok(dialect.custom(ran));
+        }
+        let tool = dialect.tool(&self.job.tool, |_| false)?;
+        let spoken = self.pipeline.spoken(&incoming, dialect, tool, &params)?;
+        self.by_name = by_name(Some(spoken));
         tool.call(dialect.read(tool, params)?, self).await
     }
 

@@ -57,14 +57,16 @@ impl Pipeline {
         let Submission {
             dialect,
             tool: name,
-            params,
+            mut params,
             queue,
             priority,
         } = submission;
         let principal = &incoming.principal;
-        let dialect = self.vocabulary(dialect, &name);
-        let is_open = match dialect {
+        let own = self.vocabulary(dialect, &name);
+        let dialect = self.answering(dialect, &name);
+        let is_open = match own {
             None => {
+                self.drop_unknown(dialect, &name, &mut params);
                 let tool = any_tool::find(&name, self, principal)?;
                 let is_open = tool.is_open(self, principal, None);
                 if is_open.is_ok() {

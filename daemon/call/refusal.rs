@@ -31,7 +31,7 @@ impl Pipeline {
         let Ok(scene) = self.scene(incoming) else {
             return;
         };
-        let own = dialect.tools().iter().find(|known| known.name == tool);
+        let own = dialect.own(tool);
         let name = own
             .and_then(|own| own.uses.first().copied())
             .unwrap_or(tool);

@@ -11,6 +11,7 @@ use super::{
 use crate::{
     api::v1::Risk,
     daemon::{
+        catalog::custom::CustomTool,
         config::policy::Action,
         dialect::{self, Dialect},
         error::{Error, Reason},
@@ -63,10 +64,14 @@ impl Pipeline {
 
     /// Refuses a tool that the caller's key is not for, or one of a dialect that calls such.
     fn may_call_as(&self, incoming: &Incoming, dialect: &str, tool: &str) -> Result<(), Error> {
-        if dialect.is_empty() {
+        let own = match dialect {
+            "" => None,
+            dialect => dialect::find(dialect)?.own(tool),
+        };
+        // Without one, it is of the contract or of the configuration.
+        let Some(tool) = own else {
             return incoming.principal.may_call(tool);
-        }
-        let tool = dialect::find(dialect)?.tool(tool, |_| false)?;
+        };
         let mut uses = tool.uses.iter();
         uses.try_for_each(|name| incoming.principal.may_call(name))
     }
@@ -75,12 +80,19 @@ impl Pipeline {
     pub(crate) fn tools_of_jobs(&self, incoming: &Incoming) -> Option<Vec<String>> {
         let principal = &incoming.principal;
         let mut tools: Vec<_> = principal.tools()?.collect();
+        let of_configuration = self.catalog.customs().map(CustomTool::name);
+        let custom: Vec<_> = of_configuration
+            .filter(|tool| principal.may_call(tool).is_ok())
+            .collect();
         for dialect in dialect::all() {
             let seen = dialect.tools().iter().filter(|tool| {
                 let mut uses = tool.uses.iter();
                 uses.all(|name| principal.may_call(name).is_ok())
             });
             tools.extend(seen.map(|tool| named(dialect.name, tool.name)));
+            if dialect.has_custom() {
+                tools.extend(custom.iter().map(|tool| named(dialect.name, tool)));
+            }
         }
         Some(tools)
     }

@@ -204,6 +204,11 @@ impl Data {
         self.0.remove(name).unwrap_or_default()
     }
 
+    /// All of them.
+    pub(crate) fn into_fields(self) -> Map<String, Json> {
+        self.0
+    }
+
     /// Only the fields of these names.
     pub(crate) fn only(mut self, names: &[&str]) -> Map<String, Json> {
         self.0.retain(|name, _| names.contains(&name.as_str()));

@@ -164,21 +164,23 @@ impl Dialect {
         self.tools
     }
 
+    /// Its tool of this name, if it has one.
+    pub(crate) fn own(&self, name: &str) -> Option<&'static DialectTool> {
+        self.tools.iter().find(|tool| tool.name == name)
+    }
+
     /// The tool of this name. `is_open` says which there are for who asks.
     pub(crate) fn tool(
         &self,
         name: &str,
         is_open: impl Fn(&DialectTool) -> bool,
     ) -> Result<&'static DialectTool, Error> {
-        self.tools
-            .iter()
-            .find(|tool| tool.name == name)
-            .ok_or_else(|| {
-                let known = self.tools.iter().filter(|tool| is_open(tool));
-                let known: Vec<_> = known.map(|tool| tool.name).collect();
-                let text = format!("{} has {}", self.name, nearest::no_tool(name, &known));
-                Error::new(Reason::UnknownTool, text).with("tool", name)
-            })
+        self.own(name).ok_or_else(|| {
+            let known = self.tools.iter().filter(|tool| is_open(tool));
+            let known: Vec<_> = known.map(|tool| tool.name).collect();
+            let text = format!("{} has {}", self.name, nearest::no_tool(name, &known));
+            Error::new(Reason::UnknownTool, text).with("tool", name)
+        })
     }
 
     /// What models are told of a tool.
@@ -210,7 +212,7 @@ impl Dialect {
     /// What a call answers that could not do what it was to.
     pub(crate) fn refuse(&self, said: &Said, error: &Error) -> Answer {
         let mut answer = (self.refuse)(said, error);
-        let tool = self.tools.iter().find(|tool| tool.name == said.tool);
+        let tool = self.own(&said.tool);
         let parameters = tool.map_or(&[][..], |tool| tool.parameters);
         if let (Some(failure), Some(suggestion)) = (
             &mut answer.failure,
@@ -236,7 +238,7 @@ impl Dialect {
 
     /// Parameters as they were given, for a record.
     pub(crate) fn given(&self, tool: &str, params: &Map<String, Json>) -> Json {
-        let tool = self.tools.iter().find(|known| known.name == tool);
+        let tool = self.own(tool);
         given::recorded(tool.map_or(&[], |tool| tool.parameters), params)
     }
 
@@ -246,10 +248,10 @@ impl Dialect {
     }
 
     /// Answers a call of a tool of the configuration.
-    pub(crate) fn custom(&self, ran: Map<String, Json>) -> Answer {
+    pub(crate) fn custom(&self, ran: Data) -> Answer {
         match self.custom {
-            Some(custom) => custom(&Data::new(ran)),
-            None => Answer::data(ran.into()),
+            Some(custom) => custom(&ran),
+            None => Answer::data(ran.into_fields().into()),
         }
     }
 

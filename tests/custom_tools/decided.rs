@@ -1,9 +1,10 @@
 //! Who may call tools of the configuration, and who decides: by their own names and risks.
 
 use jig::api::v1::{
-    DecideApprovalRequest, Decision, InvokeStatus, JobState, ListArtifactsRequest,
-    ReadArtifactRequest, Risk, SubmitJobRequest, approval_service_client::ApprovalServiceClient,
-    artifact_service_client::ArtifactServiceClient, invoke_service_client::InvokeServiceClient,
+    DecideApprovalRequest, Decision, GetJobRequest, InvokeStatus, JobState, ListArtifactsRequest,
+    ListJobsRequest, ReadArtifactRequest, Risk, SubmitJobRequest,
+    approval_service_client::ApprovalServiceClient, artifact_service_client::ArtifactServiceClient,
+    invoke_service_client::InvokeServiceClient, job_service_client::JobServiceClient,
 };
 use serde_json::json;
 
@@ -148,6 +149,44 @@ async fn b9_keys_are_for_it_by_its_name() {
     ] {
         let refused = try_invoke(&daemon, request).await.unwrap_err();
         assert_eq!(refused.reason, "FORBIDDEN", "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn b13_a_job_of_it_in_dracode_is_there_with_a_key_for_it() {
+    let keys = KeyFile::new();
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("jigd.toml");
+    std::fs::write(&config, TOOLS).unwrap();
+    let config = config.to_str().unwrap();
+    let key_for = |name: &str, tool: &str| {
+        let flags = ["--for-tool", tool, "--config", config];
+        keys.add(name, "invoke", &flags)
+    };
+    let (key, other) = (
+        key_for("few", "say_arguments"),
+        key_for("other", "grep_word"),
+    );
+    let daemon = Setup::new()
+        .workspace_table(TOOLS)
+        .arguments(&["--keys", keys.path().to_str().unwrap()])
+        .start()
+        .await;
+    let submission = SubmitJobRequest {
+        tool: "say_arguments".to_owned(),
+        dialect: "dracode".to_owned(),
+        params_json: json!({"word": "a"}).to_string(),
+        ..SubmitJobRequest::default()
+    };
+    let id = Jobs::of(&daemon).submit(with_key(&key, submission)).await;
+    let mut jobs = JobServiceClient::new(daemon.channel());
+    for (key, is_there) in [(&key, true), (&other, false)] {
+        let request = GetJobRequest { job_id: id.clone() };
+        let got = jobs.get_job(with_key(key, request)).await;
+        assert_eq!(got.is_ok(), is_there, "{got:?}");
+        let request = with_key(key, ListJobsRequest::default());
+        let listed = jobs.list_jobs(request).await.unwrap().into_inner();
+        assert_eq!(listed.jobs.len(), usize::from(is_there), "{listed:?}");
     }
 }
 

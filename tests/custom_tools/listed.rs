@@ -1,14 +1,16 @@
 //! As models are told of tools of the configuration: in every format, in every vocabulary.
 
 use jig::api::v1::{
-    BatchCall, InvokeBatchRequest, InvokeStatus, ListToolsRequest, ToolFormat,
-    catalog_service_client::CatalogServiceClient, invoke_service_client::InvokeServiceClient,
+    BatchCall, InvokeBatchRequest, InvokeStatus, JobState, ListToolsRequest, SubmitJobRequest,
+    ToolFormat, catalog_service_client::CatalogServiceClient,
+    invoke_service_client::InvokeServiceClient,
 };
 use serde_json::{Value, json};
 
 use super::{daemon, stdout};
 use crate::{
     invoke::{call, invoke},
+    jobs::Jobs,
     support::Daemon,
 };
 
@@ -22,6 +24,15 @@ async fn listed(daemon: &Daemon, dialect: &str, format: ToolFormat) -> Value {
     let listed = client.list_tools(request).await.unwrap().into_inner();
     assert!(listed.names.iter().any(|name| name == "say_arguments"));
     serde_json::from_str(&listed.tools_json).unwrap()
+}
+
+fn job(dialect: &str, tool: &str, params: Value) -> SubmitJobRequest {
+    SubmitJobRequest {
+        dialect: dialect.to_owned(),
+        tool: tool.to_owned(),
+        params_json: params.to_string(),
+        ..SubmitJobRequest::default()
+    }
 }
 
 fn named<'a>(tools: &'a Value, place: &str) -> &'a Value {
@@ -148,6 +159,67 @@ async fn b9_it_can_be_in_a_batch() {
         told,
         [(true, None), (false, Some("INVALID_PARAMS".to_owned()))]
     );
+}
+
+#[tokio::test]
+async fn b13_in_batches_and_jobs_of_dracode_it_answers_so() {
+    let daemon = daemon().await;
+    let calls = [
+        (
+            "said",
+            "say_arguments",
+            json!({"word": "w", "number": 1, "extra": 1}),
+        ),
+        (
+            "found",
+            "grep_word",
+            json!({"word": "x", "file": "missing"}),
+        ),
+        ("late", "take_long", json!({})),
+        ("wrong", "say_arguments", json!({"extra": 1})),
+    ];
+    let request = InvokeBatchRequest {
+        dialect: "dracode".to_owned(),
+        wait_ms: Some(20_000),
+        calls: calls
+            .clone()
+            .map(|(id, name, params)| BatchCall {
+                call_id: id.to_owned(),
+                name: name.to_owned(),
+                arguments_json: params.to_string(),
+                ..BatchCall::default()
+            })
+            .into(),
+        ..InvokeBatchRequest::default()
+    };
+    let mut client = InvokeServiceClient::new(daemon.channel());
+    let batch = client.invoke_batch(request).await.unwrap().into_inner();
+    let messages: Value = serde_json::from_str(&batch.messages_json).unwrap();
+    assert_eq!(batch.results.len(), calls.len());
+    for (number, (id, tool, params)) in calls.into_iter().enumerate() {
+        let alone = invoke(&daemon, call("dracode", tool, params.clone())).await;
+        let result = &batch.results[number];
+        assert_eq!(result.ok, alone.status() == InvokeStatus::Success, "{id}");
+        assert_eq!(messages[number]["content"], alone.text, "{id}");
+        let code = result.error.as_ref().map(|error| error.code.to_lowercase());
+        let of_alone = alone.error.filter(|_| !result.ok);
+        assert_eq!(code, of_alone.map(|error| error.error_type), "{id}");
+        if id == "wrong" {
+            continue;
+        }
+        let mut jobs = Jobs::of(&daemon);
+        let id = jobs.submit(job("dracode", tool, params)).await;
+        let job = jobs.wait(&id).await;
+        let state = job.state();
+        let ended = job.result.unwrap();
+        assert_eq!(ended.text, alone.text, "{id}");
+        assert_eq!(
+            (ended.data, ended.status),
+            (alone.data, alone.status),
+            "{id}"
+        );
+        assert_eq!(state == JobState::Succeeded, result.ok, "{id}");
+    }
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@
 
 pub(crate) mod batch;
 mod canonical;
+mod names;
 mod result_json;
 
 use std::{
@@ -26,28 +27,24 @@ use tokio_util::sync::CancellationToken;
 pub(super) use self::canonical::Canonical;
 use super::{
     Pipeline,
-    access::principal::Principal,
-    any_tool::{self, Answered, AnyTool},
+    any_tool::{Answered, AnyTool},
     context::{ByName, Incoming},
     envelope::{self, Call, Ran},
     idempotency::{
         Lost, Ticket,
         answer::{decode, encode, is_final},
     },
-    policy::judged::Spoken,
     refusal::Refusal,
     repeatable::Repeatable,
     repeats::Claim,
-    subject::KEPT,
 };
 use crate::{
     api::v1::InvokeResponse,
     daemon::{
-        catalog::Text,
-        dialect::{Answer, Dialect, DialectTool, Params, Said},
+        dialect::{Answer, Data, Dialect, DialectTool, Said},
         error::{Error, Reason},
         task,
-        tool::{Tool as _, await_job::AwaitJob, lost},
+        tool::lost,
     },
 };
 
@@ -120,9 +117,7 @@ impl Pipeline {
         let spoken_in = dialect;
         let result_of = dialect.filter(|_| with_result_json);
         let own = self.vocabulary(dialect, &tool);
-        // Tools of the configuration are of no dialect, but some dialects say how these answer.
-        let is_custom = self.catalog.custom(&tool).is_some();
-        let dialect = own.or(dialect.filter(|dialect| is_custom && dialect.has_custom()));
+        let dialect = self.answering(dialect, &tool);
         let facts = incoming.facts.clone();
         facts.note(|facts| {
             facts.dialect = dialect.map(|dialect| dialect.name);
@@ -272,11 +267,7 @@ impl Pipeline {
         let result = match (doing, params) {
             (Err(error), _) | (_, Err(error)) => Err(error),
             (Ok(Doing::Canonical(tool)), Ok(mut params)) => {
-                if let Some(custom) = self.catalog.custom(&said.tool)
-                    && dialect.is_some_and(Dialect::ignores_unknown)
-                {
-                    params.retain(|name, _| custom.takes(name));
-                }
+                self.drop_unknown(dialect, &said.tool, &mut params);
                 let data = tools.call_tool(tool, &said.tool, params).await;
                 data.map(|data| self.answer_in(dialect, &said.tool, data))
             }
@@ -310,7 +301,7 @@ impl Pipeline {
     /// What a tool of the contract has answered, or one of the configuration as the dialect has it.
     fn answer_in(&self, dialect: Option<&Dialect>, tool: &str, data: Map<String, Value>) -> Answer {
         match dialect {
-            Some(dialect) => dialect.custom(data),
+            Some(dialect) => dialect.custom(Data::new(data)),
             None => self.answer_of(tool, data),
         }
     }
@@ -321,92 +312,6 @@ impl Pipeline {
             shown: Some(self.catalog.shown(tool, &data)),
             ..Answer::data(data.into())
         }
-    }
-
-    /// The vocabulary that has a tool of this name: those of the configuration are the same in all of them, and so
-    /// are those that it borrows from the contract, and the tool that waits for jobs.
-    pub(super) fn vocabulary(
-        &self,
-        dialect: Option<&'static Dialect>,
-        tool: &str,
-    ) -> Option<&'static Dialect> {
-        dialect.filter(|dialect| {
-            let is_own = dialect.tools().iter().any(|own| own.name == tool);
-            let is_borrowed = tool == AwaitJob::NAME || dialect.borrowed.contains(&tool);
-            self.catalog.custom(tool).is_none() && (is_own || !is_borrowed)
-        })
-    }
-
-    /// What a call is made as, with its parameters if they could be read.
-    fn said(
-        &self,
-        incoming: &Incoming,
-        tool: &str,
-        params: Option<&Map<String, Value>>,
-    ) -> Result<Said, Error> {
-        let none = Map::new();
-        let mount_path = self.mount_path(incoming)?;
-        Ok(Said::new(tool, params.unwrap_or(&none), &mount_path))
-    }
-
-    /// What a call of a dialect is made as.
-    pub(super) fn spoken(
-        &self,
-        incoming: &Incoming,
-        dialect: &'static Dialect,
-        tool: &DialectTool,
-        params: &Map<String, Value>,
-    ) -> Result<Arc<Spoken>, Error> {
-        let workspace = &self.scene(incoming)?.workspace;
-        let name = workspace.name();
-        let matters = || self.policy.snapshot().looks_at_said(tool.name, name);
-        let plain = |path: &str| Some(workspace.resolve(path).ok()?.to_string());
-        let mut texts = Vec::new();
-        if envelope::size_of_fields(params) <= KEPT || matters() {
-            // What cannot be read is not made a call of.
-            let read = dialect.read(tool, params.clone());
-            let read = read.map_or_else(|_| params.clone(), Params::into_fields);
-            texts = Text::of_json(params, &read, plain);
-        }
-        Ok(Arc::new(Spoken {
-            dialect,
-            tool: tool.name,
-            texts,
-            shown: tool.shown(params),
-            given: dialect.given(tool.name, params),
-        }))
-    }
-
-    /// Where commands find the workspace of a call.
-    pub(super) fn mount_path(&self, incoming: &Incoming) -> Result<String, Error> {
-        let scene = self.scene(incoming)?;
-        Ok(scene.workspace.mount_path().display().to_string())
-    }
-
-    /// What does what a call of this name is to do, if `principal` may make it.
-    pub(super) fn doing(
-        &self,
-        principal: &Principal,
-        dialect: Option<&'static Dialect>,
-        tool: &str,
-    ) -> Result<Doing, Error> {
-        let Some(dialect) = dialect else {
-            let tool = any_tool::find(tool, self, principal)?;
-            tool.is_open(self, principal, None)?;
-            return Ok(Doing::Canonical(tool));
-        };
-        let tool = dialect.tool(tool, |tool| self.is_open(principal, tool).is_ok())?;
-        self.is_open(principal, tool)?;
-        Ok(Doing::Dialect(dialect, tool))
-    }
-
-    /// Refuses a tool of a dialect of which `principal` may not call all that it is made of.
-    pub(super) fn is_open(&self, principal: &Principal, tool: &DialectTool) -> Result<(), Error> {
-        for name in tool.uses {
-            principal.may_call(name)?;
-            any_tool::find(name, self, principal)?.is_open(self, principal, Some(tool.name))?;
-        }
-        Ok(())
     }
 }
 
