@@ -9,6 +9,9 @@ use std::{borrow::Cow, error::Error as StdError, fmt, time::Duration};
 /// looked for: a request can hold a million of them, and who sent it learns the rest when these are right.
 pub(crate) const MOST_VIOLATIONS: usize = 20;
 
+/// Metadata of `SYMLINK_BLOCKED` where the links lead out of the workspace.
+pub(crate) const LEADS_OUT: &str = "leads_out";
+
 /// The machine-readable reason of an error; its name is what `ErrorInfo.reason` carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {

@@ -25,6 +25,7 @@ mod await_job;
 mod check;
 pub(crate) mod context;
 pub(crate) mod drain;
+mod ended;
 pub(crate) mod envelope;
 pub(crate) mod idempotency;
 pub(crate) mod invoke;
@@ -44,6 +45,7 @@ mod repeatable;
 mod repeats;
 mod rights;
 pub(crate) mod sent;
+mod span;
 pub(crate) mod start;
 mod state_error;
 pub(crate) mod structure;
@@ -55,7 +57,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{KeyValue, trace::SpanKind};
 use prost::Message;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_util::{
@@ -70,6 +71,7 @@ use self::{
     approval::pending::Approvals,
     context::Incoming,
     drain::Drain,
+    ended::{end_span, log_end},
     idempotency::Idempotency,
     jobs::Jobs,
     policy::{book::RuleBook, judged::Spoken},
@@ -78,13 +80,14 @@ use self::{
 use crate::daemon::{
     catalog::Catalog,
     descriptors::Attempts,
-    error::{Error, Reason},
+    error::{Error, LEADS_OUT, Reason},
     process::{registry::Registry, supervise::Stop},
     queue::Turn,
     store::{session::Session, state_dir::StateDir},
     task,
-    telemetry::{Telemetry, calls::CallFacts, semconv, spans::Span},
-    tool::{Done, Scene, Tool, Work},
+    telemetry::{Telemetry, calls::CallFacts, semconv},
+    tool::{Scene, Tool, Work},
+    workspace::Workspace,
 };
 
 /// How long work whose time is up may take to say how it ended.
@@ -389,6 +392,7 @@ impl Pipeline {
         let about = work.about.clone();
         let (session, step, span) = (Arc::clone(&work.session), work.step, Arc::clone(&work.span));
         let (place, turn) = (Arc::clone(&work.place), work.turn.clone());
+        let workspace = Arc::clone(&work.scene.workspace);
         let going = work.scene.activity.begin();
         let begun = Instant::now();
         let mut done = pin!(T::execute(params, work));
@@ -398,6 +402,12 @@ impl Pipeline {
                 turn.end();
                 done.await
             }
+        };
+        let result = match result {
+            Err(error) if error.reason == Reason::SymlinkBlocked => {
+                Err(with_way_out(workspace, error).await)
+            }
+            result => result,
         };
         let said = said.as_deref();
         let happened = record::happened(&about, said, &result);
@@ -414,34 +424,6 @@ impl Pipeline {
         turn.end();
         drop(place);
         result.map(|done| done.response)
-    }
-
-    fn start_span(&self, tool: &'static str, incoming: &Incoming, scene: &Scene) -> Span {
-        let session = incoming.session.as_str().to_owned();
-        let mut attributes = vec![
-            KeyValue::new(semconv::GEN_AI_OPERATION_NAME, "execute_tool"),
-            KeyValue::new(semconv::GEN_AI_TOOL_NAME, tool),
-            KeyValue::new(semconv::GEN_AI_TOOL_TYPE, "function"),
-            KeyValue::new(semconv::GEN_AI_TOOL_CALL_ID, incoming.given_id().to_owned()),
-            KeyValue::new(semconv::GEN_AI_CONVERSATION_ID, session.clone()),
-            KeyValue::new(semconv::CALL_ID, incoming.call_id.clone()),
-            KeyValue::new(semconv::SESSION_ID, session),
-            KeyValue::new(semconv::WORKSPACE, scene.workspace.name().to_owned()),
-            KeyValue::new(semconv::PRINCIPAL, incoming.principal.name().to_owned()),
-        ];
-        if let Some(said) = incoming.said() {
-            attributes.push(KeyValue::new(semconv::DIALECT, said.dialect.name));
-            attributes.push(KeyValue::new(semconv::CALLED_NAME, said.tool));
-        }
-        let name = format!("execute_tool {tool}");
-        let tracer = self.telemetry.tracer();
-        Span::start(
-            tracer,
-            name,
-            SpanKind::Internal,
-            attributes,
-            &incoming.parent,
-        )
     }
 }
 
@@ -470,10 +452,16 @@ async fn until_its_time_is_up<T: Tool>(
     result.map_err(Error::internal)?
 }
 
-fn log_end<R>(result: &Result<Done<R>, Error>) {
-    match result {
-        Ok(_) => tracing::debug!("call finished"),
-        Err(error) => tracing::debug!(reason = error.reason.name(), %error, "call failed"),
+/// The same error, which says that the links on the path lead out of the workspace, if they do.
+async fn with_way_out(workspace: Arc<Workspace>, error: Error) -> Error {
+    let mut metadata = error.metadata.iter();
+    let Some((_, path)) = metadata.find(|(name, _)| name == "path") else {
+        return error;
+    };
+    let path = path.clone();
+    match task::blocking(move || workspace.leads_out(&path)).await {
+        Ok(true) => error.with(LEADS_OUT, "true"),
+        Ok(false) | Err(_) => error,
     }
 }
 
@@ -485,16 +473,4 @@ pub(crate) fn timed_out(tool: &str) -> Error {
             "{tool} did not finish in the time that it has: if it changes anything, look whether it did before you repeat it; ask for less, or try again when the machine is less busy"
         ),
     )
-}
-
-fn end_span<R>(span: Arc<Span>, result: &Result<Done<R>, Error>) {
-    let failure = match result {
-        Ok(done) => done.error_type.map(|kind| (kind, kind)),
-        Err(error) => Some((error.reason.name(), record::message(error))),
-    };
-    if let Some((error_type, description)) = failure {
-        span.fail_with(error_type, description);
-    }
-    // The last holder ends it by dropping it.
-    drop(span);
 }

@@ -6,7 +6,11 @@ use std::{sync::Arc, time::Instant};
 use serde_json::{Map, Value};
 
 use super::{
-    Pipeline, context::Incoming, end_span, log_end, record, state_error::of_files,
+    Pipeline,
+    context::Incoming,
+    ended::{end_span, log_end},
+    record,
+    state_error::of_files,
     subject::Permitted,
 };
 use crate::daemon::{

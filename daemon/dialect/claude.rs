@@ -8,12 +8,12 @@ use super::{
     answer::{Answer, Data, MOST_SHOWN, code_of, fitting, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params},
-    place::{inside, is_outside},
+    place::{inside, is_link_within, is_outside},
     said::Said,
     told::Names,
     vocabulary::{Answering, Call, Dialect, DialectTool, PLAIN, Tools},
 };
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::error::Error;
 
 /// What `Read` and `Write` may take.
 const FILES: Duration = Duration::from_secs(30);
@@ -467,8 +467,7 @@ fn refuse(said: &Said, error: &Error) -> Answer {
         ("", cwd) => cwd,
         (path, _) => path,
     };
-    let text = if error.reason == Reason::SymlinkBlocked {
-        // Where it leads is not looked at.
+    let text = if is_link_within(error) {
         format!("Access denied: Path {path} is or passes through a symbolic link")
     } else if is_outside(error) {
         format!("Access denied: Path {path} is outside allowed boundaries")

@@ -13,7 +13,7 @@ use self::output::failed;
 use super::{
     answer::{Answer, code_of},
     parameter::{Default, Kind, Parameter},
-    place::{is_missing, is_outside},
+    place::{is_link_within, is_missing, is_outside},
     said::Said,
     vocabulary::{Dialect, DialectTool, PLAIN},
 };
@@ -206,7 +206,7 @@ fn refuse(said: &Said, error: &Error) -> Answer {
     };
     let code = code_of(error);
     let is_permission = error.reason == Reason::PermissionDenied;
-    let (code, output, suggestion) = if error.reason == Reason::SymlinkBlocked {
+    let (code, output, suggestion) = if is_link_within(error) {
         (
             code.as_str(),
             format!("Path '{path}' is or passes through a symbolic link"),

@@ -1,10 +1,16 @@
 //! Paths as documents name them.
 
-use crate::daemon::error::{Error, Reason};
+use crate::daemon::error::{Error, LEADS_OUT, Reason};
 
 /// Whether an error says that a path leads out of the workspace.
 pub(super) fn is_outside(error: &Error) -> bool {
     matches!(error.reason, Reason::PathEscape | Reason::SymlinkBlocked)
+}
+
+/// Whether an error is about a symbolic link that, as far as is known, does not lead out of the workspace.
+pub(super) fn is_link_within(error: &Error) -> bool {
+    let leads_out = || error.metadata.iter().any(|(name, _)| name == LEADS_OUT);
+    error.reason == Reason::SymlinkBlocked && !leads_out()
 }
 
 /// Whether an error says that nothing is at a path.

@@ -112,6 +112,13 @@ impl Root {
         self.open_with(path, PLACE)
     }
 
+    /// Whether symbolic links on `path` lead out of the directory, as absolute ones do. Nothing outside is looked
+    /// at: the kernel stops there. False where the kernel cannot tell.
+    pub(super) fn leads_out(&self, path: &[u8]) -> bool {
+        self.way == Way::Openat2
+            && beneath(self.as_fd(), path, PLACE, Links::Beneath).is_err_and(|e| e == Errno::XDEV)
+    }
+
     /// Opens whatever is at `path` without access to it, if the kernel has all that it takes in
     /// memory: then nothing is waited for.
     pub(super) fn open_path_from_memory(&self, path: &[u8]) -> Option<OwnedFd> {
@@ -284,6 +291,36 @@ mod tests {
                 let opened = root.open_directory(path.as_bytes());
                 assert_eq!(opened.err(), listing, "{way:?} {path:?}");
             }
+        }
+    }
+
+    #[test]
+    fn a_link_that_leads_out_is_known_whatever_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("here");
+        fs::create_dir_all(path.join("a")).unwrap();
+        fs::write(path.join("file"), "").unwrap();
+        fs::write(directory.path().join("outside"), "").unwrap();
+        let mut root = Root::open(&path).unwrap();
+        for (target, leads_out) in [
+            ("file", false),
+            ("../file", false),
+            ("nowhere", false),
+            ("link", false),
+            ("../../outside", true),
+            ("../../nowhere", true),
+            ("../../here/file", true),
+            ("/etc/passwd", true),
+            ("/nowhere", true),
+        ] {
+            let link = path.join("a/link");
+            symlink(target, &link).unwrap();
+            root.way = Way::Openat2;
+            assert_eq!(root.leads_out(b"a/link"), leads_out, "{target}");
+            assert_eq!(root.leads_out(b"a/link/x"), leads_out, "{target}");
+            root.way = Way::Components;
+            assert!(!root.leads_out(b"a/link"), "{target}");
+            fs::remove_file(link).unwrap();
         }
     }
 

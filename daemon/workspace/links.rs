@@ -40,6 +40,12 @@ impl Workspace {
         Ok(self.below(directory.as_fd()).map(|below| below.join(name)))
     }
 
+    /// Whether the links on a path that is refused for them lead out of the workspace.
+    pub(crate) fn leads_out(&self, path: &str) -> bool {
+        self.resolve(path)
+            .is_ok_and(|path| self.root.leads_out(path.as_bytes()))
+    }
+
     /// Refuses a path whose last name is a link.
     pub(super) fn refuse_link(&self, path: &RelativePath) -> Result<(), Error> {
         let (directory, name) = path.split_file()?;
