@@ -77,6 +77,7 @@ impl SessionEvents {
                 Item::Event(event) => self.after_sequence = event.sequence,
                 Item::Gap(gap) => self.after_sequence = gap.first_sequence.saturating_sub(1),
                 Item::KeepAlive(keep_alive) => self.after_sequence = keep_alive.last_sequence,
+                Item::CallResult(_) | Item::CallResultGap(_) => {}
             }
             return Ok(Some(item));
         }

@@ -5,7 +5,8 @@ use std::{process::ExitCode, time::Duration};
 use clap::Args;
 use jig::{
     api::v1::{
-        Event, ListSessionsRequest, SessionInfo, WatchEventsRequest, watch_events_response::Item,
+        CallResult, Event, ListSessionsRequest, ResultAbsence, SessionInfo, WatchEventsRequest,
+        watch_events_response::Item,
     },
     client::{CallError, Client, Code},
 };
@@ -36,6 +37,9 @@ pub(crate) struct EventsArgs {
     /// Only events of this type, such as `tool_call_finished`. Repeatable.
     #[arg(long = "type", value_name = "TYPE")]
     types: Vec<String>,
+    /// With --follow, also what the calls by name that end from now on have answered.
+    #[arg(long, requires = "follow")]
+    with_results: bool,
 }
 
 /// List the sessions of a workspace.
@@ -49,6 +53,7 @@ pub(crate) fn events(global: &Global, args: EventsArgs) -> ExitCode {
         types: args.types,
         keep_alive_sec: None,
         tail: args.tail,
+        with_results: args.with_results,
     };
     let result = global.daemon().and_then(|address| {
         connection::call_at(address, global, async |client: Client| {
@@ -105,7 +110,13 @@ fn is_away(error: &CallError) -> bool {
 
 fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
     match item {
-        Item::Event(event) if as_json => output::json(&json_of(&event.record.unwrap_or_default())),
+        Item::Event(event) if as_json => {
+            let mut record = json_of(&event.record.clone().unwrap_or_default());
+            if event.result_absence() != ResultAbsence::Unspecified {
+                record["result_absence"] = event.result_absence().as_str_name().into();
+            }
+            output::json(&record)
+        }
         Item::Event(event) => output::stdout(line(event).as_bytes()),
         Item::Gap(gap) => {
             output::note(&format!(
@@ -114,8 +125,52 @@ fn print_item(item: Item, as_json: bool) -> Result<(), Failure> {
             ));
             Ok(())
         }
+        Item::CallResult(result) if as_json => output::json(&result_json(&result)),
+        Item::CallResult(result) => output::stdout(result_line(&result).as_bytes()),
+        Item::CallResultGap(gap) => {
+            output::note(&format!(
+                "{} results came too fast and are left out",
+                gap.results
+            ));
+            Ok(())
+        }
         Item::KeepAlive(_) => Ok(()),
     }
+}
+
+fn result_json(result: &CallResult) -> Value {
+    json!({
+        "event": "call_result",
+        "call_id": result.call_id,
+        "request_id": result.request_id,
+        "job_id": result.job_id,
+        "tool": result.tool,
+        "dialect": result.dialect,
+        "content": result.content,
+        "is_error": result.is_error,
+        "truncated": result.truncated,
+        "absence": result.absence().as_str_name(),
+    })
+}
+
+/// A result for people, below the line of its event.
+fn result_line(result: &CallResult) -> String {
+    let status = if result.is_error { "error" } else { "success" };
+    let absence = result.absence();
+    let content = match absence == ResultAbsence::Unspecified {
+        true => shortened(&result.content),
+        false => {
+            let word = absence.as_str_name().trim_start_matches("RESULT_ABSENCE_");
+            format!("({})", word.to_lowercase())
+        }
+    };
+    let line = format!(
+        "{:<24}  {:>5}  {:<16}  {status:<8}  {content}",
+        "",
+        "result",
+        plain(&result.tool)
+    );
+    format!("{}\n", line.trim_end())
 }
 
 pub(crate) fn sessions(global: &Global, SessionsArgs {}: SessionsArgs) -> ExitCode {

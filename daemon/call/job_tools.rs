@@ -143,7 +143,7 @@ impl<'a> JobTools<'a> {
         loop {
             let mut tools = Canonical::new(self.pipeline, incoming.clone(), None, &cancelled);
             let result = tools.call(call.clone()).await;
-            self.ran = tools.into_ran();
+            (_, self.ran) = tools.into_parts();
             let wait = match &result {
                 Err(error) if error.reason == Reason::ResourceExhausted => error.retry_after,
                 Ok(_) | Err(_) => None,

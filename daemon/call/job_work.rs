@@ -190,6 +190,11 @@ impl Pipeline {
             log_job(&job, dialect.map(|dialect| dialect.name), state, &call);
         }
         let envelope = envelope::of(&call, dialect, &said, result, &ran);
+        if self.results.is_watched()
+            && let Ok(incoming) = self.incoming_of(live, &job, &None)
+        {
+            self.publish_result(&incoming, dialect, &envelope);
+        }
         End::Done(state, Some(envelope.encode_to_vec().into()))
     }
 

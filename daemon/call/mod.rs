@@ -38,11 +38,13 @@ pub(crate) mod order;
 pub(crate) mod params;
 mod permit;
 pub(crate) mod policy;
+mod publish;
 mod record;
 pub(crate) mod recorded;
 mod refusal;
 mod repeatable;
 mod repeats;
+pub(crate) mod results;
 mod rights;
 pub(crate) mod sent;
 mod span;
@@ -75,6 +77,7 @@ use self::{
     idempotency::Idempotency,
     jobs::Jobs,
     policy::{book::RuleBook, judged::Spoken},
+    results::Results,
     subject::{Judgement, Permitted, Subject},
 };
 use crate::daemon::{
@@ -122,6 +125,8 @@ pub(crate) struct Pipeline {
     pub(crate) processes: Arc<Registry>,
     /// Calls that nobody waits for.
     pub(crate) jobs: Arc<Jobs>,
+    /// The results that are watched.
+    pub(crate) results: Arc<Results>,
 }
 
 /// A call of the tool `T` of which nothing is known to be wrong.

@@ -10,7 +10,7 @@ use prost_types::Timestamp;
 use tonic::{Request, Response, Status};
 
 use self::{
-    watch::{Source, Watch, beyond},
+    watch::{FINISHED, Source, Watch, WatchedResults, asks_for, beyond},
     watchers::Watchers,
 };
 use super::{answered, cut_page, outlet::Answers};
@@ -83,6 +83,9 @@ impl Events {
         let session = (workspace.clone(), incoming.session.clone());
         // Not a place among those of calls: what goes on can be watched, however many those are.
         let place = Arc::new(self.watchers.enter(session, incoming.principal.lane())?);
+        let wants_results = request.with_results && asks_for(&request.types, FINISHED);
+        let results =
+            wants_results.then(|| pipeline.results.subscribe(&workspace, &incoming.session));
         // Before it is looked for: one that is made meanwhile is not missed.
         let more = pipeline.store.sessions().wait_for_more();
         let look = |sessions: &Sessions, workspace: &str, id: &SessionId| {
@@ -95,9 +98,11 @@ impl Events {
             Some(tail) => last.saturating_sub(tail.into()),
             None => request.after_sequence,
         };
+        let mut past = 0;
         let (source, after) = match pipeline.look(&incoming, &place, look).await? {
             Ok(session) => {
-                let after = after(*session.last_sequence().borrow());
+                past = *session.last_sequence().borrow();
+                let after = after(past);
                 let follower = Follower::new(session, after).map_err(beyond(after))?;
                 (Source::Session(follower), after)
             }
@@ -120,6 +125,7 @@ impl Events {
             session: incoming.session,
             principal: incoming.principal,
             types: request.types,
+            results: results.map(|subscription| WatchedResults { subscription, past }),
             follow: request.follow.unwrap_or(true),
             silence: Duration::from_secs(u64::from(request.keep_alive_sec.unwrap_or(30))),
             deadline: incoming.deadline,

@@ -182,6 +182,7 @@ pub(super) async fn serve(
         grace: config.grace,
         processes: Arc::new(Registry::new(config.process_retention)),
         jobs,
+        results: Arc::default(),
     });
     pipeline.share();
     pipeline.drop_revoked_answers().await;

@@ -5,6 +5,7 @@ mod client;
 mod disk;
 mod last_command;
 mod listing;
+mod results;
 mod resume;
 mod retention;
 mod seen;

@@ -42,6 +42,7 @@ async fn read_to(watching: &mut Watching, mut next: u64, last: u64) -> BTreeSet<
                 next = gap.first_sequence;
             }
             Item::KeepAlive(_) => {}
+            other => panic!("{other:?}"),
         }
     }
     left_out

@@ -135,7 +135,7 @@ async fn a_key_for_some_tools_sees_the_calls_of_these_only() {
             Item::Event(event) => seen.push(event.sequence),
             Item::KeepAlive(place) if place.last_sequence < 8 => {}
             Item::KeepAlive(place) => break assert_eq!(place.last_sequence, 8),
-            Item::Gap(gap) => panic!("{gap:?}"),
+            other => panic!("{other:?}"),
         }
     }
     assert_eq!(seen, [5, 6]);

@@ -55,9 +55,9 @@ impl<'a> Canonical<'a> {
         self.has_begun
     }
 
-    /// What the last command has left.
-    pub(in crate::daemon::call) fn into_ran(self) -> Ran {
-        self.ran
+    /// The call that they were for, and what the last command has left.
+    pub(in crate::daemon::call) fn into_parts(self) -> (Incoming, Ran) {
+        (self.incoming, self.ran)
     }
 
     /// Calls one of them.

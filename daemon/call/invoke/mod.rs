@@ -89,6 +89,7 @@ struct Errand {
 
 /// What came of a call.
 struct Performed {
+    incoming: Incoming,
     result: Result<Answer, Error>,
     dialect: Option<&'static Dialect>,
     said: Said,
@@ -155,7 +156,7 @@ impl Pipeline {
                 let stop = CancellationToken::new();
                 let deadline = incoming.deadline;
                 let performed = self.perform(incoming, errand, None, &stop).await;
-                performed.into_envelope(deadline)
+                self.finish(performed, deadline)
             }
         };
         let response = response?;
@@ -205,13 +206,14 @@ impl Pipeline {
                     Err(error) => (Err(error), Ran::default()),
                 };
                 let performed = Performed {
+                    incoming,
                     ran,
                     result,
                     dialect,
                     said,
                     started,
                 };
-                return performed.into_envelope(None);
+                return performed.into_envelope(None).1;
             }
         };
         // Each caller's deadline ends its own wait, and not the work.
@@ -234,7 +236,7 @@ impl Pipeline {
                 }
             };
             let is_kept = is_final(&performed.result);
-            let answer = performed.into_envelope(None);
+            let answer = pipeline.finish(performed, None);
             ticket.answer(encode(&answer), is_kept).await;
         });
         match caller.wait().await {
@@ -289,13 +291,28 @@ impl Pipeline {
             };
             self.note_refusal(&incoming, refusal).await;
         }
+        let (incoming, ran) = tools.into_parts();
         Performed {
+            incoming,
             result,
             dialect,
             said,
             started,
-            ran: tools.into_ran(),
+            ran,
         }
+    }
+
+    /// The answer, which those get who watch the session, too.
+    fn finish(
+        &self,
+        performed: Performed,
+        deadline: Option<Instant>,
+    ) -> Result<InvokeResponse, Error> {
+        let dialect = performed.dialect;
+        let (incoming, response) = performed.into_envelope(deadline);
+        let response = response?;
+        self.publish_result(&incoming, dialect, &response);
+        Ok(response)
     }
 
     /// What a tool of the contract has answered, or one of the configuration as the dialect has it.
@@ -338,9 +355,10 @@ impl std::fmt::Debug for Doing {
 }
 
 impl Performed {
-    /// The answer; an error where that is about the call, and not about the tool.
-    fn into_envelope(self, deadline: Option<Instant>) -> Result<InvokeResponse, Error> {
+    /// The call, and its answer; an error where that is about the call, and not about the tool.
+    fn into_envelope(self, deadline: Option<Instant>) -> (Incoming, Result<InvokeResponse, Error>) {
         let Self {
+            incoming,
             result,
             said,
             dialect,
@@ -352,10 +370,11 @@ impl Performed {
             started,
             ended: SystemTime::now(),
         };
-        match result {
+        let response = match result {
             Err(error) if is_of_call(&error, deadline) => Err(error),
             result => Ok(envelope::of(&call, dialect, &said, result, &ran)),
-        }
+        };
+        (incoming, response)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One stream of events, no faster than its client takes them.
 
-use std::{sync::Arc, time::Duration};
+use std::{future, sync::Arc, time::Duration};
 
 use prost_types::Timestamp;
 use serde_json::Value as Json;
@@ -12,9 +12,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::watchers::Place;
 use crate::{
-    api::v1::{Event, EventGap, EventKeepAlive, WatchEventsResponse, watch_events_response::Item},
+    api::v1::{
+        CallResultGap, Event, EventGap, EventKeepAlive, ResultAbsence, WatchEventsResponse,
+        watch_events_response::Item,
+    },
     daemon::{
-        call::{Pipeline, access::principal::Principal, structure::structure},
+        call::{
+            Pipeline, access::principal::Principal, results::Subscription, structure::structure,
+        },
         door::outlet::{Answer, Answers, GO_ON, LastWord, SILENCE, outlet, tell},
         error::{Error, Reason},
         store::{
@@ -31,6 +36,9 @@ const MESSAGES_AHEAD: usize = 4;
 
 /// How long the last events may take when the daemon ends: less than it gives its connections.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Type of the event of a call that has ended.
+pub(super) const FINISHED: &str = "tool_call_finished";
 
 /// Where events come from.
 #[derive(Debug)]
@@ -55,6 +63,8 @@ pub(super) struct Watch {
     pub(super) principal: Arc<Principal>,
     /// Of what is sent; all, where there are none.
     pub(super) types: Vec<String>,
+    /// Results of calls, if they were asked for.
+    pub(super) results: Option<WatchedResults>,
     /// Whether what is yet to come is waited for.
     pub(super) follow: bool,
     /// How long nothing is said before that is said.
@@ -62,6 +72,13 @@ pub(super) struct Watch {
     pub(super) deadline: Option<std::time::Instant>,
     pub(super) call_id: String,
     pub(super) _place: Arc<Place>,
+}
+
+/// Results of calls, for one stream.
+pub(super) struct WatchedResults {
+    pub(super) subscription: Subscription,
+    /// Number of the last record before the stream: of calls that had ended then, there are no results.
+    pub(super) past: u64,
 }
 
 /// The side of a stream to which messages go.
@@ -137,7 +154,17 @@ impl Watch {
                     };
                     let waits = read.is_empty();
                     let items = read.into_iter();
-                    for item in items.filter_map(|item| wire(item, &self.types, &self.principal)) {
+                    let past = self.results.as_ref().map(|results| results.past);
+                    let wire = |item| wire(item, &self.types, &self.principal, past);
+                    for item in items.filter_map(wire) {
+                        if let Err(end) = client.send(item).await {
+                            return end;
+                        }
+                    }
+                    let last = follower.last_sequence();
+                    while let Some(results) = &mut self.results
+                        && let Some(item) = results.due(&self.pipeline, &self.principal, last)
+                    {
                         if let Err(end) = client.send(item).await {
                             return end;
                         }
@@ -157,6 +184,7 @@ impl Watch {
                 Source::Session(follower) => tokio::select! {
                     biased;
                     () = follower.more() => continue,
+                    () = more_results(&mut self.results) => continue,
                     () = end.cancelled() => return End::Failed(draining()),
                     () = sleep_until(until) => follower.last_sequence(),
                 },
@@ -198,6 +226,40 @@ impl Watch {
     }
 }
 
+impl WatchedResults {
+    /// The next result that the watcher may see, once the records up to this number were sent.
+    fn due(
+        &mut self,
+        pipeline: &Pipeline,
+        principal: &Principal,
+        last_sequence: u64,
+    ) -> Option<Item> {
+        loop {
+            match self.subscription.due(last_sequence)? {
+                Err(results) => return Some(Item::CallResultGap(CallResultGap { results })),
+                Ok(published) => {
+                    if let Some(result) = pipeline.result_for(principal, &published) {
+                        return Some(Item::CallResult(result));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Waits for a result, if they were asked for.
+async fn more_results(results: &mut Option<WatchedResults>) {
+    match results {
+        Some(results) => results.subscription.more().await,
+        None => future::pending().await,
+    }
+}
+
+/// Whether events of this type are to be sent.
+pub(super) fn asks_for(types: &[String], kind: &str) -> bool {
+    types.is_empty() || types.iter().any(|asked| asked == kind)
+}
+
 impl Client {
     async fn send(&mut self, item: Item) -> Result<(), End> {
         let item = WatchEventsResponse { item: Some(item) };
@@ -211,8 +273,14 @@ fn keep_alive(last_sequence: u64) -> Item {
     Item::KeepAlive(EventKeepAlive { last_sequence })
 }
 
-/// What came next, if it was asked for and may be seen.
-fn wire(followed: Followed, types: &[String], principal: &Principal) -> Option<Item> {
+/// What came next, if it was asked for and may be seen. Of calls that ended in records up to `past`, results are not
+/// there, where they were asked for.
+fn wire(
+    followed: Followed,
+    types: &[String],
+    principal: &Principal,
+    past: Option<u64>,
+) -> Option<Item> {
     let (sequence, record) = match followed {
         Followed::Gap { first_sequence } => {
             return Some(Item::Gap(EventGap { first_sequence }));
@@ -224,9 +292,13 @@ fn wire(followed: Followed, types: &[String], principal: &Principal) -> Option<I
         text.unwrap_or_default().to_owned()
     };
     let kind = text("event");
-    if !types.is_empty() && !types.contains(&kind) {
+    if !asks_for(types, &kind) {
         return None;
     }
+    let result_absence = match past {
+        Some(past) if kind == FINISHED && sequence <= past => ResultAbsence::Past,
+        Some(_) | None => ResultAbsence::Unspecified,
+    };
     // One without a tool is for keys that are for all.
     let tool = text("tool");
     if principal.may_call(called(&tool)).is_err() {
@@ -244,6 +316,7 @@ fn wire(followed: Followed, types: &[String], principal: &Principal) -> Option<I
         call_id: text("call_id"),
         request_id: text("request_id"),
         record: Some(structure(record)),
+        result_absence: result_absence.into(),
     }))
 }
 

@@ -1,0 +1,268 @@
+//! Results of calls by name, for those who watch a session: in memory only, and only while somebody watches.
+
+use std::{
+    collections::HashMap,
+    future,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokio::sync::broadcast::{
+    self, Receiver, Sender,
+    error::{RecvError, TryRecvError},
+};
+
+use crate::{
+    api::v1::{CallResult, ResultAbsence},
+    daemon::{dialect::Dialect, store::session::SessionId},
+};
+
+/// Longest content of a result.
+pub(super) const MAX_CONTENT_BYTES: usize = 32 << 10;
+/// Bytes of contents that are held for all watchers.
+const MAX_HELD_BYTES: usize = 16 << 20;
+/// Results that are held for the watchers of one session.
+const MAX_SESSION_RESULTS: usize = 1024;
+
+/// Workspace and id of a session.
+type Key = (String, SessionId);
+
+/// A result, or how many were dropped because the watcher was too slow.
+pub(crate) type Received = Result<Arc<Published>, u64>;
+
+/// The sessions whose results are watched.
+#[derive(Debug, Default)]
+pub(crate) struct Results {
+    /// Streams that want results.
+    watchers: AtomicUsize,
+    sessions: Mutex<HashMap<Key, Sender<Arc<Published>>>>,
+    held_bytes: AtomicUsize,
+}
+
+/// A result that watchers have yet to take.
+#[derive(Debug)]
+pub(crate) struct Published {
+    /// Number of the last record that was written before it.
+    last_sequence: u64,
+    /// The vocabulary that has the tool; none for tools of the contract and of the configuration.
+    pub(crate) dialect: Option<&'static Dialect>,
+    /// As it is sent.
+    pub(crate) result: CallResult,
+    results: Arc<Results>,
+}
+
+/// The results of one session, for one watcher.
+#[derive(Debug)]
+pub(crate) struct Subscription {
+    results: Arc<Results>,
+    key: Key,
+    receiver: Receiver<Arc<Published>>,
+    /// Received, and not due yet.
+    next: Option<Received>,
+}
+
+// === impl Results ===
+
+impl Results {
+    /// Has the results of a session held until they are taken.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        workspace: &str,
+        session: &SessionId,
+    ) -> Subscription {
+        let key = (workspace.to_owned(), session.clone());
+        let mut sessions = self.sessions();
+        let sender = sessions
+            .entry(key.clone())
+            .or_insert_with(|| broadcast::channel(MAX_SESSION_RESULTS).0);
+        let receiver = sender.subscribe();
+        drop(sessions);
+        self.watchers.fetch_add(1, Ordering::Relaxed);
+        Subscription {
+            results: Arc::clone(self),
+            key,
+            receiver,
+            next: None,
+        }
+    }
+
+    /// Whether anybody watches.
+    pub(super) fn is_watched(&self) -> bool {
+        self.watchers.load(Ordering::Relaxed) > 0
+    }
+
+    /// What sends to the watchers of a session, if it has any.
+    pub(super) fn sender(
+        &self,
+        workspace: &str,
+        session: &SessionId,
+    ) -> Option<Sender<Arc<Published>>> {
+        let key = (workspace.to_owned(), session.clone());
+        self.sessions().get(&key).cloned()
+    }
+
+    /// Holds a result until it is taken, without its content where there is no memory left for it.
+    pub(super) fn hold(
+        self: &Arc<Self>,
+        last_sequence: u64,
+        dialect: Option<&'static Dialect>,
+        mut result: CallResult,
+    ) -> Published {
+        let add = |held: usize| {
+            let held = held + result.content.len();
+            (held <= MAX_HELD_BYTES).then_some(held)
+        };
+        let held = &self.held_bytes;
+        if held
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add)
+            .is_err()
+        {
+            result.content = String::new();
+            result.absence = ResultAbsence::Memory.into();
+        }
+        Published {
+            last_sequence,
+            dialect,
+            result,
+            results: Arc::clone(self),
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<Key, Sender<Arc<Published>>>> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        let bytes = self.result.content.len();
+        self.results.held_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    /// What comes next, if all records that were written before it are sent: those up to this number.
+    pub(crate) fn due(&mut self, last_sequence: u64) -> Option<Received> {
+        if self.next.is_none() {
+            self.next = match self.receiver.try_recv() {
+                Ok(published) => Some(Ok(published)),
+                Err(TryRecvError::Lagged(dropped)) => Some(Err(dropped)),
+                Err(TryRecvError::Empty | TryRecvError::Closed) => None,
+            };
+        }
+        self.next.take_if(|next| match next {
+            Ok(published) => published.last_sequence <= last_sequence,
+            Err(_) => true,
+        })
+    }
+
+    /// Waits for a result. One that is not due waits for records, and not for this. May be cancelled.
+    pub(crate) async fn more(&mut self) {
+        if self.next.is_none() {
+            match self.receiver.recv().await {
+                Ok(published) => return self.next = Some(Ok(published)),
+                Err(RecvError::Lagged(dropped)) => return self.next = Some(Err(dropped)),
+                Err(RecvError::Closed) => {}
+            }
+        }
+        future::pending().await
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.results.watchers.fetch_sub(1, Ordering::Relaxed);
+        let mut sessions = self.results.sessions();
+        // This one is still counted.
+        if sessions
+            .get(&self.key)
+            .is_some_and(|sender| sender.receiver_count() <= 1)
+        {
+            sessions.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn send(results: &Arc<Results>, last_sequence: u64, content: &str) {
+        let sender = results.sender("w", &SessionId::default()).unwrap();
+        let result = CallResult {
+            content: content.to_owned(),
+            ..CallResult::default()
+        };
+        let published = results.hold(last_sequence, None, result);
+        sender.send(Arc::new(published)).unwrap();
+    }
+
+    fn taken(received: Option<Received>) -> Option<Result<CallResult, u64>> {
+        received.map(|received| received.map(|published| published.result.clone()))
+    }
+
+    #[test]
+    fn nothing_is_held_unless_somebody_watches() {
+        let results = Arc::new(Results::default());
+        let (watched, other) = (SessionId::default(), SessionId::parse("other").unwrap());
+        assert!(!results.is_watched());
+        let first = results.subscribe("w", &watched);
+        let mut second = results.subscribe("w", &watched);
+        assert!(results.sender("w", &other).is_none());
+        assert!(results.sender("v", &watched).is_none());
+        send(&results, 1, "content");
+        assert_eq!(results.held_bytes.load(Ordering::Relaxed), 7);
+        drop(first);
+        assert_eq!(taken(second.due(1)).unwrap().unwrap().content, "content");
+        assert_eq!(results.held_bytes.load(Ordering::Relaxed), 0);
+        send(&results, 1, "content");
+        drop(second);
+        assert_eq!(results.held_bytes.load(Ordering::Relaxed), 0);
+        assert!(!results.is_watched() && results.sessions().is_empty());
+    }
+
+    #[test]
+    fn a_result_comes_behind_its_records() {
+        let results = Arc::new(Results::default());
+        let mut watcher = results.subscribe("w", &SessionId::default());
+        assert!(watcher.due(9).is_none());
+        send(&results, 4, "a");
+        send(&results, 2, "b");
+        assert!(watcher.due(3).is_none());
+        assert_eq!(taken(watcher.due(4)).unwrap().unwrap().content, "a");
+        assert_eq!(taken(watcher.due(4)).unwrap().unwrap().content, "b");
+        assert!(watcher.due(4).is_none());
+    }
+
+    #[test]
+    fn memory_is_bounded_and_what_is_left_out_is_known() {
+        let results = Arc::new(Results::default());
+        let mut watcher = results.subscribe("w", &SessionId::default());
+        let content = "x".repeat(MAX_CONTENT_BYTES);
+        let whole = MAX_HELD_BYTES / MAX_CONTENT_BYTES;
+        for _ in 0..=whole {
+            send(&results, 0, &content);
+        }
+        assert_eq!(results.held_bytes.load(Ordering::Relaxed), MAX_HELD_BYTES);
+        for _ in 0..whole {
+            let result = taken(watcher.due(0)).unwrap().unwrap();
+            assert_eq!(result.content.len(), content.len());
+        }
+        let result = taken(watcher.due(0)).unwrap().unwrap();
+        assert_eq!(
+            (result.content.as_str(), result.absence()),
+            ("", ResultAbsence::Memory)
+        );
+        for _ in 0..MAX_SESSION_RESULTS + 5 {
+            send(&results, 0, "y");
+        }
+        let held = results.held_bytes.load(Ordering::Relaxed);
+        assert_eq!(held, MAX_SESSION_RESULTS);
+        assert_eq!(taken(watcher.due(0)), Some(Err(5)));
+        assert_eq!(taken(watcher.due(0)).unwrap().unwrap().content, "y");
+    }
+}
