@@ -112,12 +112,12 @@ impl Local {
     }
 
     /// Something that git would act on in a copy.
-    pub(crate) fn of_git(path: &Path, problem: &str) -> Self {
+    pub(crate) fn of_vcs(path: &Path, problem: &str) -> Self {
         Self {
             code: "FAILED_PRECONDITION",
             reason: None,
             message: format!(
-                "{path:?} {problem}: git may run what its configuration names; copy it with --with-git if you trust it"
+                "{path:?} {problem}: its configuration may name programs to run; copy it with --with-git if you trust it"
             ),
             path: Some(path.display().to_string()),
         }

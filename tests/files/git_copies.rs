@@ -60,7 +60,7 @@ async fn a_copied_file_that_leads_git_to_a_repository_is_left_out() {
     for line in [
         "left out, a name that git takes for .git: :tree/.git\n",
         "left out, a directory that git takes for a repository: :tree/x\n",
-        "left out because git would act on it: 2; copy it too with --with-git\n",
+        "left out because a version control tool would act on it: 2; copy it too with --with-git\n",
     ] {
         assert!(told.contains(line), "{told}");
     }
@@ -80,7 +80,7 @@ async fn a_copied_directory_that_is_a_repository_is_left_out() {
 
     let output = sides.cp(&["-r", "--json", ":tree", "out"], 1);
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(json["left_out_of_git"], 1, "{json}");
+    assert_eq!(json["left_out_of_vcs"], 1, "{json}");
     assert_eq!(json["left_out"][0]["path"], ":tree/docs", "{json}");
     assert_eq!(json["left_out"][0]["reason"], "GIT_REPOSITORY", "{json}");
     assert_eq!(names(&sides.at("out")), ["f"]);
@@ -147,12 +147,52 @@ async fn names_that_git_takes_for_its_own_are_left_out_of_either_side() {
     for (from, to) in [("tree", ":in"), (":tree", "out")] {
         let output = sides.cp(&["-r", "--json", from, to], 1);
         let json: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(json["left_out_of_git"], own.len() + 3, "{json}");
+        assert_eq!(json["left_out_of_vcs"], own.len() + 3, "{json}");
     }
     for copy in [sides.daemon.file("in"), sides.at("out")] {
         assert_eq!(names(&copy), [".gitignore", "deep"]);
         assert_eq!(names(&copy.join("deep")), [""; 0]);
     }
+}
+
+/// Each of these names programs in its configuration (`.hg/hgrc`, `.jj/repo/config.toml`); `.svn` does
+/// not.
+#[tokio::test]
+async fn repositories_of_other_tools_are_left_out_of_either_side() {
+    let sides = Sides::new().await;
+    let of_tools = [".hg", ".Jj", ".BZR", ".sl", ".pijul", "_darcs"];
+    let checkouts = [".fslckout", "_FOSSIL_", "hg~1"];
+    for tree in [sides.daemon.file("tree"), sides.at("tree")] {
+        for name in of_tools.iter().chain(&[".svn"]) {
+            fs::create_dir_all(tree.join(name)).unwrap();
+            fs::write(tree.join(name).join("hgrc"), "[hooks]\nupdate = id\n").unwrap();
+        }
+        for name in checkouts.iter().chain(&[".hgignore"]) {
+            fs::write(tree.join(name), "").unwrap();
+        }
+    }
+    let count = of_tools.len() + checkouts.len();
+    for (from, to) in [("tree", ":in"), (":tree", "out")] {
+        // It is known that they are not copied, so that is no failure.
+        let output = sides.cp(&["-r", "--json", from, to], 0);
+        let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["left_out_of_vcs"], count, "{json}");
+        assert_eq!(json["left_out"][0]["reason"], "VCS_NAME", "{json}");
+    }
+    for copy in [sides.daemon.file("in"), sides.at("out")] {
+        assert_eq!(names(&copy), [".hgignore", ".svn"]);
+    }
+    for arguments in [
+        &["-r", ":tree/.hg", "copy"][..],
+        &[":tree/.hgignore", "out/.HG/hgrc"],
+        &["tree/.hgignore", ":.hg"],
+    ] {
+        let told = sides.refused(arguments);
+        assert!(told.contains("--with-git"), "{told}");
+    }
+
+    sides.cp(&["-r", "--with-git", ":tree", "insisted"], 0);
+    assert_eq!(names(&sides.at("insisted")).len(), count + 2);
 }
 
 #[tokio::test]

@@ -31,6 +31,8 @@ pub(super) struct Copied {
 pub(super) enum Why {
     /// Its name is, or may be taken for, `.git`.
     GitName,
+    /// Its name is, or may be taken for, `.hg` or the like.
+    VcsName,
     /// A directory that git takes for a repository.
     GitRepository,
     Symlink,
@@ -64,13 +66,14 @@ impl Copies {
         Ok(())
     }
 
-    /// Whether everything was copied that should be. Of a `.git` it is known that it is not.
+    /// Whether everything was copied that should be. Of a `.git` or the like it is known
+    /// that it is not.
     pub(super) fn is_all(&self) -> bool {
         let lists = self.lists();
         lists
             .left_out
             .iter()
-            .all(|(_, why)| matches!(why, Why::GitName))
+            .all(|(_, why)| matches!(why, Why::GitName | Why::VcsName))
     }
 
     /// Whether there is nothing to tell.
@@ -99,9 +102,9 @@ impl Copies {
                 None => format!("left out, {}: {path}", why.text()),
             });
         }
-        if let count @ 1.. = lists.left_out_of_git() {
+        if let count @ 1.. = lists.left_out_of_vcs() {
             output::note(&format!(
-                "left out because git would act on it: {count}; copy it too with --with-git"
+                "left out because a version control tool would act on it: {count}; copy it too with --with-git"
             ));
         }
         output::stdout(text.as_bytes())
@@ -122,7 +125,7 @@ impl Copies {
         let mut told = json!({
             "files": files,
             "left_out": left_out,
-            "left_out_of_git": lists.left_out_of_git(),
+            "left_out_of_vcs": lists.left_out_of_vcs(),
         });
         if let (Some(end), Some(told)) = (end, told.as_object_mut()) {
             told.insert("error".to_owned(), end.json());
@@ -136,11 +139,11 @@ impl Copies {
 }
 
 impl Lists {
-    /// How much is left out that git would act on.
-    fn left_out_of_git(&self) -> usize {
-        let is_of_git = |why: &Why| matches!(why, Why::GitName | Why::GitRepository);
+    /// How much is left out that a version control tool would act on.
+    fn left_out_of_vcs(&self) -> usize {
+        let is_of_vcs = |why: &Why| matches!(why, Why::GitName | Why::VcsName | Why::GitRepository);
         let left_out = self.left_out.iter();
-        left_out.filter(|(_, why)| is_of_git(why)).count()
+        left_out.filter(|(_, why)| is_of_vcs(why)).count()
     }
 }
 
@@ -164,9 +167,10 @@ impl Why {
         }
     }
 
-    fn text(&self) -> &'static str {
+    pub(super) fn text(&self) -> &'static str {
         match self {
             Self::GitName => "a name that git takes for .git",
+            Self::VcsName => "a name that a version control tool takes for its repository",
             Self::GitRepository => "a directory that git takes for a repository",
             Self::Symlink => "a symbolic link",
             Self::NoFile => "neither a file nor a directory",
@@ -180,6 +184,7 @@ impl Why {
     fn reason(&self) -> &'static str {
         match self {
             Self::GitName => "GIT_NAME",
+            Self::VcsName => "VCS_NAME",
             Self::GitRepository => "GIT_REPOSITORY",
             Self::Symlink => "SYMLINK",
             Self::NoFile => "NOT_A_FILE",

@@ -1,6 +1,6 @@
-//! What git acts on without being asked. The configuration of a repository names programs that git
-//! runs, also for `git status`, which shell prompts and editors call by themselves. So a copy makes no
-//! repository unless `--with-git` insists.
+//! What git and other version control tools act on without being asked. The configuration of a
+//! repository names programs that they run, also for `git status`, which shell prompts and editors
+//! call by themselves. So a copy makes no repository unless `--with-git` insists.
 //!
 //! The names are those of `verify_path`, `is_hfs_dotgit` and `is_ntfs_dotgit` of git, and what else a
 //! file system that folds names takes for them. The directories are those of `is_git_directory`.
@@ -12,13 +12,45 @@ use std::{
     path::{Component, Path},
 };
 
+use super::{copies::Why, manner::name_of};
 use crate::local::Local;
 
-/// Whether some file system, or git itself, takes this name for `.git`.
-pub(super) fn is_dot_git(name: &str) -> bool {
+/// Names of repositories and checkouts of other tools whose configuration names programs, folded:
+/// hooks and extensions of Mercurial and Sapling, the pager and the diff program of Jujutsu,
+/// `post_commit` of Bazaar and Breezy, hooks of Pijul and Darcs, settings of Fossil. The `.svn` of
+/// Subversion names none.
+const OTHERS: &[&str] = &[
+    ".HG",
+    ".SL",
+    ".JJ",
+    ".BZR",
+    ".PIJUL",
+    "_DARCS",
+    ".FSLCKOUT",
+    "_FOSSIL_",
+];
+
+/// Why something of this name is left out: some file system, or the tool itself, takes it for the
+/// repository of a version control tool.
+pub(super) fn why_left_out(name: &str) -> Option<Why> {
     // A Windows client, or a mount of its file system, takes a backslash for a separator.
-    let mut parts = name.split('\\');
-    parts.any(|part| matches!(folded(part).as_str(), ".GIT" | "GIT~1"))
+    name.split('\\')
+        .find_map(|part| match folded(part).as_str() {
+            ".GIT" | "GIT~1" => Some(Why::GitName),
+            part if OTHERS.iter().any(|other| is_or_is_short_for(part, other)) => {
+                Some(Why::VcsName)
+            }
+            _ => None,
+        })
+}
+
+/// Whether the folded name is that of a repository, or the short one that Windows gives to it.
+fn is_or_is_short_for(name: &str, repository: &str) -> bool {
+    let is_short = |long: &str| {
+        let start = &long[..long.len().min(6)];
+        name.strip_suffix("~1") == Some(start)
+    };
+    name == repository || repository.strip_prefix('.').is_some_and(is_short)
 }
 
 /// Whether git may take a directory with these names for a repository. Stricter than git, which also
@@ -45,19 +77,31 @@ pub(super) fn becomes_repository<'a>(
     Ok(is_repository(all))
 }
 
-/// Refuses a local destination that is in a `.git`, or that makes a repository of the directory
-/// that it is put into.
+/// Refuses a source or destination of this name. `shown` is for the error.
+pub(super) fn check_name(path: &str, shown: &str) -> Result<(), Local> {
+    match name_of(path).and_then(why_left_out) {
+        Some(why) => Err(of_vcs(Path::new(shown), &why)),
+        None => Ok(()),
+    }
+}
+
+fn of_vcs(path: &Path, why: &Why) -> Local {
+    Local::of_vcs(path, &format!("has {}", why.text()))
+}
+
+/// Refuses a local destination that is in a `.git` or the like, or that makes a repository of the
+/// directory that it is put into.
 pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
-    let is_git = |part: Component<'_>| is_dot_git(&part.as_os_str().to_string_lossy());
-    if to.components().any(is_git) {
-        return Err(Local::of_git(to, "has a name that git takes for .git"));
+    let reason = |part: Component<'_>| why_left_out(&part.as_os_str().to_string_lossy());
+    if let Some(why) = to.components().find_map(reason) {
+        return Err(of_vcs(to, &why));
     }
     let absolute = std::path::absolute(to).map_err(|error| Local::file(to, &error))?;
     // Each directory above it, with the name below that the copy may add to it.
     let mut path = absolute.as_path();
     while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
         if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
-            return Err(Local::of_git(
+            return Err(Local::of_vcs(
                 to,
                 "is in a directory that git takes for a repository",
             ));
@@ -150,7 +194,8 @@ mod tests {
             "x\\.git",
             ".git\\config",
         ] {
-            assert!(is_dot_git(name), "{name:?}");
+            let why = why_left_out(name);
+            assert!(matches!(why, Some(Why::GitName)), "{name:?}: {why:?}");
         }
         for name in [
             "",
@@ -168,7 +213,45 @@ mod tests {
             ".git-x",
             ":.git",
         ] {
-            assert!(!is_dot_git(name), "{name:?}");
+            let why = why_left_out(name);
+            assert!(why.is_none(), "{name:?}: {why:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_other_tools() {
+        for name in [
+            ".hg",
+            ".HG. ",
+            "hg~1",
+            ".Jj",
+            "JJ~1",
+            ".bzr",
+            ".sl:x",
+            ".pi\u{200c}jul",
+            "PIJUL~1",
+            "_Darcs",
+            ".fslckout",
+            "FSLCKO~1",
+            "_fossil_",
+            "x\\.hg",
+        ] {
+            let why = why_left_out(name);
+            assert!(matches!(why, Some(Why::VcsName)), "{name:?}: {why:?}");
+        }
+        for name in [
+            ".hgignore",
+            ".hgtags",
+            "hg",
+            "hg~2",
+            ".svn",
+            "SVN~1",
+            "darcs",
+            "_darcs~1",
+            "FSLCKOUT~1",
+        ] {
+            let why = why_left_out(name);
+            assert!(why.is_none(), "{name:?}: {why:?}");
         }
     }
 

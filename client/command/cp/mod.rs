@@ -3,7 +3,7 @@
 //! | file | holds |
 //! |---|---|
 //! | [`copies`] | what was copied and what was left out |
-//! | [`git`] | what git would act on in a copy |
+//! | [`git`] | what git and other version control tools would act on in a copy |
 //! | [`manner`] | how it is copied, and the names that copies have |
 //! | [`place`] | where on this side a copy is put |
 //! | [`receive`] | out of the workspace |
@@ -50,16 +50,18 @@ pub(crate) struct CpArgs {
     #[arg(value_name = "DST")]
     destination: String,
     /// Copy a directory with the files and directories in it; of `.`, what is in it. Anything named
-    /// `.git` is left out. So are other directories that git takes for a repository, and what cannot
-    /// be copied, as symbolic links, or what a link of this side is in the way of: it is named, with
-    /// the reason, and the exit code is 1.
+    /// `.git`, `.hg`, `.jj`, `.bzr`, `.sl`, `.pijul`, `_darcs`, `.fslckout` or `_FOSSIL_` is left out.
+    /// So are other directories that git takes for a repository, and what cannot be copied, as
+    /// symbolic links, or what a link of this side is in the way of: it is named, with the reason, and
+    /// the exit code is 1.
     #[arg(short, long)]
     recursive: bool,
     /// Fail where something is there.
     #[arg(short, long)]
     no_clobber: bool,
-    /// Copy `.git` and repositories too. In such a copy, git runs the programs that its configuration
-    /// names, also when a prompt or an editor calls it.
+    /// Copy `.git`, `.hg` and the like, and repositories too. In such a copy, git, Mercurial and other
+    /// tools run the programs that its configuration names, also when a prompt or an editor calls
+    /// them.
     #[arg(long)]
     with_git: bool,
     /// Replace the file of the workspace only if this is its SHA-256.

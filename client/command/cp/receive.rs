@@ -17,7 +17,7 @@ use jig::{
 
 use super::{
     copies::{Copied, Copies, Why},
-    git::{becomes_repository, check_destination, is_dot_git},
+    git::{becomes_repository, check_destination, check_name, why_left_out},
     manner::{LONGEST_PATH, Manner, join, name_of, nameless, unique},
     place::{Links, place},
 };
@@ -43,10 +43,7 @@ pub(super) async fn receive(
         }
     }
     if !manner.with_git {
-        if name_of(&from).is_some_and(is_dot_git) {
-            let problem = "has a name that git takes for .git";
-            return Err(Local::of_git(Path::new(&format!(":{from}")), problem).into());
-        }
+        check_name(&from, &format!(":{from}"))?;
         check_destination(&to)?;
     }
     if manner.recursive {
@@ -74,7 +71,7 @@ async fn tree(
     let mode = client.stat_path(request).await?.mode;
     if !manner.with_git && becomes_repository(&to, names(&listed))? {
         let problem = "is a directory that git takes for a repository";
-        return Err(Local::of_git(Path::new(&format!(":{from}")), problem).into());
+        return Err(Local::of_vcs(Path::new(&format!(":{from}")), problem).into());
     }
     if !to.is_dir() {
         if let Some(above) = to.parent().filter(|above| !above.as_os_str().is_empty()) {
@@ -111,10 +108,13 @@ async fn tree(
             let (from, to) = (join(&from, name), to.join(name));
             let shown = format!(":{from}");
             let is_too_long = from.len().max(to.as_os_str().len()) > LONGEST_PATH;
+            if !manner.with_git
+                && let Some(why) = why_left_out(name)
+            {
+                copies.leave_out(shown, why);
+                continue;
+            }
             match entry.r#type() {
-                _ if !manner.with_git && is_dot_git(name) => {
-                    copies.leave_out(shown, Why::GitName);
-                }
                 FileType::File | FileType::Directory if is_too_long => {
                     copies.leave_out(shown, Why::TooLong);
                 }

@@ -17,7 +17,7 @@ use jig::{
 
 use super::{
     copies::{Copied, Copies, Why},
-    git::{is_dot_git, is_repository},
+    git::{check_name, is_repository, why_left_out},
     manner::{LONGEST_PATH, Manner, is_the_daemons, join, name_of, nameless, unique},
 };
 use crate::{failure::Failure, local::Local, progress::Progress};
@@ -45,10 +45,9 @@ pub(super) async fn send(
             None => return Err(nameless()),
         }
     }
-    let is_git = |path: &str| name_of(path).is_some_and(is_dot_git);
-    if !manner.with_git && (is_git(&from) || is_git(&to)) {
-        let problem = "has a name that git takes for .git";
-        return Err(Local::of_git(Path::new(&from), problem).into());
+    if !manner.with_git {
+        check_name(&from, &from)?;
+        check_name(&to, &format!(":{to}"))?;
     }
     if is_directory && !manner.recursive {
         return Err(Failure::Usage(format!(
@@ -85,7 +84,7 @@ async fn tree(
         if !manner.with_git && is_repository(names) {
             if directory == from {
                 let problem = "is a directory that git takes for a repository";
-                return Err(Local::of_git(from, problem).into());
+                return Err(Local::of_vcs(from, problem).into());
             }
             copies.leave_out(directory.display().to_string(), Why::GitRepository);
             continue;
@@ -100,8 +99,10 @@ async fn tree(
                 continue;
             };
             let to = join(&to, name);
-            if !manner.with_git && is_dot_git(name) {
-                copies.leave_out(shown, Why::GitName);
+            if !manner.with_git
+                && let Some(why) = why_left_out(name)
+            {
+                copies.leave_out(shown, why);
             } else if is_the_daemons(name) {
                 copies.leave_out(shown, Why::Temporary);
             } else if to.len() > LONGEST_PATH {
