@@ -39,7 +39,10 @@ fn text(info: &GetInfoResponse) -> String {
         let text = format!("{} ({})", caller.name, role.to_lowercase());
         ("you are".to_owned(), text)
     }));
-    rows.extend(info.isolation.iter().flat_map(isolation));
+    let mut remedies = Remedies::default();
+    if let Some(found) = &info.isolation {
+        rows.extend(isolation(found, &mut remedies));
+    }
     rows.extend(info.egress.iter().flat_map(egress));
     rows.extend(info.run_limits.as_ref().map(limits));
     for workspace in &info.workspaces {
@@ -71,10 +74,36 @@ fn text(info: &GetInfoResponse) -> String {
             ),
         ));
     }
-    align(&rows)
+    align(&rows) + &remedies.text()
 }
 
-fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
+/// Remedies in the order of the rows, each once, with the names of the rows that it concerns.
+#[derive(Debug, Default)]
+struct Remedies(Vec<(String, Vec<String>)>);
+
+impl Remedies {
+    fn add(&mut self, row: &str, remedy: &str) {
+        if remedy.is_empty() {
+            return;
+        }
+        let row = row.trim().to_owned();
+        match self.0.iter_mut().find(|(known, _)| known == remedy) {
+            Some((_, rows)) => rows.push(row),
+            None => self.0.push((remedy.to_owned(), vec![row])),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = String::new();
+        for (remedy, rows) in &self.0 {
+            // Writing to a String cannot fail.
+            writeln!(text, "\nremedy for {}:\n  {remedy}", rows.join(", ")).ok();
+        }
+        text
+    }
+}
+
+fn isolation(isolation: &Isolation, remedies: &mut Remedies) -> Vec<(String, String)> {
     let ready = if isolation.ready {
         "ready"
     } else {
@@ -90,32 +119,28 @@ fn isolation(isolation: &Isolation) -> Vec<(String, String)> {
         ),
         ("network".to_owned(), isolation.network.clone()),
     ];
-    if let Some(failure) = &isolation.failure {
-        rows.push(("failure".to_owned(), failed_step(failure)));
-    }
-    for refused in isolation.refused.iter().filter(|_| isolation.ready) {
-        rows.push((format!("not {}", refused.level), failed_step(refused)));
+    let failure = isolation.failure.iter();
+    let mut failures: Vec<_> = failure.map(|step| ("failure".to_owned(), step)).collect();
+    let refused = isolation.refused.iter().filter(|_| isolation.ready);
+    failures.extend(refused.map(|step| (format!("not {}", step.level), step)));
+    for (name, step) in failures {
+        remedies.add(&name, &step.remedy);
+        rows.push((name, failed_step(step)));
     }
     for layer in &isolation.layers {
         let mut what = if layer.applied { "yes" } else { "no" }.to_owned();
-        for part in [&layer.detail, &layer.remedy] {
-            if !part.is_empty() {
-                what.push_str("; ");
-                what.push_str(part);
-            }
+        if !layer.detail.is_empty() {
+            what.push_str("; ");
+            what.push_str(&layer.detail);
         }
+        remedies.add(&layer.name, &layer.remedy);
         rows.push((format!("  {}", layer.name), what));
     }
     rows
 }
 
 fn failed_step(failure: &SandboxFailure) -> String {
-    let parts = [
-        &failure.stage,
-        &failure.errno,
-        &failure.message,
-        &failure.remedy,
-    ];
+    let parts = [&failure.stage, &failure.errno, &failure.message];
     let told: Vec<&str> = parts
         .into_iter()
         .map(String::as_str)
@@ -202,21 +227,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_daemon_that_is_not_ready_says_why() {
+    fn a_daemon_that_is_not_ready_says_why_and_each_remedy_once() {
+        let remedy = "sysctl kernel.apparmor_restrict_unprivileged_userns=0";
+        let layer = |name: &str, remedy: &str| IsolationLayer {
+            name: name.into(),
+            detail: "no user namespace".into(),
+            remedy: remedy.into(),
+            ..IsolationLayer::default()
+        };
         let info = GetInfoResponse {
-            version: "0.1.0".into(),
             isolation: Some(Isolation {
                 level: "L0".into(),
                 minimum_level: "L3".into(),
-                layers: vec![IsolationLayer {
-                    name: "landlock".into(),
-                    remedy: "boot with lsm=landlock".into(),
-                    ..IsolationLayer::default()
-                }],
+                layers: vec![
+                    layer("mounts", remedy),
+                    layer("landlock", "boot with lsm=landlock"),
+                    layer("network", remedy),
+                    layer("seccomp", ""),
+                ],
                 failure: Some(SandboxFailure {
                     stage: "user_namespace".into(),
                     errno: "EPERM".into(),
-                    remedy: "sysctl kernel.apparmor_restrict_unprivileged_userns=0".into(),
+                    remedy: remedy.into(),
                     ..SandboxFailure::default()
                 }),
                 ..Isolation::default()
@@ -225,8 +257,15 @@ mod tests {
         };
         let text = text(&info);
         assert!(text.contains("NOT READY"), "{text}");
-        assert!(text.contains("user_namespace: EPERM: sysctl"), "{text}");
-        assert!(text.contains("no; boot with"), "{text}");
+        assert!(text.contains("user_namespace: EPERM\n"), "{text}");
+        assert!(
+            text.contains("  landlock  no; no user namespace\n"),
+            "{text}"
+        );
+        let below = format!(
+            "\n\nremedy for failure, mounts, network:\n  {remedy}\n\nremedy for landlock:\n  boot with lsm=landlock\n"
+        );
+        assert!(text.ends_with(&below), "{text}");
     }
 
     #[test]
