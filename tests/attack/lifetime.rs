@@ -1,6 +1,7 @@
 //! Commands that try to outlive their run, to outgrow it, or to end what is not theirs.
 
 use std::{
+    fs::File,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
@@ -314,9 +315,13 @@ async fn case_15_what_cannot_be_executed_says_why() {
     daemon
         .output(shell(
             "echo '#!/bin/sh' > plain; echo 'echo from a script' > text; printf '\\177ELF nothing' > broken; \
-             echo '#!/no/such/interpreter' > lost; chmod 755 text broken lost",
+             echo '#!/no/such/interpreter' > lost; cp /bin/true busy; chmod 755 text broken lost busy",
         ))
         .await;
+    let busy = File::options()
+        .write(true)
+        .open(daemon.file("busy"))
+        .unwrap();
     for (program, reason) in [
         ("no-such-program", "COMMAND_NOT_FOUND"),
         ("./no-such-program", "COMMAND_NOT_FOUND"),
@@ -326,9 +331,12 @@ async fn case_15_what_cannot_be_executed_says_why() {
         ("/tmp", "PERMISSION_DENIED"),
         ("./text", "COMMAND_NOT_EXECUTABLE"),
         ("./broken", "COMMAND_NOT_EXECUTABLE"),
+        ("./busy", "COMMAND_NOT_EXECUTABLE"),
     ] {
         daemon.refuses(argv(&[program]), reason).await;
     }
+    drop(busy);
+    daemon.output(argv(&["./busy"])).await;
     // For the shell these are commands like others.
     for (command, code) in [("no-such-program", 127), ("./plain", 126)] {
         let response = daemon.run(shell(command)).await;

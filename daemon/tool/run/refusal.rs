@@ -130,6 +130,16 @@ fn not_started(failure: Failure, spec: &Spec) -> Error {
             format!("{program:?} is not in an executable format; a script needs a first line that names its interpreter (#!/bin/sh)"),
         )
         .with("program", program),
+        (Stage::Execute, libc::ETXTBSY) => Error::new(
+            Reason::CommandNotExecutable,
+            format!("{program:?} is open for writing: close it, or wait until what writes it has ended"),
+        )
+        .with("program", program),
+        (Stage::Execute, libc::EPERM) => Error::new(
+            Reason::CommandNotExecutable,
+            format!("{program:?} has file capabilities that commands may not have: copy it without them"),
+        )
+        .with("program", program),
         (Stage::Execute, libc::E2BIG) => Error::invalid_field("argv", "arguments and environment are larger than the kernel executes"),
         (Stage::Execute, libc::ENAMETOOLONG) => Error::invalid_field("argv[0]", "is longer than the kernel takes"),
         (_, libc::EMFILE | libc::ENFILE) => {
