@@ -113,7 +113,7 @@ pub(super) fn run(
                 let made = scratch(tmp_bytes, tmp_inodes, identity, keeps_home)
                     .and_then(|scratch| make_sandbox(&mut berths, blueprint, scratch, control));
                 let made = made.map(|(pidfd, init)| {
-                    latest = Some(Meter::new(init));
+                    latest = Some(Meter::new(newest_child().unwrap_or(init)));
                     pidfd
                 });
                 hand_over(socket, made)
@@ -130,6 +130,14 @@ pub(super) fn run(
             exit_now(0);
         }
     }
+}
+
+/// The process that this one made last, as its `/proc` counts. At L2 that is the daemon's `/proc`,
+/// which does not count as the process namespace of this process does.
+fn newest_child() -> Option<Pid> {
+    let children = fs::read_to_string("/proc/thread-self/children").ok()?;
+    let newest = children.split_ascii_whitespace().next_back()?;
+    newest.parse().ok().and_then(Pid::from_raw)
 }
 
 /// Sends a sandbox to the daemon, or why there is none.

@@ -1,5 +1,6 @@
 //! L2: all namespaces, but the daemon's own masked `/proc`, where the operator allows it.
 
+use jig::api::v1::{LowerLimits, RunRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic_health::pb::health_check_response::ServingStatus;
 
@@ -37,6 +38,37 @@ async fn it_is_told_what_is_given_and_what_is_not_and_why() {
         .map(|layer| (layer.name.as_str(), layer.remedy.contains("procMount")))
         .collect();
     assert_eq!(missing, [("fresh_proc", true), ("kernel_quotas", true)]);
+}
+
+/// By the numbers that processes have in the daemon's `/proc`.
+#[tokio::test]
+async fn what_a_run_occupies_is_measured() {
+    let daemon = start().await;
+    let open_files = compile(&daemon, "open_files");
+    let limited = |limits: LowerLimits, request: RunRequest| RunRequest {
+        limits: Some(limits),
+        timeout_sec: Some(20),
+        ..request
+    };
+    let fill = "import time; filled = bytearray(256 << 20); time.sleep(1000)";
+    let few_files = LowerLimits {
+        open_files_total: Some(8000),
+        ..LowerLimits::default()
+    };
+    let little_memory = LowerLimits {
+        memory_bytes: Some(64 << 20),
+        ..LowerLimits::default()
+    };
+    for (request, limit) in [
+        (limited(few_files, argv(&[&open_files, "2"])), "open_files"),
+        (
+            limited(little_memory, argv(&["python3", "-c", fill])),
+            "memory",
+        ),
+    ] {
+        let response = daemon.run(request).await;
+        assert_eq!(response.limit, limit, "{response:?}");
+    }
 }
 
 #[tokio::test]
