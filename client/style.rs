@@ -1,11 +1,14 @@
 //! How answers are shown to people: on a terminal, what others chose is only text, and there are
-//! colours, unless `NO_COLOR` says otherwise (no-color.org). Programs get everything as it is.
+//! colours, unless `NO_COLOR` or `CLICOLOR` says otherwise (no-color.org, bixense.com/clicolors).
+//! Programs get everything as it is.
 
 use std::{
     borrow::Cow,
-    env,
     io::{self, IsTerminal as _},
 };
+
+use anstream::{AutoStream, ColorChoice};
+pub(crate) use anstyle::AnsiColor as Colour;
 
 use crate::escape;
 
@@ -16,28 +19,14 @@ pub(crate) struct Style {
     coloured: bool,
 }
 
-/// Colours by what they are for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Colour {
-    /// What was added.
-    Green,
-    /// What was removed.
-    Red,
-    /// Where something is.
-    Magenta,
-    /// What is between.
-    Cyan,
-}
-
 impl Style {
     /// That of our standard output.
     pub(crate) fn of_stdout() -> Self {
-        let refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = env::var_os("TERM").is_some_and(|value| value == "dumb");
-        let is_terminal = io::stdout().is_terminal();
+        let stdout = io::stdout();
+        let coloured = AutoStream::choice(&stdout) != ColorChoice::Never;
         Self {
-            escaped: is_terminal,
-            coloured: !refused && !dumb && is_terminal,
+            escaped: coloured || stdout.is_terminal(),
+            coloured,
         }
     }
 
@@ -73,13 +62,8 @@ impl Style {
         if !self.coloured {
             return text.to_owned();
         }
-        let code = match colour {
-            Colour::Green => 32,
-            Colour::Red => 31,
-            Colour::Magenta => 35,
-            Colour::Cyan => 36,
-        };
-        format!("\x1b[{code}m{text}\x1b[0m")
+        let style = colour.on_default();
+        format!("{style}{text}{style:#}")
     }
 
     /// A unified diff, its lines by what they do.

@@ -51,7 +51,7 @@ fn jig_on_a_terminal(directory: &Path, arguments: &[&str]) -> String {
     child.wait().unwrap();
     let mut shown = String::from_utf8(shown).unwrap();
     for ours in [
-        "\r", "\x1b[K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m",
+        "\r", "\x1b[2K", "\x1b[31m", "\x1b[32m", "\x1b[35m", "\x1b[36m", "\x1b[0m",
     ] {
         shown = shown.replace(ours, "");
     }

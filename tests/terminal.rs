@@ -107,7 +107,14 @@ async fn colours_are_for_a_terminal_unless_no_color_refuses_them() {
         (Terminal::Output, &[][..], true),
         (Terminal::Output, &[("NO_COLOR", "")], true),
         (Terminal::Output, &[("NO_COLOR", "1")], false),
+        (Terminal::Output, &[("CLICOLOR", "0")], false),
         (Terminal::Output, &[("TERM", "dumb")], false),
+        (Terminal::None, &[("CLICOLOR_FORCE", "1")], true),
+        (
+            Terminal::None,
+            &[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")],
+            false,
+        ),
         (Terminal::Errors, &[], false),
         (Terminal::None, &[], false),
     ] {
@@ -158,11 +165,11 @@ async fn progress_is_for_a_terminal() {
             "{seen:?}"
         );
         for line in seen.split(['\r', '\n']).filter(|line| line.contains('%')) {
-            let width = line.trim_end_matches("\x1b[K").chars().count();
+            let width = line.trim_end_matches("\x1b[2K").trim_end().chars().count();
             assert!(width < usize::from(COLUMNS), "it would wrap: {line:?}");
         }
         assert!(
-            seen.trim_end().ends_with("\r\x1b[K"),
+            seen.trim_end().ends_with("\r\x1b[2K"),
             "it is removed: {seen:?}"
         );
     }
