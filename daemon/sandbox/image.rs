@@ -136,7 +136,8 @@ impl Command {
         };
         let identity = self.cwd_identity.map_or(0, |_| CWD_IDENTITY);
         let (device, inode) = self.cwd_identity.unwrap_or_default();
-        let halves = |number: u64| [(number >> 32) as u32, number as u32];
+        let half = |number: u64| u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default();
+        let halves = |number: u64| [half(number >> 32), half(number)];
         let ([device_high, device_low], [inode_high, inode_low]) = (halves(device), halves(inode));
         let header = [
             MAGIC,

@@ -215,8 +215,11 @@ fn reset(daemon: &Daemon, owner: u32, tool: Tool) {
     symlink("../../../outside/e", workspace.join("link_new")).unwrap();
 }
 
-/// Paths at which two trees differ, and what the second has there.
-fn difference<'a>(one: &'a Tree, other: &'a Tree) -> Vec<(&'a String, Option<&'a (u32, Vec<u8>)>)> {
+/// A path at which two trees differ, and what the second has there.
+type Difference<'a> = (&'a String, Option<&'a (u32, Vec<u8>)>);
+
+/// Paths at which two trees differ.
+fn difference<'a>(one: &'a Tree, other: &'a Tree) -> Vec<Difference<'a>> {
     let names: BTreeSet<_> = one.keys().chain(other.keys()).collect();
     names
         .into_iter()
