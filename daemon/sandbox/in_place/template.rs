@@ -10,8 +10,8 @@ use std::{
 use rustix::{
     fs::Mode,
     process::{
-        DumpableBehavior, Signal, geteuid, set_dumpable_behavior, set_parent_process_death_signal,
-        umask,
+        DumpableBehavior, Signal, geteuid, getpid, set_child_subreaper, set_dumpable_behavior,
+        set_parent_process_death_signal, umask,
     },
     thread::{CapabilitySet, capabilities as held_capabilities, set_no_new_privs},
 };
@@ -124,7 +124,9 @@ fn build(plan: &Plan, workspace: &WorkspacePlan, identity: Identity) -> Result<(
     let _best_effort = fs::write("/proc/self/oom_score_adj", "1000");
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(failed("dumpable"))?;
     set_no_new_privs(true).map_err(at(Stage::NoNewPrivileges, ""))?;
-    // Slots that end.
+    // Slots that end, and supervisors whose slot has ended: without this those go to the first process
+    // of the container, which may be the daemon.
+    set_child_subreaper(Some(getpid())).map_err(failed("subreaper"))?;
     signal::leave_no_zombies().map_err(failed("children"))?;
     replace_standard_streams()
 }
