@@ -65,6 +65,21 @@ async fn it_is_told_what_is_given_and_what_is_not_and_why() {
 }
 
 #[tokio::test]
+async fn a_repository_that_is_protected_by_default_is_not_from_commands_and_that_is_logged() {
+    let of_git = "[core]\n";
+    let setup = Setup::new().workspace_file(".git/config", of_git);
+    let daemon = setup.at_l1().start().await;
+    let log = daemon.log();
+    assert!(
+        log.contains("commands can change what is protected"),
+        "{log}"
+    );
+    daemon.output(shell("echo changed > .git/config")).await;
+    let start = start().await;
+    assert!(!start.log().contains("is protected"), "{}", start.log());
+}
+
+#[tokio::test]
 async fn the_workspace_is_where_it_is() {
     let daemon = start().await;
     let path = daemon.workspace();
