@@ -6,6 +6,8 @@
 //! what the scripts `install.sh` beside them put there: ripgrep, crun, qemu and two kernels.
 //! Nothing is skipped: a machine that cannot build sandboxes fails here. `JIG_TEST_PATIENCE_SEC`
 //! says how long to wait for what must happen (20 s), and `JIG_FULL=1` has tests run at full size.
+//! `JIG_TEST_CONTAINER=docker` or `podman` starts every daemon of root's in a container of that
+//! engine's defaults; `attack::contained` says what holds there.
 
 #![allow(
     clippy::wildcard_enum_match_arm,

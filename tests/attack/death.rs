@@ -123,6 +123,7 @@ fn kill(pid: i32) {
 #[tokio::test]
 async fn case_14_a_launcher_that_is_killed_takes_its_runs_along_and_is_replaced() {
     let daemon = Daemon::start().await;
+    let level = daemon.level().await;
     let mark = Mark::new();
     let call = daemon.begin(mark.on(stubborn()));
     mark.appears(10).await;
@@ -137,7 +138,7 @@ async fn case_14_a_launcher_that_is_killed_takes_its_runs_along_and_is_replaced(
     eventually("commands are run again", async || {
         match daemon.try_run(shell("id -u; exit 6")).await {
             Ok(response) => {
-                assert_eq!(response.isolation, "L3");
+                assert_eq!(response.isolation, level);
                 assert_eq!(response.exit_code, Some(6));
                 assert_ne!(response.stdout, "0\n");
                 true
@@ -173,7 +174,8 @@ async fn case_14_without_a_keeper_nothing_is_run() {
     assert_eq!(Refusal::of(&status).reason, "SANDBOX_ERROR");
     mark.vanishes().await;
     eventually("the launcher is gone", async || {
-        host_status(launcher, "State").is_none()
+        // A daemon that is process 1 of a container inherits it, and does not wait for it.
+        host_status(launcher, "State").is_none_or(|state| state.starts_with('Z'))
     })
     .await;
     for _ in 0..3 {

@@ -138,14 +138,14 @@ async fn isolation(daemon: &Daemon) -> String {
 #[tokio::test]
 async fn case_n11_no_field_of_a_run_lowers_its_isolation() {
     let daemon = Daemon::start().await;
-    let expected = isolation(&daemon).await;
+    let (level, expected) = (daemon.level().await, isolation(&daemon).await);
     let requests = requests("jig.v1.RunRequest", &probe());
     let (mut same, all) = (0, requests.len());
     for request in requests {
         let text = format!("{request:?}");
         // Refused, or ended by a limit that was lowered, or as isolated as ever.
         if let Ok(response) = daemon.try_run(request).await {
-            assert_eq!(response.isolation, "L3", "{text}");
+            assert_eq!(response.isolation, level, "{text}");
             if response.exit_code == Some(0) {
                 assert_eq!(response.stdout, expected, "{text}");
                 same += 1;
@@ -158,7 +158,7 @@ async fn case_n11_no_field_of_a_run_lowers_its_isolation() {
 #[tokio::test]
 async fn case_n11_no_field_of_a_started_process_lowers_its_isolation() {
     let daemon = Daemon::start().await;
-    let expected = isolation(&daemon).await;
+    let (level, expected) = (daemon.level().await, isolation(&daemon).await);
     let base = StartRequest {
         argv: probe().argv,
         max_output_bytes: Some(1 << 16),
@@ -173,7 +173,7 @@ async fn case_n11_no_field_of_a_started_process_lowers_its_isolation() {
             continue;
         };
         let exited = watch.finish().await;
-        assert_eq!(exited.isolation, "L3", "{text}");
+        assert_eq!(exited.isolation, level, "{text}");
         // With a terminal there is one more device.
         if exited.exit_code == Some(0) && !has_terminal {
             assert_eq!(exited.stdout, expected, "{text}");

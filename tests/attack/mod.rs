@@ -6,6 +6,8 @@
 
 /// Names that are swapped between two system calls of a file tool: N8.
 mod between;
+/// All of these on a daemon of root's in a container.
+mod contained;
 /// What the kernel counts for a user or for the machine.
 mod counters;
 /// What a killed process of the daemon's own takes along: 12 to 14.

@@ -69,7 +69,7 @@ async fn cases_61_66_70_71_73_and_74_what_a_process_asks_for_itself_opens_nothin
         ("chroot", "EPERM"),
         ("fchdir", "ok"),
         ("outside", "EACCES|ENOENT"),
-        ("no randomization", "ok"),
+        ("no randomization", "ok|EPERM|ENOSYS"), // engines' profiles refuse it
         ("executable data", "EPERM"),
         ("plain Linux", "ok"),
         ("dumpable", "ok"),
@@ -107,6 +107,7 @@ async fn case_82_a_request_can_neither_lower_the_isolation_nor_have_the_daemons_
     for name in [secret, preload.0] {
         assert!(!environment.contains(name), "{environment}");
     }
+    let level = daemon.level().await;
     for (key, value) in [
         ("jig-minimum-level", "L0"),
         ("jig-isolation", "L0"),
@@ -120,7 +121,7 @@ async fn case_82_a_request_can_neither_lower_the_isolation_nor_have_the_daemons_
                 shell("id -u; cat /proc/net/route | wc -l"),
             ))
             .await;
-        assert_eq!(response.isolation, "L3", "{key}");
+        assert_eq!(response.isolation, level, "{key}");
         assert_eq!(response.stdout, "61000\n1\n", "{key}");
     }
     // Its own environment is the command's alone: what starts the command has none.

@@ -26,6 +26,7 @@ use tonic_health::pb::{
 
 use super::{
     call::{LARGEST_MESSAGE, Refusal, describe, shell, with},
+    processes::{descendants, host_status},
     setup::{Place, Setup, kill},
     wait::{eventually, promptly},
 };
@@ -206,6 +207,11 @@ impl Daemon {
         answer.unwrap().into_inner()
     }
 
+    /// The level of isolation that it gives.
+    pub(crate) async fn level(&self) -> String {
+        self.info().await.isolation.unwrap().level
+    }
+
     /// Health of its tools.
     pub(crate) async fn health(&self) -> ServingStatus {
         let answer = self.health_client().check(tool_health()).await;
@@ -260,9 +266,16 @@ impl Daemon {
         port.expect("it was set up to").parse().unwrap()
     }
 
-    /// Its process id.
+    /// Its process id, as the host counts.
     pub(crate) fn pid(&self) -> i32 {
-        i32::try_from(self.child.id()).unwrap()
+        let started = i32::try_from(self.child.id()).unwrap();
+        if !self.setup.is_in_a_container() {
+            return started;
+        }
+        let named = |pid: &i32| host_status(*pid, "Name").as_deref() == Some("jigd");
+        let below = descendants(started).into_iter();
+        let mut pids = below.map(|process| process.pid);
+        pids.find(named).expect("the daemon runs")
     }
 
     /// Bytes of memory that it occupies.

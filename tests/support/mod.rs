@@ -3,6 +3,7 @@
 mod acl;
 mod call;
 mod collector;
+mod container;
 mod daemon;
 mod derived;
 mod epoll_shortage;
@@ -24,6 +25,7 @@ mod world;
 pub(crate) use acl::access_list;
 pub(crate) use call::{Refusal, argv, describe, shell, with};
 pub(crate) use collector::{Collector, attribute, hex};
+pub(crate) use container::{Container, DOCKER_CAPABILITIES, DOCKER_SECCOMP, Profile, stripped};
 pub(crate) use daemon::{Daemon, lazy_channel, tools};
 pub(crate) use derived::{derived, set_up, tools as tools_folder};
 pub(crate) use epoll_shortage::EpollShortage;

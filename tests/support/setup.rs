@@ -55,6 +55,7 @@ pub(crate) struct Setup {
     table: Option<String>,
     files: Vec<(String, String)>,
     wrapper_becomes_user: bool,
+    contained: bool,
     kept: Vec<Arc<dyn Debug + Send + Sync>>,
 }
 
@@ -75,6 +76,12 @@ impl Setup {
     pub(crate) fn arguments(mut self, arguments: &[&str]) -> Self {
         self.arguments.extend(arguments.iter().map(OsString::from));
         self
+    }
+
+    /// Adds a flag with its value, unless the test gives another.
+    pub(super) fn or_argument(self, flag: &'static str, value: &'static str) -> Self {
+        let words = self.default_argument(flag, value);
+        self.arguments(&words)
     }
 
     /// Names the workspace by a table of a configuration file, which has these lines too.
@@ -133,6 +140,16 @@ impl Setup {
         self
     }
 
+    /// The daemon is not the process that is started, but below it.
+    pub(super) fn in_a_container(mut self) -> Self {
+        self.contained = true;
+        self
+    }
+
+    pub(super) fn is_in_a_container(&self) -> bool {
+        self.contained
+    }
+
     /// Keeps something for as long as the daemon may be started.
     pub(crate) fn keeping(mut self, kept: Arc<dyn Debug + Send + Sync>) -> Self {
         self.kept.push(kept);
@@ -187,16 +204,31 @@ impl Setup {
     /// Starts the daemon and waits until it answers calls.
     ///
     /// Where `JIG_TEST_LEVEL` is `L1` or `L2`, a daemon of which nothing else was asked gives that
-    /// level instead of L3: to look at what a test finds there. Not every test holds there.
+    /// level instead of L3: to look at what a test finds there. Not every test holds there. Where
+    /// `JIG_TEST_CONTAINER` is `docker` or `podman`, a daemon of root's is in such a container, unless
+    /// the test arranges what it may do.
     pub(crate) async fn start(self) -> Daemon {
-        let plain =
-            self.wrapper.is_empty() && self.user.is_none() && self.workspace_owner.is_none();
+        let of_root = self.user.is_none() && self.workspace_owner.is_none();
+        let plain = of_root && self.wrapper.is_empty();
         let setup = match env::var("JIG_TEST_LEVEL").as_deref() {
             Ok("L1") if plain => self.at_l1(),
             Ok("L2") if plain => self.at_l2(),
             _ => self,
         };
+        let setup = match env::var("JIG_TEST_CONTAINER") {
+            Ok(engine) if of_root && !setup.is_arranged() => setup.contained_by(&engine),
+            _ => setup,
+        };
         setup.start_as_it_is().await
+    }
+
+    /// Whether the test says what kind of host the daemon of root's finds.
+    fn is_arranged(&self) -> bool {
+        self.contained
+            || self
+                .arguments
+                .iter()
+                .any(|word| word == "--chown-workspace")
     }
 
     async fn start_as_it_is(self) -> Daemon {

@@ -1,42 +1,21 @@
 //! Containers as Kubernetes makes them, with a real runtime (crun): which level each gives, found by
 //! looking at what a command in it really is.
 
-mod bundle;
-
 use std::{
     collections::BTreeSet,
     fs,
     io::{self, Write as _},
-    sync::Arc,
 };
 
 use tonic_health::pb::health_check_response::ServingStatus;
 
-use self::bundle::{
-    Bundle, Container,
+use crate::support::{
+    Container, DOCKER_CAPABILITIES, Daemon, Mark,
     Profile::{Localhost, RuntimeDefault, Unconfined},
+    Setup, argv, compile, host_status, shell,
 };
-pub(super) use self::bundle::{RUNTIME_DEFAULT, stripped};
-use crate::support::{Daemon, Mark, Setup, argv, compile, descendants, host_status, set_up, shell};
 
-/// Capabilities that container engines give root.
-const DEFAULT: &[&str] = &[
-    "CAP_AUDIT_WRITE",
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FOWNER",
-    "CAP_FSETID",
-    "CAP_KILL",
-    "CAP_MKNOD",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_NET_RAW",
-    "CAP_SETFCAP",
-    "CAP_SETGID",
-    "CAP_SETPCAP",
-    "CAP_SETUID",
-    "CAP_SYS_CHROOT",
-];
-/// The same and CAP_SYS_ADMIN.
+/// Capabilities of Docker's and CAP_SYS_ADMIN.
 const ADMIN: &[&str] = &[
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",
@@ -118,12 +97,13 @@ const RESTRICTED: Container = Container {
     profile: RuntimeDefault,
     masked: true,
     own_users: false,
+    own_network: true,
 };
 /// A container as engines make it by default.
 const ROOT: Container = Container {
     name: "B",
     uid: 0,
-    capabilities: DEFAULT,
+    capabilities: DOCKER_CAPABILITIES,
     no_new_privs: false,
     ..RESTRICTED
 };
@@ -301,25 +281,13 @@ fn say(text: &str) {
 }
 
 async fn start(container: &Container, owner: u32, minimum: &str) -> Daemon {
-    set_up("tests/levels/install.sh");
-    let bundle = Arc::new(Bundle::of(container));
     Setup::new()
         .user(container.on_the_machine(container.uid))
         .workspace_owner(container.on_the_machine(owner))
-        .under(bundle.wrapper())
-        .becoming_its_user_itself()
-        .keeping(bundle)
+        .contained(container)
         .arguments(&["--minimum-level", minimum])
         .start()
         .await
-}
-
-/// The daemon's own process, whom the test knows only through those around it.
-fn daemon_process(daemon: &Daemon) -> i32 {
-    let named = |pid: &i32| host_status(*pid, "Name").as_deref() == Some("jigd");
-    let around = descendants(daemon.pid());
-    let mut found = around.into_iter().map(|process| process.pid);
-    found.find(named).unwrap()
 }
 
 /// Finds out what a command really is.
@@ -327,11 +295,10 @@ async fn level_of_a_command(daemon: &Daemon) -> &'static str {
     let mark = Mark::new();
     let running = daemon.begin(mark.on(argv(&["sleep", "1000"])));
     let command = *mark.appears(1).await.first().unwrap();
-    let daemon_process = daemon_process(daemon);
     let namespaces = ["user", "mnt", "pid", "net", "ipc", "uts", "cgroup"];
     let own = namespaces.iter().filter(|kind| {
         let of = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap();
-        of(command) != of(daemon_process)
+        of(command) != of(daemon.pid())
     });
     let own = own.count();
     for (field, right) in [

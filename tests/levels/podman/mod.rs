@@ -15,8 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use self::scripts::{ATTEMPTS, INSIDE};
-use super::containers::{RUNTIME_DEFAULT, stripped};
-use crate::support::{copy_program, set_up};
+use crate::support::{DOCKER_SECCOMP, copy_program, set_up, stripped};
 
 /// The page of the documentation.
 const PAGE: &str = include_str!("../../../docs/containers.md");
@@ -146,8 +145,19 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// The row of the pod, which has one set of flags.
-const POD: &str = "pod: sidecar, user 1000, all capabilities dropped, `emptyDir`";
+/// Rows of pods: the first column, whether they have Docker's profile, and what commands get.
+const PODS: &[(&str, bool, [Option<&str>; 3])] = &[
+    (
+        "pod: sidecar, user 1000, all capabilities dropped, `emptyDir`",
+        false,
+        [None, Some("L2"), Some("L2")],
+    ),
+    (
+        "the same pod with Docker's profile, as `RuntimeDefault`",
+        true,
+        [None, Some("L1"), Some("L1")],
+    ),
+];
 
 fn podman() -> Command {
     let mut podman = Command::new("podman");
@@ -238,7 +248,7 @@ fn files(owner: u32) -> TempDir {
 
 /// Docker's default profile, as engines read it.
 fn dockers_profile() -> String {
-    let data: Value = serde_json::from_str(RUNTIME_DEFAULT).unwrap();
+    let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
     let mut rules = data["rules"].clone();
     for rule in rules.as_array_mut().unwrap() {
         let rule = rule.as_object_mut().unwrap();
@@ -393,7 +403,10 @@ fn the_page_has_these_rows() {
             format!("| {} | {} |", row.name, levels.join(" | "))
         })
         .collect();
-    expected.push(format!("| {POD} | – | L2 | L2 |"));
+    expected.extend(PODS.iter().map(|(name, _, gives)| {
+        let levels = gives.map(|level| level.unwrap_or("–"));
+        format!("| {name} | {} |", levels.join(" | "))
+    }));
     let rows = PAGE.lines().filter(|line| line.starts_with("| "));
     let rows: Vec<_> = rows.skip(1).collect();
     assert_eq!(rows, expected);

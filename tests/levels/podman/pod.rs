@@ -5,7 +5,7 @@ use std::{fs, process::Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{IMAGE, files, podman, prepare, succeeds};
+use super::{FLAGS, IMAGE, PODS, files, podman, prepare, succeeds};
 use crate::support::eventually;
 
 /// A pod that ends with the test.
@@ -16,7 +16,9 @@ struct Pod {
 
 impl Drop for Pod {
     fn drop(&mut self) {
-        let _gone = podman().args(["pod", "rm", "--force", &self.name]).output();
+        let _gone = podman()
+            .args(["pod", "rm", "--force", "--time", "0", &self.name])
+            .output();
     }
 }
 
@@ -38,30 +40,35 @@ impl Pod {
     }
 }
 
-fn pod() -> Pod {
+/// Starts a pod, with `flags` for its daemon, and with Docker's profile if that is asked for.
+fn pod(name: &str, flags: &str, dockers_profile: bool) -> Pod {
     let files = files(0);
-    let name = format!("jig-test-{}", std::process::id());
+    let name = format!("jig-test-{}-{name}", std::process::id());
     let mount = |name: &str, path: &str, read_only: bool| json!({"name": name, "mountPath": path, "readOnly": read_only});
     let mounts = json!([
         mount("work", "/open", false),
         mount("usr", "/usr", true),
         mount("jig", "/jig", true),
     ]);
-    let daemon = [
+    let mut daemon = vec![
         "/jig/jig",
         "serve",
         "--trust-loopback",
-        "--minimum-level",
-        "L1",
         "--workspace",
         "/open",
         "--state-dir",
         "/tmp/state",
     ];
+    daemon.extend(flags.split_whitespace());
+    let annotations = if dockers_profile {
+        json!({"container.seccomp.security.alpha.kubernetes.io/jigd": "localhost/profile.json"})
+    } else {
+        json!({})
+    };
     let pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "annotations": annotations},
         "spec": {
             "restartPolicy": "Never",
             "containers": [
@@ -94,6 +101,7 @@ fn pod() -> Pod {
     let file = files.path().join("pod.yaml");
     fs::write(&file, pod.to_string()).unwrap();
     // The pod is there before its containers are: from here on it is removed.
+    let profiles = files.path().to_owned();
     let pod = Pod {
         name,
         _files: files,
@@ -101,29 +109,48 @@ fn pod() -> Pod {
     succeeds(
         podman()
             .args(["kube", "play", "--network", "none"])
-            .arg(file),
+            .arg("--seccomp-profile-root")
+            .args([profiles, file]),
     );
     pod
 }
 
-#[tokio::test]
-async fn a_sidecar_serves_the_agents_container_of_its_pod() {
-    prepare();
-    let pod = pod();
-    let is_healthy = async || pod.jig(&["health"]).status.success();
-    eventually("the sidecar serves", is_healthy).await;
-    let output = pod.jig(&[
+/// Sees that the pod gives what the page says, to commands that share files with the agent.
+async fn check(pod: &Pod, gives: Option<&str>, told: &str) {
+    let run = [
         "--json",
         "run",
         "--",
         "sh",
         "-c",
         "id -u && echo written > shared",
-    ]);
+    ];
+    let Some(level) = gives else {
+        let is_refused = async || {
+            let output = pod.jig(&run);
+            String::from_utf8_lossy(&output.stdout).contains("SANDBOX_UNAVAILABLE")
+        };
+        eventually(&format!("{told}: commands are refused"), is_refused).await;
+        return;
+    };
+    let is_healthy = async || pod.jig(&["health"]).status.success();
+    eventually(&format!("{told}: the sidecar serves"), is_healthy).await;
+    let output = pod.jig(&run);
     let response: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(response["isolation"], "L2", "{output:?}");
-    assert_eq!(response["stdout"], "1000\n", "{output:?}");
+    assert_eq!(response["isolation"], level, "{told}: {output:?}");
+    assert_eq!(response["stdout"], "1000\n", "{told}: {output:?}");
     let agent = format!("{}-agent", pod.name);
     let read = succeeds(podman().args(["exec", &agent, "cat", "/open/shared"]));
     assert_eq!(read.stdout, b"written\n");
+}
+
+#[tokio::test]
+async fn a_sidecar_serves_the_agents_container_of_its_pod() {
+    prepare();
+    for (row, (name, dockers_profile, gives)) in PODS.iter().enumerate() {
+        for (column, (flags, level)) in FLAGS.iter().zip(gives).enumerate() {
+            let pod = pod(&format!("{row}-{column}"), flags, *dockers_profile);
+            check(&pod, *level, &format!("{name} with {flags:?}")).await;
+        }
+    }
 }

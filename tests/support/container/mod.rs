@@ -1,20 +1,23 @@
-//! Bundles for an OCI runtime: a configuration as Kubernetes would have it made, and a root file
-//! system of nothing but the host's `/usr` and the daemon.
+//! Daemons in containers: bundles for an OCI runtime (crun), with a configuration as Kubernetes or an
+//! engine makes it, and a root file system of nothing but the host's `/usr` and the daemon.
 
 use std::{
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
+    sync::Arc,
 };
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{binary, copy_program, derived};
+use super::{Setup, binary, copy_program, derived, set_up};
 
-/// What container engines allow, as data.
-pub(in crate::levels) const RUNTIME_DEFAULT: &str = include_str!("runtime_default.json");
+/// Docker's default seccomp profile, as data.
+pub(crate) const DOCKER_SECCOMP: &str = include_str!("docker_seccomp.json");
+/// That of the installed Podman.
+const PODMAN_SECCOMP: &str = "/usr/share/containers/seccomp.json";
 /// What a profile made for the daemon allows more.
 const NAMESPACES_AND_MOUNTS: &[&str] = &[
     "clone",
@@ -33,8 +36,39 @@ const NAMESPACES_AND_MOUNTS: &[&str] = &[
     "fsmount",
     "sethostname",
 ];
+/// Capabilities that Docker gives root.
+pub(crate) const DOCKER_CAPABILITIES: &[&str] = &[
+    "CAP_AUDIT_WRITE",
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_MKNOD",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_NET_RAW",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
+/// Capabilities that Podman gives root.
+const PODMAN_CAPABILITIES: &[&str] = &[
+    "CAP_CHOWN",
+    "CAP_DAC_OVERRIDE",
+    "CAP_FOWNER",
+    "CAP_FSETID",
+    "CAP_KILL",
+    "CAP_NET_BIND_SERVICE",
+    "CAP_SETFCAP",
+    "CAP_SETGID",
+    "CAP_SETPCAP",
+    "CAP_SETUID",
+    "CAP_SYS_CHROOT",
+];
 /// First user id of the machine that a container's own user namespace has, and how many.
-pub(super) const USERS: (u32, u32) = (200_000, 65_536);
+pub(crate) const USERS: (u32, u32) = (200_000, 65_536);
 /// What runtimes cover, and make read-only.
 const MASKED: &[&str] = &[
     "/proc/acpi",
@@ -60,56 +94,77 @@ const READ_ONLY: &[&str] = &[
 /// Stands in a configuration for the directory of the test's daemon, which is not known yet.
 const PLACE: &str = "@PLACE@";
 /// Runs a bundle, whose directory is the first argument, with the daemon's arguments, which follow
-/// the daemon's binary. All of it dies with this process.
+/// [`CONFIGURE`] and the daemon's binary. All of it dies with this process.
 const RUN: &str = r#"
     set -e
     bundle=$1
-    shift 2
-    for word; do [ "$last" = --state-dir ] && place=${word%/*}; last=$word; done
+    configure=$2
+    shift 3
     # crun refuses a machine where version 2 of control groups is one of several hierarchies.
     mount -t cgroup2 none /sys/fs/cgroup
-    printf '%s\n' "$@" > "$bundle/jig/arguments"
-    sed "s#@PLACE@#$place#g" "$bundle/config.in" > "$bundle/config.json"
+    python3 -c "$configure" "$bundle" "$@"
+    # What a killed daemon left.
+    rm -rf "$bundle/state"
     exec crun --root "$bundle/state" --cgroup-manager=disabled run --bundle "$bundle" jig-test
+"#;
+/// Completes the configuration of a bundle by the daemon's directory, arguments and environment, and
+/// by other directories of the test that the arguments or a configuration file name.
+const CONFIGURE: &str = r#"
+import json, os, re, sys
+bundle, *arguments = sys.argv[1:]
+place = os.path.dirname(arguments[arguments.index("--state-dir") + 1])
+config = json.loads(open(bundle + "/config.in").read().replace("@PLACE@", place))
+text = " ".join([*arguments, *os.environ.values()])
+if os.path.exists(place + "/jig.toml"):
+    text += open(place + "/jig.toml").read()
+for path in sorted(set(re.findall(r"/tmp/jig-test-[\w-]+", text)) - {place}):
+    config["mounts"].append({"destination": path, "type": "bind", "source": path, "options": ["rbind", "rw"]})
+config["process"]["args"] = ["/jig/jigd", *arguments]
+config["process"]["env"] = [f"{name}={value}" for name, value in os.environ.items()]
+json.dump(config, open(bundle + "/config.json", "w"))
 "#;
 
 /// A kind of container.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Container {
+pub(crate) struct Container {
     /// Name in the matrix.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// User in it.
-    pub(super) uid: u32,
+    pub(crate) uid: u32,
     /// Capabilities of root in it.
-    pub(super) capabilities: &'static [&'static str],
+    pub(crate) capabilities: &'static [&'static str],
     /// Whether it may not gain privileges.
-    pub(super) no_new_privs: bool,
+    pub(crate) no_new_privs: bool,
     /// Its seccomp profile.
-    pub(super) profile: Profile,
+    pub(crate) profile: Profile,
     /// Whether its /proc is masked.
-    pub(super) masked: bool,
+    pub(crate) masked: bool,
     /// Whether it has a user namespace of its own.
-    pub(super) own_users: bool,
+    pub(crate) own_users: bool,
+    /// Whether it has a network namespace of its own.
+    pub(crate) own_network: bool,
 }
 
 /// A seccomp profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Profile {
+pub(crate) enum Profile {
     /// None.
     Unconfined,
-    /// That of the engine.
+    /// Docker's, which Kubernetes applies as `RuntimeDefault`.
     RuntimeDefault,
+    /// Podman's.
+    Podman,
     /// The same with what the daemon needs.
     Localhost,
 }
 
 /// A bundle on disk.
 #[derive(Debug)]
-pub(super) struct Bundle(TempDir);
+pub(crate) struct Bundle(TempDir);
 
 impl Container {
     /// The machine's number of a user in it.
-    pub(super) fn on_the_machine(&self, uid: u32) -> u32 {
+    pub(crate) fn on_the_machine(&self, uid: u32) -> u32 {
         if self.own_users { USERS.0 + uid } else { uid }
     }
 
@@ -121,8 +176,11 @@ impl Container {
         };
         let bind = |source: &str, target: &str, mode: &str| json!({"destination": target, "type": "bind", "source": source, "options": ["rbind", mode]});
         let mount = |kind: &str, target: &str, options: &[&str]| json!({"destination": target, "type": kind, "source": kind, "options": options});
-        let namespaces = ["pid", "ipc", "uts", "mount", "network", "cgroup"];
-        let namespaces = namespaces.map(|kind| json!({"type": kind}));
+        let namespaces = ["pid", "ipc", "uts", "mount", "cgroup"];
+        let mut namespaces = namespaces.map(|kind| json!({"type": kind})).to_vec();
+        if self.own_network {
+            namespaces.push(json!({"type": "network"}));
+        }
         let mut config = json!({
             "ociVersion": "1.0.0",
             "hostname": "container",
@@ -130,8 +188,6 @@ impl Container {
             "process": {
                 "terminal": false,
                 "user": {"uid": self.uid, "gid": self.uid},
-                "args": ["/bin/sh", "-c", "exec /jig/jigd $(cat /jig/arguments)"],
-                "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
                 "cwd": "/",
                 "noNewPrivileges": self.no_new_privs,
                 "capabilities": {"bounding": self.capabilities, "effective": granted, "permitted": granted, "inheritable": []},
@@ -139,10 +195,15 @@ impl Container {
             "mounts": [
                 mount("proc", "/proc", &["nosuid", "noexec", "nodev"]),
                 mount("tmpfs", "/dev", &["nosuid", "strictatime", "mode=755", "size=65536k"]),
+                mount("devpts", "/dev/pts", &["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"]),
+                mount("tmpfs", "/dev/shm", &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"]),
+                mount("mqueue", "/dev/mqueue", &["nosuid", "noexec", "nodev"]),
                 mount("sysfs", "/sys", &["nosuid", "noexec", "nodev", "ro"]),
                 mount("tmpfs", "/tmp", &["nosuid", "nodev", "mode=1777"]),
                 bind("/usr", "/usr", "ro"),
                 bind(folder.join("jig").to_str().unwrap(), "/jig", "ro"),
+                bind("/etc/resolv.conf", "/etc/resolv.conf", "ro"),
+                bind("/etc/hosts", "/etc/hosts", "ro"),
                 bind(PLACE, PLACE, "rw"),
             ],
             "linux": {
@@ -166,11 +227,17 @@ impl Container {
     }
 
     fn seccomp(&self) -> Value {
+        let (rules, errno) = match self.profile {
+            Profile::Podman => (podman_rules(), 38),
+            Profile::RuntimeDefault | Profile::Localhost | Profile::Unconfined => {
+                let data: Value = serde_json::from_str(DOCKER_SECCOMP).unwrap();
+                (data["rules"].clone(), 1)
+            }
+        };
         let more = match self.profile {
             Profile::Localhost => NAMESPACES_AND_MOUNTS,
-            Profile::RuntimeDefault | Profile::Unconfined => &[],
+            Profile::RuntimeDefault | Profile::Podman | Profile::Unconfined => &[],
         };
-        let data: Value = serde_json::from_str(RUNTIME_DEFAULT).unwrap();
         let held = |names: &Value| {
             let names = names.as_array().into_iter().flatten();
             let names: Vec<_> = names.map(|name| name.as_str().unwrap()).collect();
@@ -179,33 +246,91 @@ impl Container {
                 names.iter().any(|name| self.capabilities.contains(name)),
             )
         };
-        let mut rules = vec![json!({"names": more, "action": "SCMP_ACT_ALLOW"})];
-        for rule in data["rules"].as_array().unwrap() {
+        let mut syscalls = vec![json!({"names": more, "action": "SCMP_ACT_ALLOW"})];
+        for rule in rules.as_array().unwrap() {
             if !held(&rule["with"]).0 || held(&rule["without"]).1 {
                 continue;
             }
             let mut rule = rule.clone();
             let names = rule["names"].as_array_mut().unwrap();
             names.retain(|name| !more.contains(&name.as_str().unwrap()));
-            if names.is_empty() {
-                continue;
-            }
             let fields = rule.as_object_mut().unwrap();
             fields.retain(|field, _| field != "with" && field != "without");
-            rules.push(rule);
+            syscalls.push(rule);
         }
-        rules.retain(|rule| rule["names"] != json!([]));
+        syscalls.retain(|rule| rule["names"] != json!([]));
         json!({
             "defaultAction": "SCMP_ACT_ERRNO",
+            "defaultErrnoRet": errno,
             "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"],
-            "syscalls": rules,
+            "syscalls": syscalls,
         })
+    }
+}
+
+/// Rules of Podman's profile, in the form of [`DOCKER_SECCOMP`].
+fn podman_rules() -> Value {
+    let text = fs::read_to_string(PODMAN_SECCOMP).unwrap();
+    let data: Value = serde_json::from_str(&text).unwrap();
+    let rules = data["syscalls"].as_array().unwrap().iter();
+    let here = rules.filter(|rule| {
+        let machines = rule["includes"]["arches"].as_array();
+        machines.is_none_or(|machines| machines.contains(&json!("amd64")))
+    });
+    here.map(|rule| {
+        let mut converted = json!({
+            "names": rule["names"],
+            "action": rule["action"],
+            "with": rule["includes"]["caps"],
+            "without": rule["excludes"]["caps"],
+        });
+        for field in ["args", "errnoRet"] {
+            if !rule[field].is_null() {
+                converted[field] = rule[field].clone();
+            }
+        }
+        converted
+    })
+    .collect()
+}
+
+impl Setup {
+    /// Starts the daemon in a container.
+    pub(crate) fn contained(self, container: &Container) -> Self {
+        set_up("tests/levels/install.sh");
+        let bundle = Arc::new(Bundle::of(container));
+        self.and_under(bundle.wrapper())
+            .becoming_its_user_itself()
+            .keeping(bundle)
+            .in_a_container()
+    }
+
+    /// A daemon of root's in a container as an engine makes it by default, which gives its workspace
+    /// to the user of its commands. The container has the network around it, which tests arrange.
+    pub(crate) fn contained_by(self, engine: &str) -> Self {
+        let (capabilities, profile) = match engine {
+            "docker" => (DOCKER_CAPABILITIES, Profile::RuntimeDefault),
+            "podman" => (PODMAN_CAPABILITIES, Profile::Podman),
+            other => panic!("neither docker nor podman: {other}"),
+        };
+        self.arguments(&["--chown-workspace"])
+            .or_argument("--minimum-level", "L1")
+            .contained(&Container {
+                name: "engine",
+                uid: 0,
+                capabilities,
+                no_new_privs: false,
+                profile,
+                masked: true,
+                own_users: false,
+                own_network: false,
+            })
     }
 }
 
 impl Bundle {
     /// Writes it.
-    pub(super) fn of(container: &Container) -> Self {
+    fn of(container: &Container) -> Self {
         let folder = tempfile::Builder::new()
             .prefix("jig-test-bundle-")
             .permissions(fs::Permissions::from_mode(0o755))
@@ -214,6 +339,10 @@ impl Bundle {
         let root = folder.path().join("rootfs");
         for name in ["usr", "etc", "tmp", "proc", "dev", "sys", "jig"] {
             fs::create_dir_all(root.join(name)).unwrap();
+        }
+        // Where those of the host are mounted.
+        for name in ["etc/resolv.conf", "etc/hosts"] {
+            fs::write(root.join(name), "").unwrap();
         }
         fs::create_dir(folder.path().join("jig")).unwrap();
         copy_program(&stripped("jigd", binary()), &folder.path().join("jig/jigd"));
@@ -229,7 +358,7 @@ impl Bundle {
     }
 
     /// What is to be put before the daemon and its arguments so that it runs in the container.
-    pub(super) fn wrapper(&self) -> Vec<String> {
+    fn wrapper(&self) -> Vec<String> {
         let folder = self.0.path().to_str().unwrap();
         // Its own process namespace, so that everything ends with it.
         let wrapper = [
@@ -246,13 +375,14 @@ impl Bundle {
             RUN,
             "sh",
             folder,
+            CONFIGURE,
         ];
         wrapper.map(str::to_owned).to_vec()
     }
 }
 
 /// A program without what only a debugger reads, which is most of it.
-pub(in crate::levels) fn stripped(name: &str, program: &Path) -> PathBuf {
+pub(crate) fn stripped(name: &str, program: &Path) -> PathBuf {
     derived(&format!("{name}-stripped"), &[program], |to| {
         let stripped = Command::new("strip")
             .arg("-o")
