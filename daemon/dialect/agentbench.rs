@@ -153,7 +153,10 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
         if read.flag("truncated") {
             names.extend(["omitted_lines", "size_bytes"]);
         }
-        Ok(Answer::data(read.only(&names).into()))
+        let content = read.content();
+        let mut data = read.only(&names);
+        data.insert("content".to_owned(), content.into());
+        Ok(Answer::data(data.into()))
     })
 }
 

@@ -130,6 +130,11 @@ pub(super) fn fitting(items: impl IntoIterator<Item = Json>) -> (Vec<Json>, bool
     (fitting, true)
 }
 
+/// The last line of a part of an artifact.
+pub(super) fn next_part(path: &str) -> String {
+    format!("[jig: the output continues in {path}]")
+}
+
 /// A text, and more on a line of its own.
 pub(super) fn on_lines(text: &str, more: &str) -> String {
     let is_apart = text.is_empty() || more.is_empty() || text.ends_with('\n');
@@ -147,6 +152,15 @@ impl Data {
     /// A text; empty where there is none.
     pub(crate) fn text(&self, name: &str) -> &str {
         self.0.get(name).and_then(Json::as_str).unwrap_or_default()
+    }
+
+    /// What was read of a file. Of a part of an artifact, the last line names the next part.
+    pub(super) fn content(&self) -> String {
+        let content = self.text("content");
+        match self.text("next_path") {
+            "" => content.to_owned(),
+            next => on_lines(content, &next_part(next)),
+        }
     }
 
     /// A number, if there is one.

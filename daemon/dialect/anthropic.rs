@@ -205,7 +205,8 @@ async fn view(path: &str, range: Vec<i64>, tools: &mut dyn Tools) -> Result<Answ
 /// As many whole lines as a result shows, and what to do for the others.
 fn shown(read: &Data) -> String {
     let mut text = numbered(read);
-    if text.len() <= MOST_SHOWN && !read.flag("truncated") {
+    let is_part = !read.text("next_path").is_empty();
+    if text.len() <= MOST_SHOWN && (is_part || !read.flag("truncated")) {
         return text;
     }
     let most = text.floor_char_boundary(MOST_SHOWN);
@@ -250,7 +251,8 @@ async fn read(
 /// As `cat -n` has it.
 fn numbered(read: &Data) -> String {
     let first = usize::try_from(read.count("start_line")).unwrap_or(usize::MAX);
-    let lines = read.text("content").lines().enumerate();
+    let content = read.content();
+    let lines = content.lines().enumerate();
     let lines = lines.map(|(number, line)| format!("{:>6}\t{line}", first + number));
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -205,9 +205,12 @@ fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "max_bytes": most,
             }),
         );
-        let mut read = tools.call(call.within(FILES)).await?;
+        let read = tools.call(call.within(FILES)).await?;
         let mut data = json!({
-            "content": read.take("content"),
+            "content": match encoding {
+                "base64" => read.text("content").to_owned(),
+                _ => read.content(),
+            },
             "size": read.count("size_bytes"),
             "encoding": encoding,
         });

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use serde_json::json;
 
 use super::{
-    answer::{Answer, Data, MOST_SHOWN, code_of, on_lines},
+    answer::{Answer, Data, MOST_SHOWN, code_of, next_part, on_lines},
     pages,
     parameter::{Default, Kind, Parameter, Params, Unknown},
     place::{below, inside, is_missing, is_outside},
@@ -185,9 +185,14 @@ fn read_file(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             shown = MOST_SHOWN / 3;
             content = decoded(bytes.get(..shown).unwrap_or(&bytes));
         }
+        match read.text("next_path") {
+            "" => {}
+            next => content = on_lines(&content, &next_part(next)),
+        }
         let all = read.count("size_bytes");
+        let is_cut = read.flag("truncated") && read.text("next_path").is_empty();
         let answer = Answer::text(content);
-        Ok(match shown < usize::try_from(all).unwrap_or(usize::MAX) {
+        Ok(match is_cut || shown < bytes.len() {
             true => answer.cut(format!("these are the first {shown} of {all} bytes")),
             false => answer,
         })

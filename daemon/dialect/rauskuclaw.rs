@@ -89,8 +89,8 @@ fn file_read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                 "max_bytes": params.integer("max_bytes").unwrap_or(MOST_BYTES),
             }),
         );
-        let mut read = tools.call(call).await?;
-        let mut data = json!({ "path": path, "content_text": read.take("content") });
+        let read = tools.call(call).await?;
+        let mut data = json!({ "path": path, "content_text": read.content() });
         if read.flag("truncated") {
             data["truncated"] = true.into();
         }

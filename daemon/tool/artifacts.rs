@@ -33,6 +33,12 @@ impl Artifacts {
         Step::of_artifact(path).is_some()
     }
 
+    /// Takes the `@OFFSET` off a path that names a part of an artifact: `logs/tool_step_0001_stdout.txt@1048576`.
+    pub(super) fn part(path: &str) -> Option<(&str, u64)> {
+        let (name, offset) = path.split_once('@')?;
+        Self::is_name(name).then_some((name, offset.parse().ok()?))
+    }
+
     /// Opens the artifact of this name where the workspace `failed` to open a file of it, because there is none. Blocks.
     pub(super) fn instead_of(&self, path: &str, failed: Error) -> Result<RegularFile, Error> {
         // Behind a link lies nothing that a caller could read instead.

@@ -17,6 +17,9 @@ use crate::{
 /// Bytes to answer with when a request says nothing about it.
 const DEFAULT_BYTES: u32 = 3 << 20;
 
+/// Most bytes of an artifact in one answer, where no lines are asked for. As JSON in JSON they still fit into a message.
+const PART_BYTES: u64 = 512 << 10;
+
 /// Largest file that is read without a thread that may block, where the kernel has it in memory.
 const SMALL: usize = 64 << 10;
 
@@ -61,13 +64,75 @@ impl Tool for ReadFile {
             match workspace.open_file(&path) {
                 Ok(file) => excerpt(&file, &request, stop),
                 Err(error) => {
-                    let file = artifacts.instead_of(path.as_str(), error)?;
-                    output(&file, &request, stop)
+                    let (name, offset) =
+                        Artifacts::part(path.as_str()).unwrap_or((path.as_str(), 0));
+                    let file = artifacts.instead_of(name, error)?;
+                    let has_range = request.start_line() > 1 || request.end_line.is_some();
+                    let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES));
+                    let is_long = file.size() > most.min(PART_BYTES);
+                    match offset > 0 || is_long && !has_range {
+                        true => part(&file, name, offset, &request),
+                        false => output(&file, &request, stop),
+                    }
                 }
             }
         })
         .await
     }
+}
+
+/// Answers a part of an artifact, up to the end of a line if it has one.
+fn part(
+    file: &RegularFile,
+    name: &str,
+    offset: u64,
+    request: &v1::ReadFileRequest,
+) -> Result<v1::ReadFileResponse, Error> {
+    let size = file.size();
+    if offset > size {
+        let text = format!("{name} has only {size} bytes");
+        return Err(Error::invalid_field("path", text));
+    }
+    let as_text = request.encoding() != v1::Encoding::Base64;
+    let most = u64::from(request.max_bytes.unwrap_or(DEFAULT_BYTES)).clamp(1, PART_BYTES);
+    let length = usize::try_from(most).unwrap_or(usize::MAX);
+    let mut bytes = file.bytes_at(offset, length)?;
+    if as_text && str::from_utf8(&bytes).is_err_and(|error| error.error_len().is_some()) {
+        // U+FFFD takes three bytes.
+        bytes.truncate((bytes.len() / 3).max(1));
+    }
+    if offset + (bytes.len() as u64) < size {
+        bytes.truncate(end_of_part(&bytes));
+    }
+    let next = offset + bytes.len() as u64;
+    let is_unfinished = !bytes.ends_with(b"\n");
+    let lines = memchr::memchr_iter(b'\n', &bytes).count() as u64 + u64::from(is_unfinished);
+    Ok(v1::ReadFileResponse {
+        content: match as_text {
+            true => String::from_utf8_lossy(&bytes).into_owned(),
+            false => BASE64_STANDARD.encode(bytes),
+        },
+        encoding: request.encoding().into(),
+        truncated: next < size,
+        start_line: 1,
+        end_line: clamped(lines),
+        size_bytes: size,
+        next_path: match next < size {
+            true => format!("{name}@{next}"),
+            false => String::new(),
+        },
+        ..v1::ReadFileResponse::default()
+    })
+}
+
+/// Where a part ends, of which there are these bytes: behind its last line ending, else before a character that is not
+/// whole.
+fn end_of_part(bytes: &[u8]) -> usize {
+    let line = memchr::memrchr(b'\n', bytes).map(|end| end + 1);
+    line.unwrap_or_else(|| match str::from_utf8(bytes) {
+        Err(error) if error.error_len().is_none() && error.valid_up_to() > 0 => error.valid_up_to(),
+        Ok(_) | Err(_) => bytes.len(),
+    })
 }
 
 /// Answers what is asked of an artifact. What a command writes need not be UTF-8: as in the answer of the command,
@@ -128,6 +193,7 @@ fn excerpt(
         end_line: clamped(excerpt.end_line),
         size_bytes: excerpt.size,
         sha256,
+        next_path: String::new(),
     })
 }
 

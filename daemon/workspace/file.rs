@@ -66,6 +66,20 @@ impl RegularFile {
         })
     }
 
+    /// Reads up to `length` bytes from `offset` on; less only where the file ends.
+    pub(crate) fn bytes_at(&self, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; length];
+        let mut filled = 0;
+        while filled < length {
+            match self.read_at(&mut bytes[filled..], offset + filled as u64)? {
+                0 => break,
+                read => filled += read,
+            }
+        }
+        bytes.truncate(filled);
+        Ok(bytes)
+    }
+
     /// A file that does not lie in the workspace; without one, an empty file. `path` is for messages.
     pub(crate) fn from_outside(file: Option<File>, path: &str) -> io::Result<Self> {
         let descriptor = match file {

@@ -275,7 +275,7 @@ impl Scan {
                     Ok(start) if start.saturating_add(length) <= kept.len() => {
                         kept[start..start + length].to_vec()
                     }
-                    _ => read_again(file, tail_start, length)?,
+                    _ => file.bytes_at(tail_start, length)?,
                 };
                 kept.truncate(head);
                 kept.extend_from_slice(&bytes);
@@ -338,18 +338,6 @@ impl Starts {
 }
 
 /// Reads `length` bytes from `offset` on, fewer where the file has become shorter.
-fn read_again(file: &RegularFile, offset: u64, length: usize) -> Result<Vec<u8>, Error> {
-    let mut bytes = vec![0; length];
-    let mut filled = 0;
-    while filled < length {
-        match file.read_at(&mut bytes[filled..], offset + filled as u64)? {
-            0 => break,
-            read => filled += read,
-        }
-    }
-    bytes.truncate(filled);
-    Ok(bytes)
-}
 
 fn lines_in(bytes: &[u8]) -> u64 {
     let unfinished = bytes.last().is_some_and(|byte| *byte != b'\n');

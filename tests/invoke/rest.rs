@@ -77,17 +77,47 @@ async fn read(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> String 
     };
     let data: Value = serde_json::from_str(&response.text).unwrap();
     let content = data[field].as_str().unwrap();
+    if let Some(next) = data["next_path"].as_str() {
+        return format!("{content}[jig: the output continues in {next}]");
+    }
     match dialect {
         "cli_agent" => content.split_once(":\n").unwrap().1.to_owned(),
         _ => content.to_owned(),
     }
 }
 
+/// All of an output, part by part: each part names the next one.
+async fn read_all(daemon: &Daemon, dialect: &str, tool: &str, path: &str) -> String {
+    let mut all = String::new();
+    let mut path = path.to_owned();
+    loop {
+        let part = read(daemon, dialect, tool, &path).await;
+        let Some((content, next)) = part.split_once("[jig: the output continues in ") else {
+            return all + &part;
+        };
+        all.push_str(content);
+        next.trim_end()
+            .strip_suffix(']')
+            .unwrap()
+            .clone_into(&mut path);
+    }
+}
+
 #[tokio::test]
 async fn a_model_that_follows_the_text_gets_all_that_a_command_wrote() {
     let daemon = Daemon::start().await;
+    // Many lines, more lines than a message holds, and one line that is longer than a part.
+    follow_the_text(&daemon, WRITE, &written()).await;
+    let lines: String = (1..=250_000)
+        .map(|number| format!("{number:09}\n"))
+        .collect();
+    follow_the_text(&daemon, "seq -f %09g 1 250000", &lines).await;
+    follow_the_text(&daemon, "printf %01500000d 0", &"0".repeat(1_500_000)).await;
+}
+
+async fn follow_the_text(daemon: &Daemon, command: &str, written: &str) {
     for (dialect, tool, params) in RUN {
-        let response = invoke(&daemon, call(dialect, tool, params(WRITE))).await;
+        let response = invoke(daemon, call(dialect, tool, params(command))).await;
         let (path, reader) = match dialect {
             // Its document has nothing but the path.
             "agentbench" => {
@@ -104,14 +134,47 @@ async fn a_model_that_follows_the_text_gets_all_that_a_command_wrote() {
                 (path.to_owned(), reader)
             }
         };
-        let content = read(&daemon, dialect, reader, &path).await;
-        let (content, written) = (content.trim_end(), written());
+        let content = read_all(daemon, dialect, reader, &path).await;
+        // A part that ends within a line has a line ending before what names the next part.
+        let is_one_line = !written.contains('\n');
+        let content = content.replace('\n', if is_one_line { "" } else { "\n" });
         assert!(
-            content == written.trim_end(),
-            "{dialect}: {}",
-            content.len()
+            content.trim_end() == written.trim_end(),
+            "{dialect}: {} of {} bytes",
+            content.len(),
+            written.len()
         );
     }
+}
+
+/// The results of a batch are previews of 12,000 characters there.
+#[tokio::test]
+async fn a_model_that_follows_a_preview_gets_all_that_a_command_wrote() {
+    let daemon = Daemon::start().await;
+    let dialect = "rauskuclaw";
+    let params = json!({"command": "seq -f %09g 1 3000"});
+    let ran = batch(&daemon, of(dialect, &[("a", "tool_exec", params)])).await;
+    let told: Value = serde_json::from_str(messages(&ran)[0]["content"].as_str().unwrap()).unwrap();
+    let note = told["result"]["rest"].as_str().unwrap();
+    let path = note.strip_prefix("the output is in ").unwrap();
+    let mut path = path.split_once(" and ").unwrap().0.to_owned();
+    assert!(note.contains("read it with data_file_read, at most 6000 bytes (max_bytes)"));
+    let mut all = String::new();
+    loop {
+        let params = json!({"path": path, "max_bytes": 6000});
+        let read = batch(&daemon, of(dialect, &[("b", "data_file_read", params)])).await;
+        let told: Value =
+            serde_json::from_str(messages(&read)[0]["content"].as_str().unwrap()).unwrap();
+        let part = told["result"]["content_text"].as_str().unwrap();
+        let Some((content, next)) = part.split_once("[jig: the output continues in ") else {
+            all.push_str(part);
+            break;
+        };
+        all.push_str(content);
+        next.strip_suffix(']').unwrap().clone_into(&mut path);
+    }
+    let written: String = (1..=3000).map(|number| format!("{number:09}\n")).collect();
+    assert!(all == written, "{} of {} bytes", all.len(), written.len());
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::{
     super::{
-        answer::{Answer, MOST_SHOWN},
+        answer::Answer,
         parameter::Params,
         place::inside,
         said::Said,
@@ -18,6 +18,9 @@ use crate::daemon::error::{Error, Reason};
 
 /// Largest file that is written: 10 MB.
 const MOST_BYTES: usize = 10 << 20;
+/// Most bytes of a file in one result: as text and as data they fit into a message, so that no lines are missing in the
+/// middle.
+const MOST_READ: usize = 1 << 20;
 /// Bytes of a file that is no text that are shown.
 const SHOWN: usize = 1024;
 /// Bytes in a line of these.
@@ -78,7 +81,7 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
                     "path": path,
                     "start_line": from,
                     "end_line": to,
-                    "max_bytes": MOST_SHOWN,
+                    "max_bytes": MOST_READ,
                 }),
             },
         );
@@ -94,10 +97,11 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             return Err(error.with("total_lines", lines));
         }
         let (first, mut last) = (read.count("start_line"), read.count("end_line"));
-        let mut content = read.text("content");
+        let whole = read.content();
+        let mut content = whole.as_str();
         let bytes = read.count("size_bytes");
         let mut warnings = Vec::new();
-        if read.flag("truncated") {
+        if read.flag("truncated") && read.text("next_path").is_empty() {
             let shown = match content.rfind('\n') {
                 Some(end) => {
                     // The last line may not be whole.
@@ -129,7 +133,10 @@ pub(super) fn read(params: Params, tools: &mut dyn Tools) -> Answering<'_> {
             warnings,
             ..Output::default()
         };
-        Ok(output.answer(since))
+        Ok(Answer {
+            is_cut: read.flag("truncated"),
+            ..output.answer(since)
+        })
     })
 }
 

@@ -22,6 +22,8 @@ use crate::{
 const ALL_BYTES: usize = 640 << 10;
 /// Longest result, as JSON in bytes, of a vocabulary in which a preview stands for a longer one.
 const PREVIEWED_BYTES: usize = 12 << 10;
+/// Most bytes of a file in a result that is not previewed, whatever they are as JSON; common texts fit more often.
+const MOST_IN_PREVIEW: usize = 6000;
 /// Characters of the preview.
 const PREVIEW_CHARACTERS: usize = 12_000;
 /// What a call is told whose job has not ended in time.
@@ -213,7 +215,8 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
     let of_text = || is_success.then(|| json!({ "text": ended.text }));
     let data = data.map(Value::Object).or_else(of_text);
     if terms.has_previews {
-        return Ok(previewed(data, is_text, &ended.text));
+        let note = rest_note(ended, terms.reader);
+        return Ok(previewed(data, is_text, &ended.text, note));
     }
     let rest = rest(&ended.stdout_path, &ended.stderr_path, terms.reader);
     let short = |value: Value| {
@@ -242,17 +245,21 @@ fn output(ended: &InvokeResponse, most: usize, terms: Terms) -> Result<Output, E
 }
 
 /// The same, where a preview stands for what is too long.
-fn previewed(data: Option<Value>, is_text: bool, text: &str) -> Output {
+fn previewed(data: Option<Value>, is_text: bool, text: &str, note: Option<String>) -> Output {
     let data = data.map(|data| {
         let whole = data.to_string();
-        match whole.len() > PREVIEWED_BYTES {
-            true => json!({
-                "truncated": true,
-                "bytes": whole.len(),
-                "preview": beginning(&whole),
-            }),
-            false => data,
+        if whole.len() <= PREVIEWED_BYTES {
+            return data;
         }
+        let mut preview = json!({
+            "truncated": true,
+            "bytes": whole.len(),
+            "preview": beginning(&whole),
+        });
+        if let Some(note) = note {
+            preview["rest"] = note.into();
+        }
+        preview
     });
     let text = match (text.len() > PREVIEWED_BYTES, &data) {
         (false, _) => text.to_owned(),
@@ -269,6 +276,16 @@ fn previewed(data: Option<Value>, is_text: bool, text: &str) -> Output {
         is_text,
         text,
     }
+}
+
+/// Where a model finds what a preview of a command's result leaves out.
+fn rest_note(ended: &InvokeResponse, reader: Option<&str>) -> Option<String> {
+    let path = Some(&ended.stdout_path).filter(|path| !path.is_empty())?;
+    let reader = reader?;
+    Some(format!(
+        "the output is in {path} and {}: read it with {reader}, at most {MOST_IN_PREVIEW} bytes (max_bytes) at a time",
+        ended.stderr_path
+    ))
 }
 
 fn beginning(text: &str) -> String {

@@ -100,6 +100,7 @@ fn whole_files_come_as_they_are() {
                 end_line: lines,
                 size_bytes: content.len() as u64,
                 sha256: hash(content),
+                next_path: String::new(),
             };
             assert_eq!(response, expected);
         }
@@ -445,4 +446,12 @@ fn a_file_that_changes_meanwhile_is_answered_consistently() {
     }
     stop.stop();
     writer.join().unwrap();
+}
+
+#[test]
+fn a_part_ends_with_a_line_or_a_whole_character() {
+    assert_eq!(end_of_part(b"ab\ncd"), 3);
+    assert_eq!(end_of_part("aé".as_bytes().get(..2).unwrap()), 1);
+    assert_eq!(end_of_part("é".as_bytes().get(..1).unwrap()), 1);
+    assert_eq!(end_of_part(b"a\xffb"), 3);
 }
