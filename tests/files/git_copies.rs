@@ -222,3 +222,43 @@ async fn a_single_file_of_git_is_copied_only_where_that_is_insisted_on() {
     sides.cp(&["--with-git", ":.git", "copy"], 0);
     assert_eq!(fs::read(sides.at("copy")).unwrap(), b"gitdir: x");
 }
+
+#[tokio::test]
+async fn no_link_leads_a_copy_into_a_repository() {
+    let sides = Sides::new().await;
+    fs::create_dir(sides.daemon.file("dd")).unwrap();
+    fs::write(sides.daemon.file("dd/post-checkout"), "").unwrap();
+    for directory in ["r/.git/hooks", "bare/hooks", "bare/refs", "plain"] {
+        fs::create_dir_all(sides.at(directory)).unwrap();
+    }
+    fs::write(sides.at("bare/HEAD"), "").unwrap();
+    for (target, link) in [
+        ("r/.git/hooks", "lk"),
+        ("lk", "chain"),
+        ("bare/hooks", "hooks"),
+        ("plain", "free"),
+    ] {
+        symlink(target, sides.at(link)).unwrap();
+    }
+    for link in ["lk", "chain", "hooks"] {
+        let name = format!("{link}/post-checkout");
+        let slash = format!("{link}/");
+        for arguments in [
+            [":dd/post-checkout", &name].as_slice(),
+            &[":dd/post-checkout", link],
+            &["-r", ":dd/.", link],
+            &["-r", ":dd", &slash],
+        ] {
+            let told = sides.refused(arguments);
+            assert!(told.contains("--with-git"), "{told}");
+        }
+    }
+    assert_eq!(names(&sides.at("r/.git/hooks")), [""; 0]);
+    assert_eq!(names(&sides.at("bare/hooks")), [""; 0]);
+
+    // Other links are followed, and so are these where that is insisted on.
+    sides.cp(&["-r", ":dd/.", "free"], 0);
+    assert_eq!(names(&sides.at("plain")), ["post-checkout"]);
+    sides.cp(&["-r", "--with-git", ":dd/.", "lk"], 0);
+    assert_eq!(names(&sides.at("r/.git/hooks")), ["post-checkout"]);
+}

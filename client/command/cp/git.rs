@@ -9,12 +9,14 @@ use std::{
     borrow::Cow,
     fs,
     io::{self, ErrorKind},
-    path::{Component, Path},
+    path::{Component, Path, PathBuf},
 };
 
 use super::{copies::Why, manner::name_of};
 use crate::local::Local;
 
+/// Dangling links that [`resolve`] follows, as many as the kernel does.
+const MAX_LINKS: u32 = 40;
 /// Names of repositories and checkouts of other tools whose configuration names programs, folded:
 /// hooks and extensions of Mercurial and Sapling, the pager and the diff program of Jujutsu,
 /// `post_commit` of Bazaar and Breezy, hooks of Pijul and Darcs, settings of Fossil. The `.svn` of
@@ -90,15 +92,19 @@ fn of_vcs(path: &Path, why: &Why) -> Local {
 }
 
 /// Refuses a local destination that is in a `.git` or the like, or that makes a repository of the
-/// directory that it is put into.
+/// directory that it is put into, by its own name or through symbolic links.
 pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
     let reason = |part: Component<'_>| why_left_out(&part.as_os_str().to_string_lossy());
     if let Some(why) = to.components().find_map(reason) {
         return Err(of_vcs(to, &why));
     }
-    let absolute = std::path::absolute(to).map_err(|error| Local::file(to, &error))?;
+    let resolved = resolve(to).map_err(|error| Local::file(to, &error))?;
+    if let Some(why) = resolved.components().find_map(reason) {
+        let problem = format!("leads to a path that has {}", why.text());
+        return Err(Local::of_vcs(to, &problem));
+    }
     // Each directory above it, with the name below that the copy may add to it.
-    let mut path = absolute.as_path();
+    let mut path = resolved.as_path();
     while let (Some(above), Some(name)) = (path.parent(), path.file_name()) {
         if above.is_dir() && becomes_repository(above, [&*name.to_string_lossy()])? {
             return Err(Local::of_vcs(
@@ -109,6 +115,53 @@ pub(super) fn check_destination(to: &Path) -> Result<(), Local> {
         path = above;
     }
     Ok(())
+}
+
+/// Where a path leads to, of which the last parts need not exist.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    let mut existing = std::path::absolute(path)?;
+    let mut missing = Vec::new();
+    let mut links = 0;
+    let mut resolved = loop {
+        let error = match fs::canonicalize(&existing) {
+            Ok(resolved) => break resolved,
+            Err(error) => error,
+        };
+        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+            return Err(error);
+        }
+        let link = fs::read_link(&existing);
+        let last = existing.components().next_back();
+        let Some(last) = last.map(|last| last.as_os_str().to_owned()) else {
+            return Err(error);
+        };
+        existing.pop();
+        match link {
+            // It dangles: a program that opens it makes the file that it names.
+            Ok(target) if links < MAX_LINKS => {
+                links += 1;
+                existing.push(target);
+            }
+            Ok(_) => return Err(error),
+            Err(_) => missing.push(last),
+        }
+    };
+
+    // What is missing is no link, so that `..` is what it is in the text; what follows it may be one.
+    let mut leads_back = false;
+    for name in missing.iter().rev() {
+        if name == ".." {
+            leads_back = true;
+            resolved.pop();
+        } else {
+            resolved.push(name);
+        }
+    }
+    if leads_back {
+        resolve(&resolved)
+    } else {
+        Ok(resolved)
+    }
 }
 
 /// Names of what is in a local directory. Nothing is in one that does not exist. One that may be
@@ -167,6 +220,8 @@ fn is_ignorable(character: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
     #[test]
@@ -300,6 +355,47 @@ mod tests {
             assert!(check_destination(&at(name)).is_err(), "{name}");
         }
         for name in ["x", "x/y", "half/objects", "half/x/refs"] {
+            assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn links_into_a_repository_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("r/.git/hooks")).unwrap();
+        fs::create_dir_all(at("bare/refs")).unwrap();
+        fs::create_dir_all(at("plain/sub")).unwrap();
+        fs::write(at("bare/HEAD"), "").unwrap();
+        for (target, link) in [
+            ("r/.git/hooks", "hooks"),
+            ("hooks", "chain"),
+            ("r/.git/hooks/new", "dangling"),
+            ("dangling", "dangling chain"),
+            ("bare", "copy"),
+            ("bare/refs", "refs"),
+            ("plain/sub", "sub"),
+            ("plain/new", "free"),
+            ("loop", "loop"),
+        ] {
+            symlink(target, at(link)).unwrap();
+        }
+        for name in [
+            "hooks",
+            "hooks/x",
+            "hooks/x/y",
+            "chain/x",
+            "dangling",
+            "dangling chain",
+            "copy/x",
+            "refs/heads/x",
+            "refs/../x",
+            "new/../hooks/x",
+            "loop",
+        ] {
+            assert!(check_destination(&at(name)).is_err(), "{name}");
+        }
+        for name in ["sub", "sub/x", "sub/../x", "free", "new/../x"] {
             assert_eq!(check_destination(&at(name)), Ok(()), "{name}");
         }
     }
