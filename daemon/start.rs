@@ -6,6 +6,7 @@ mod homes;
 mod host_sockets;
 mod isolation;
 mod ownership;
+mod protection;
 mod reload;
 mod serving;
 mod shared_limits;
@@ -33,7 +34,7 @@ use self::{
     shared_limits::Warning,
 };
 use super::{
-    config::{Config, args::Args, listen::Address, protected::Protection, tools},
+    config::{Config, args::Args, listen::Address, tools},
     descriptors,
     embedded::{self, Durable, EmbeddedOptions},
     privileges,
@@ -99,11 +100,7 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
     serving::callers(&config, &serving::catalog(&config)?)?;
     let mut warnings = shared_limits::warnings(&config);
     warnings.extend(workspaces.iter().filter_map(unwritable::warning));
-    let warnings = warnings.iter().map(|warning| {
-        let Warning { text, remedy } = warning;
-        format!("warning: {text}\n  remedy: {remedy}\n")
-    });
-    let warnings: String = warnings.collect();
+    let warnings: String = warnings.iter().map(Warning::report).collect();
     let mut report = String::from("configuration: ok\n")
         + &warnings
         + &config.network_report()
@@ -118,6 +115,8 @@ pub(super) fn check(config: Config) -> Result<String, StartError> {
             isolation.landlock_abi,
         );
         report += &isolation::report(workspace, &isolation, found.identity, &sockets);
+        let protection = protection::warning(&config, workspace.name(), isolation.level);
+        report.extend(protection.as_ref().map(Warning::report));
         if !isolation.is_ready() {
             return Err(StartError::Isolation(report));
         }
@@ -236,11 +235,8 @@ fn prepare_sandboxes(
         if workspace.follow_links {
             opened.follow_links().map_err(failed)?;
         }
-        let protection = &workspace.protection;
-        opened.protect(&protection.names()).map_err(failed)?;
-        if purpose == Purpose::Serving {
-            log_protection(&workspace.name, protection);
-        }
+        let protected = workspace.protection.names();
+        opened.protect(&protected).map_err(failed)?;
         opened.sync_changes(config.sync_files);
         if config.chown_workspace && purpose != Purpose::Check {
             let note = ownership::give(&mut opened, user_of(config, workspaces.len()))?;
@@ -303,20 +299,6 @@ fn prepare_sandboxes(
         })
         .map_err(io_error("starting the runtime"))?;
     Ok((workspaces, keeper, runtime))
-}
-
-/// Says what is protected without having been asked for.
-fn log_protection(workspace: &str, protection: &Protection) {
-    if let Some(problem) = &protection.problem {
-        tracing::warn!(workspace, problem, "the repository's .git is not protected");
-    } else if !protection.required && !protection.paths.is_empty() {
-        tracing::info!(
-            workspace,
-            paths = protection.names().join(", "),
-            remedy = "--protect none lets tools and commands change them",
-            "the workspace is a repository: what makes git run programs is protected"
-        );
-    }
 }
 
 /// Finds out how the memory of runs can be held.

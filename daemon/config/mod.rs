@@ -175,6 +175,13 @@ impl Config {
             .run_timeout
     }
 
+    /// What is protected in this workspace.
+    pub(crate) fn protection(&self, workspace: &str) -> Option<&Protection> {
+        let mut workspaces = self.workspaces.iter();
+        let found = workspaces.find(|known| known.name == workspace)?;
+        Some(&found.protection)
+    }
+
     /// Names of the workspaces.
     pub(crate) fn workspace_names(&self) -> Vec<&str> {
         let workspaces = self.workspaces.iter();

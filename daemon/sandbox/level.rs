@@ -104,7 +104,14 @@ impl Isolation {
         let stage = owner
             .filter(|_| self.possible.is_none())
             .or(stages.next())?;
-        Some(self.surroundings.remedy(stage))
+        let step = self.surroundings.remedy(stage);
+        let is_protected = |refused: &Refused| refused.failure.stage == Stage::ProtectedPaths;
+        Some(if self.refused.iter().any(is_protected) {
+            let remedy = Stage::ProtectedPaths.remedy();
+            format!("{step}; or for {}: {remedy}", Level::L1)
+        } else {
+            step
+        })
     }
 
     /// The flags with which a daemon would run commands here, where none is run and some would do.

@@ -85,6 +85,8 @@ pub(crate) enum Stage {
     InPlace,
     /// Showing commands the home directory that is kept for their workspace.
     KeptHome,
+    /// Keeping commands from changing paths of the workspace.
+    ProtectedPaths,
     /// Finding that the workspace belongs to root, whose files commands could not write.
     WorkspaceOwner,
     /// Running the probe that proves the isolation.
@@ -151,6 +153,7 @@ impl Stage {
             Self::Execute => "execute",
             Self::InPlace => "in_place",
             Self::KeptHome => "kept_home",
+            Self::ProtectedPaths => "protected_paths",
             Self::WorkspaceOwner => "workspace_owner",
             Self::Canary => "canary",
         }
@@ -200,6 +203,10 @@ impl Stage {
             Self::KeptHome => {
                 "give each run an empty home directory (home = \"fresh\"), or the daemon what keeping one needs: mounts (L2 or L3), as root CAP_SYS_ADMIN \
                  or a workspace of its own user's, and a home that belongs to the commands' user"
+            }
+            Self::ProtectedPaths => {
+                "give the daemon what L2 needs; or leave out --protect (protected = [...]), with which commands run at L1 and can change these paths: there, only \
+                 file tools refuse to"
             }
             Self::PivotRoot => {
                 "use a seccomp profile that allows pivot_root, or at least mount and chroot"
@@ -276,6 +283,7 @@ const ALL: [Stage; LAST as usize] = [
     Stage::Execute,
     Stage::InPlace,
     Stage::KeptHome,
+    Stage::ProtectedPaths,
     Stage::WorkspaceOwner,
     Stage::Canary,
 ];

@@ -110,14 +110,6 @@ pub(super) fn log(isolation: &Isolation, failures: bool) {
     }
     if isolation.is_ready() {
         tracing::info!(workspace, isolation = %isolation.level, "commands are isolated");
-        if isolation.level == Level::L1 && !isolation.protected.is_empty() {
-            tracing::warn!(
-                workspace,
-                paths = isolation.protected.join(", "),
-                remedy = "give the daemon what L2 needs",
-                "commands can change what is protected: at L1 only the daemon's tools refuse to"
-            );
-        }
         for refused in &isolation.refused {
             tracing::warn!(
                 workspace,

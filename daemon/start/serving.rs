@@ -10,6 +10,7 @@ use super::{
     error::{StartError, io_error},
     host_sockets::HostSockets,
     isolation::{self, Keeper, Probed},
+    protection,
     reload::Reload,
     unwritable,
 };
@@ -101,6 +102,7 @@ pub(super) async fn serve(
         let isolation = isolation::isolation(&config, &found, workspace.name(), proven);
         isolation::log(&isolation, announce);
         if announce {
+            protection::log(&config, workspace.name(), isolation.level);
             if let Some(warning) = unwritable::warning(&workspace) {
                 warning.log();
             }

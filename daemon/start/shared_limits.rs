@@ -23,6 +23,11 @@ impl Warning {
     pub(super) fn log(&self) {
         tracing::warn!(remedy = self.remedy, "{}", self.text);
     }
+
+    /// The lines that `--check` prints.
+    pub(super) fn report(&self) -> String {
+        format!("warning: {}\n  remedy: {}\n", self.text, self.remedy)
+    }
 }
 
 /// Warnings about this configuration on this machine.

@@ -90,6 +90,29 @@ async fn a_level_without_mounts_is_given_all_the_same() {
         "{layer:?}"
     );
     tools_change_nothing(&daemon).await;
+
+    // The daemon says so, since commands do change them.
+    let command = shell("git config core.fsmonitor x && git config core.fsmonitor");
+    assert_eq!(daemon.output(command).await, "x\n");
+    let log = daemon.log();
+    assert!(
+        log.contains("these paths are NOT protected at L1") && log.contains("in a clone"),
+        "{log}"
+    );
+    assert!(!log.contains("is protected"), "{log}");
+}
+
+#[tokio::test]
+async fn a_level_without_mounts_is_refused_with_what_would_run_commands() {
+    let setup = repository().at_l1().arguments(&["--protect", "@git"]);
+    let daemon = setup.start().await;
+    let refusal = daemon.refuses(shell("true"), "SANDBOX_UNAVAILABLE").await;
+    for text in ["max_user_namespaces", "leave out --protect", "at L1"] {
+        assert!(refusal.message.contains(text), "{text}: {refusal:?}");
+    }
+    let isolation = daemon.info().await.isolation.unwrap();
+    let last = isolation.refused.last().unwrap();
+    assert_eq!(last.stage, "protected_paths", "{last:?}");
 }
 
 #[tokio::test]
@@ -160,7 +183,7 @@ fn values_that_stand_for_nothing_are_refused() {
     }
 }
 
-fn repository() -> Setup {
+pub(super) fn repository() -> Setup {
     let add = |setup: Setup, (path, content): &(&str, &str)| setup.workspace_file(path, content);
     REPOSITORY.iter().fold(Setup::new(), add)
 }
@@ -174,7 +197,7 @@ async fn attack(daemon: &Daemon) {
     }
 }
 
-async fn run(daemon: &Daemon, script: &str) {
+pub(super) async fn run(daemon: &Daemon, script: &str) {
     let command = format!("set -- '{PROGRAM}'; cd /workspace 2>/dev/null\n{script}");
     daemon.run(shell(&command)).await;
 }

@@ -71,9 +71,12 @@ async fn a_repository_that_is_protected_by_default_is_not_from_commands_and_that
     let daemon = setup.at_l1().start().await;
     let log = daemon.log();
     assert!(
-        log.contains("commands can change what is protected"),
+        log.contains("these paths are NOT protected at L1"),
         "{log}"
     );
+    let checked = daemon.check();
+    let report = String::from_utf8_lossy(&checked.stdout);
+    assert!(report.contains("NOT protected at L1"), "{report}");
     daemon.output(shell("echo changed > .git/config")).await;
     let start = start().await;
     assert!(!start.log().contains("is protected"), "{}", start.log());
@@ -344,7 +347,7 @@ async fn what_needs_a_mount_is_not_given_without_one() {
         Setup::new()
             .workspace_file("kept/file", "")
             .workspace_table("protected = [\"kept\"]"),
-        "in_place",
+        "protected_paths",
         "protected",
     )
     .await;

@@ -51,7 +51,7 @@ pub(super) fn require(
     if let Some(protected) = required {
         let path = &protected.path;
         let text = format!("{path:?} is to be protected within the workspace, which needs a mount");
-        return refused(text);
+        return Err(Failure::other(Stage::ProtectedPaths, text));
     }
     if workspace.keeps_home {
         let text = "the home directory is to be kept, which needs a mount";

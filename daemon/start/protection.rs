@@ -1,0 +1,43 @@
+//! What the daemon says of paths that it protects without having been asked for.
+
+use super::shared_limits::Warning;
+use crate::daemon::{config::Config, sandbox::level::Level};
+
+/// Logs what is protected in the workspace at this level, or that it is not.
+pub(super) fn log(config: &Config, workspace: &str, level: Level) {
+    if let Some(warning) = warning(config, workspace, level) {
+        warning.log();
+        return;
+    }
+    let protection = config.protection(workspace);
+    if let Some(protection) =
+        protection.filter(|protection| !protection.required && !protection.paths.is_empty())
+    {
+        tracing::info!(
+            workspace,
+            paths = protection.names().join(", "),
+            remedy = "--protect none lets tools and commands change them",
+            "the workspace is a repository: what makes git run programs is protected"
+        );
+    }
+}
+
+/// A warning where commands can change what makes git run programs, and the operator did not say
+/// that they may.
+pub(super) fn warning(config: &Config, workspace: &str, level: Level) -> Option<Warning> {
+    let protection = config.protection(workspace)?;
+    if let Some(problem) = &protection.problem {
+        return Some(Warning {
+            text: format!("workspace {workspace} is a repository that is not protected: {problem}"),
+            remedy: "replace the link, list what to protect with --protect, or accept it with --protect none",
+        });
+    }
+    let is_open = level == Level::L1 && !protection.required && !protection.paths.is_empty();
+    is_open.then(|| Warning {
+        text: format!(
+            "workspace {workspace} is a repository, and commands can change what makes git run programs: these paths are NOT protected at {level}, where only file tools refuse to change them: {}",
+            protection.names().join(", ")
+        ),
+        remedy: "give the daemon what L2 needs, or run git in a clone of the workspace and not in the workspace; --protect none accepts it",
+    })
+}
