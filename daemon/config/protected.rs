@@ -1,8 +1,10 @@
 //! Paths of a workspace that neither file tools nor commands may change: paths that the operator
 //! lists, and presets that stand for several.
 //!
-//! What a preset stands for is looked up once, when the daemon starts. Nothing here reads a file of
-//! the workspace or runs git: both may be hostile.
+//! What a preset stands for is looked up once, when the daemon starts. Of the files of the workspace,
+//! which may be hostile, only those are read that lead git to a directory, and git is not run.
+
+mod git_directory;
 
 use std::{
     borrow::Cow,
@@ -103,7 +105,7 @@ impl Protection {
     }
 
     fn default_of(root: &Path) -> Self {
-        if fs::symlink_metadata(root.join(".git")).is_err() {
+        if !git_directory::is_there(root) {
             return Self::default();
         }
         match git(root) {
@@ -127,35 +129,45 @@ impl Protection {
     }
 }
 
-/// The paths of [`GIT`]. Where `.git` is a file, which leads to a directory elsewhere, or is
-/// missing, it is `.git` itself.
+/// The paths of [`GIT`]: those of each directory in the workspace that git takes its configuration
+/// from, and `.git` where it is a file, or could be made.
 fn git(root: &Path) -> Result<Vec<Protected>, String> {
-    let is_directory = is_directory(root, ".git")?;
-    if is_directory != Some(true) {
-        return Ok(vec![Protected {
+    let mut paths = Vec::new();
+    if is_directory(root, ".git")? != Some(true) {
+        paths.push(Protected {
             path: ".git".to_owned(),
             missing: Placeholder::Directory,
-        }]);
+        });
     }
-    let mut paths = below(".git", OF_GIT);
-
-    // Linked worktrees, which may lie outside of the workspace, have their own `commondir`.
-    let worktrees = fs::read_dir(root.join(".git/worktrees"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let mut names: Vec<_> = worktrees
-        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
-    names.sort();
-    for name in names {
-        paths.extend(below(&format!(".git/worktrees/{name}"), OF_GIT_WORKTREE));
+    for directory in git_directory::find(root)? {
+        if directory.is_worktree {
+            paths.extend(below(&directory.path, OF_GIT_WORKTREE));
+            continue;
+        }
+        paths.extend(below(&directory.path, OF_GIT));
+        // Linked worktrees, which may lie outside of the workspace, have their own `commondir`.
+        for worktree in worktrees(root, &directory.path) {
+            paths.extend(below(&worktree, OF_GIT_WORKTREE));
+        }
     }
     for protected in &paths {
         refuse_links(root, &protected.path)?;
     }
     Ok(paths)
+}
+
+/// Directories of the worktrees that are linked to the repository, sorted.
+fn worktrees(root: &Path, repository: &str) -> Vec<String> {
+    let folder = join(repository, "worktrees");
+    let entries = fs::read_dir(root.join(&folder)).into_iter().flatten();
+    let mut names: Vec<_> = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .map(|name| join(&folder, &name))
+        .collect();
+    names.sort();
+    names
 }
 
 fn agent_configs(root: &Path) -> Result<Vec<Protected>, String> {
@@ -177,11 +189,19 @@ fn below(folder: &str, files: &[(&str, Placeholder)]) -> Vec<Protected> {
     let mut paths = Vec::new();
     for (name, missing) in files {
         paths.push(Protected {
-            path: format!("{folder}/{name}"),
+            path: join(folder, name),
             missing: missing.clone(),
         });
     }
     paths
+}
+
+fn join(folder: &str, name: &str) -> String {
+    if folder.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{folder}/{name}")
+    }
 }
 
 /// Whether it is a directory; `None` if it is missing. A symbolic link could be exchanged for

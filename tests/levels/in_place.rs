@@ -70,10 +70,7 @@ async fn a_repository_that_is_protected_by_default_is_not_from_commands_and_that
     let setup = Setup::new().workspace_file(".git/config", of_git);
     let daemon = setup.at_l1().start().await;
     let log = daemon.log();
-    assert!(
-        log.contains("these paths are NOT protected at L1"),
-        "{log}"
-    );
+    assert!(log.contains("these paths are NOT protected at L1"), "{log}");
     let checked = daemon.check();
     let report = String::from_utf8_lossy(&checked.stdout);
     assert!(report.contains("NOT protected at L1"), "{report}");

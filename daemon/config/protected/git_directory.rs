@@ -1,0 +1,202 @@
+//! Where git finds the repository of a workspace, as `setup_git_directory_gently` and
+//! `get_common_dir` of git do.
+
+use std::{
+    ffi::OsStr,
+    fs::{self, OpenOptions},
+    io::Read as _,
+    os::unix::{ffi::OsStrExt as _, fs::OpenOptionsExt as _},
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::fs::OFlags;
+
+/// Bytes of a file that names a directory. A path has at most 4,096.
+const MAX_POINTER_BYTES: u64 = 8192;
+
+/// A directory in the workspace that git reads its configuration from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct GitDirectory {
+    /// Relative to the workspace; empty for the workspace itself.
+    pub(super) path: String,
+    /// Whether it has only what is a linked worktree's own (git-worktree(1)).
+    pub(super) is_worktree: bool,
+}
+
+/// Whether git finds a repository in the workspace, or something that it takes for a damaged one.
+pub(super) fn is_there(root: &Path) -> bool {
+    fs::symlink_metadata(root.join(".git")).is_ok() || is_repository(root)
+}
+
+/// The directories of the repository that lie in the workspace.
+pub(super) fn find(root: &Path) -> Result<Vec<GitDirectory>, String> {
+    let dot_git = root.join(".git");
+    let kind = fs::symlink_metadata(&dot_git).map(|metadata| metadata.file_type());
+    let is_file = kind.as_ref().is_ok_and(|kind| kind.is_file());
+    let mut paths = Vec::new();
+    if kind.is_ok_and(|kind| kind.is_dir()) {
+        paths.push(".git".to_owned());
+    } else if is_file && let Some(target) = pointer(&dot_git, b"gitdir: ") {
+        paths.extend(within(root, root, &target)?);
+    }
+    // Git looks for a bare repository where `.git` is none.
+    if !is_file && !is_repository(&dot_git) && is_repository(root) {
+        paths.push(String::new());
+    }
+
+    let mut found = Vec::new();
+    let mut common = Vec::new();
+    for path in paths {
+        let directory = root.join(&path);
+        let target = pointer(&directory.join("commondir"), b"");
+        let target = target.filter(|target| target != Path::new("."));
+        if let Some(target) = &target {
+            common.extend(within(root, &directory, target)?);
+        }
+        found.push(GitDirectory {
+            path,
+            is_worktree: target.is_some(),
+        });
+    }
+    found.extend(common.into_iter().map(|path| GitDirectory {
+        path,
+        is_worktree: false,
+    }));
+    Ok(found)
+}
+
+/// Whether git may take the directory for a repository.
+fn is_repository(directory: &Path) -> bool {
+    let has = |name: &str| directory.join(name).symlink_metadata().is_ok();
+    has("HEAD") && (has("commondir") || has("objects") && has("refs"))
+}
+
+/// The path that a file consists of, after the prefix. The file may be hostile: it is neither
+/// followed nor waited for.
+fn pointer(file: &Path, prefix: &[u8]) -> Option<PathBuf> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(file)
+        .ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let mut content = Vec::new();
+    file.take(MAX_POINTER_BYTES)
+        .read_to_end(&mut content)
+        .ok()?;
+    let path = content.strip_prefix(prefix)?;
+    let end = path
+        .iter()
+        .rposition(|byte| !matches!(byte, b'\n' | b'\r'))?;
+    Some(PathBuf::from(OsStr::from_bytes(path.get(..=end)?)))
+}
+
+/// The path relative to the workspace, if it lies in it. `target` is relative to `base`.
+fn within(root: &Path, base: &Path, target: &Path) -> Result<Option<String>, String> {
+    let target = base.join(target);
+    let mut path = PathBuf::new();
+    for component in target.components() {
+        match component {
+            Component::ParentDir => drop(path.pop()),
+            Component::CurDir => {}
+            Component::Prefix(_) | Component::RootDir | Component::Normal(_) => {
+                path.push(component);
+            }
+        }
+    }
+    let real = fs::canonicalize(&target).ok();
+    let is_in = |path: &PathBuf| path.starts_with(root);
+    if is_in(&path) && real.as_ref().is_some_and(|real| *real != path) {
+        let name = path.strip_prefix(root).unwrap_or(&path);
+        return Err(format!(
+            "the repository's directory {} is reached by a symbolic link, which cannot be protected; replace the link by what it leads to",
+            name.display()
+        ));
+    }
+    let Some(path) = real.filter(is_in).or(Some(path).filter(is_in)) else {
+        return Ok(None);
+    };
+    let name = path.strip_prefix(root).ok().and_then(Path::to_str);
+    let name = name.ok_or("the name of the repository's directory is not UTF-8")?;
+    Ok(Some(name.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::symlink, path::Path};
+
+    use super::find;
+
+    fn found(root: &Path) -> Vec<(String, bool)> {
+        let found = find(root).unwrap().into_iter();
+        found.map(|found| (found.path, found.is_worktree)).collect()
+    }
+
+    fn repository(at: &Path) {
+        for name in ["objects", "refs"] {
+            fs::create_dir_all(at.join(name)).unwrap();
+        }
+        fs::write(at.join("HEAD"), "ref: refs/heads/main\n").unwrap();
+    }
+
+    #[test]
+    fn git_directories_in_the_workspace_are_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = fs::canonicalize(folder.path()).unwrap();
+        let root = &folder.join("workspace");
+        fs::create_dir(root).unwrap();
+        assert!(found(root).is_empty());
+
+        let of = |path: &str, is_worktree| (path.to_owned(), is_worktree);
+        let absolute = format!("gitdir: {}/.gd\n", root.display());
+        for (content, expected) in [
+            ("gitdir: ./.gd\n", vec![of(".gd", false)]),
+            ("gitdir: x/../../workspace/.gd", vec![of(".gd", false)]),
+            (&absolute, vec![of(".gd", false)]),
+            ("gitdir: .\r\n", vec![of("", false)]),
+            ("gitdir: ../elsewhere\n", vec![]),
+            ("gitdir:.gd\n", vec![]),
+            ("gitdir: \n", vec![]),
+            ("", vec![]),
+        ] {
+            fs::write(root.join(".git"), content).unwrap();
+            assert_eq!(found(root), expected, "{content:?}");
+        }
+
+        // A worktree of a repository that lies in the workspace, too.
+        let worktree = root.join("main/.git/worktrees/w");
+        fs::create_dir_all(&worktree).unwrap();
+        fs::write(worktree.join("commondir"), "../..\n").unwrap();
+        fs::write(root.join(".git"), "gitdir: main/.git/worktrees/w\n").unwrap();
+        let expected = [of("main/.git/worktrees/w", true), of("main/.git", false)];
+        assert_eq!(found(root), expected);
+    }
+
+    #[test]
+    fn a_bare_repository_is_found_where_dot_git_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        repository(&root);
+        assert_eq!(found(&root), [(String::new(), false)]);
+        fs::create_dir(root.join(".git")).unwrap();
+        assert_eq!(
+            found(&root),
+            [(".git".to_owned(), false), (String::new(), false)]
+        );
+        repository(&root.join(".git"));
+        assert_eq!(found(&root), [(".git".to_owned(), false)]);
+    }
+
+    #[test]
+    fn a_directory_behind_a_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(folder.path()).unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        symlink("real", root.join("link")).unwrap();
+        fs::write(root.join(".git"), "gitdir: link\n").unwrap();
+        assert!(find(&root).unwrap_err().contains("symbolic link"));
+    }
+}
