@@ -26,11 +26,31 @@ impl Pool {
     /// Takes a sandbox with these limits, for who has a place, waiting while it is made. Fails when building
     /// one fails.
     pub(crate) async fn lend(self: &Arc<Self>, limits: &Limits) -> Result<Warm, Failure> {
-        let warm = self.take().await?;
-        if limits.share_scratch_with(&self.context.limits) {
-            return Ok(warm);
+        loop {
+            let mut warm = self.take().await?;
+            if !limits.share_scratch_with(&self.context.limits) {
+                let rebuilt = warm.rebuilt(*limits).await;
+                warm = rebuilt.unwrap_or_else(|| Err(shutting_down()))?;
+            }
+            // One made before a protected file was replaced does not protect it; it ends unused.
+            if !warm.level.has_namespaces() || warm.generation == self.check_protected_files() {
+                return Ok(warm);
+            }
         }
-        let rebuilt = warm.rebuilt(*limits).await;
-        rebuilt.unwrap_or_else(|| Err(shutting_down()))
+    }
+
+    /// Answers the generation of protected files that a sandbox must have mounted.
+    fn check_protected_files(&self) -> u64 {
+        let (generation, is_new) = self.protected_files.check();
+        // The sandbox that this is for is lent, too.
+        let others = self.lent().saturating_sub(1);
+        if is_new && others > 0 {
+            tracing::warn!(
+                commands = others,
+                remedy = "look at the protected paths, and change them while no command runs",
+                "a protected path was replaced while commands ran: these can change it until they end"
+            );
+        }
+        generation
     }
 }

@@ -62,6 +62,7 @@ mod priority;
 mod proc_masks;
 pub(crate) mod proof;
 mod protect;
+pub(crate) mod protected_files;
 mod quotas;
 mod refill;
 mod root;

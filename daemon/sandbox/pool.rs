@@ -4,6 +4,8 @@
 //! it, and waits until whoever took it is done. Slots are added while calls wait and more are
 //! allowed, and end when more than enough are idle.
 
+mod make_slot;
+
 use std::{
     collections::VecDeque,
     os::fd::OwnedFd,
@@ -27,10 +29,11 @@ use super::{
     kill::SlotFate,
     level::Level,
     limits::Limits,
-    refill::{BUILD_PATIENCE, Lending, io_failure, measure, refill, too_slow},
+    protected_files::ProtectedFiles,
+    refill::{BUILD_PATIENCE, Lending, measure, refill, too_slow},
     running::{Ask, Warm},
     stage::{Failure, Stage},
-    wire::{Identity, MakeSlot, Order, ToKeeper},
+    wire::Identity,
 };
 use crate::daemon::{
     queue::{Queue, Share},
@@ -57,7 +60,9 @@ pub(crate) struct Pool {
     /// Who may have one: as many as there may be slots, in turn.
     pub(super) places: Arc<Queue>,
     pub(super) context: PoolContext,
-    template: AsyncMutex<Option<Channel>>,
+    /// What slots are made from, and the generation of the protected files that it has mounted.
+    template: AsyncMutex<Option<(Channel, u64)>>,
+    pub(super) protected_files: ProtectedFiles,
     state: Mutex<State>,
     quarantined: AtomicU32,
 }
@@ -98,16 +103,25 @@ struct State {
     closed: bool,
 }
 
+/// A slot, its listener where it has one, and the generation of its template.
+type NewSlot = (Channel, Option<Arc<Entrance>>, u64);
+
 // === impl Pool ===
 
 impl Pool {
-    pub(super) fn new(workspace: usize, slots_at_most: usize, context: PoolContext) -> Self {
+    pub(super) fn new(
+        workspace: usize,
+        slots_at_most: usize,
+        protected_files: ProtectedFiles,
+        context: PoolContext,
+    ) -> Self {
         Self {
             workspace,
             slots_at_most,
             places: Queue::new(slots_at_most, Share::All, usize::MAX),
             context,
             template: AsyncMutex::new(None),
+            protected_files,
             state: Mutex::default(),
             quarantined: AtomicU32::new(0),
         }
@@ -303,7 +317,7 @@ impl Pool {
 
     /// Has a slot made, in a task of its own, which is polled to its end: were it cancelled between a
     /// question and its answer, the next question would get that answer.
-    async fn new_slot(self: &Arc<Self>) -> Result<(Channel, Option<Arc<Entrance>>), Failure> {
+    async fn new_slot(self: &Arc<Self>) -> Result<NewSlot, Failure> {
         let pool = Arc::clone(self);
         let made = task::spawn("make slot", async move { pool.make_slot().await });
         match timeout(BUILD_PATIENCE, made).await {
@@ -316,11 +330,12 @@ impl Pool {
     async fn keep_slot(self: &Arc<Self>) -> Result<(), Failure> {
         let level = self.state().level;
         let (asks, mut asked) = mpsc::channel(1);
-        let (mut slot, entrance) = self.new_slot().await?;
+        let (mut slot, entrance, generation) = self.new_slot().await?;
         let mut lending = Lending {
             asks,
             entrance,
             level,
+            generation,
             cgroups: self.context.cgroups.clone(),
             keeper: Arc::clone(&self.context.keeper),
         };
@@ -374,7 +389,9 @@ impl Pool {
             self.returned();
             match fate {
                 Ok(SlotFate::Free) if level.recycles_networks() => {}
-                Ok(SlotFate::Free) => (slot, lending.entrance) = self.new_slot().await?,
+                Ok(SlotFate::Free) => {
+                    (slot, lending.entrance, lending.generation) = self.new_slot().await?;
+                }
                 Ok(SlotFate::Quarantined(sandbox)) => {
                     self.set_aside(sandbox);
                     return Ok(());
@@ -415,7 +432,8 @@ impl Pool {
         self.set_failing(false);
         let mut state = self.state();
         state.deaths = 0;
-        if state.closed || warm.level != state.level {
+        let is_current = self.protected_files.generation() == warm.generation;
+        if state.closed || warm.level != state.level || !is_current {
             return false;
         }
         while let Some(waiting) = state.waiting.pop_front() {
@@ -433,58 +451,6 @@ impl Pool {
         }
         state.warm.push(warm);
         true
-    }
-
-    /// Has the template make a slot; has the keeper start the template where there is none, or it
-    /// has died.
-    async fn make_slot(&self) -> Result<(Channel, Option<Arc<Entrance>>), Failure> {
-        let mut template = self.template.lock().await;
-        let mut started_here = false;
-        loop {
-            if template.is_none() {
-                *template = Some(self.start_template().await?);
-                started_here = true;
-            }
-            let Some(channel) = template.as_ref() else {
-                continue;
-            };
-            match channel
-                .ask(&MakeSlot, self.workspace, Stage::SlotNamespace)
-                .await
-            {
-                Ok((_, socket)) => {
-                    let slot = Channel::new(socket).map_err(|error| io_failure(&error))?;
-                    let (_, fds) = slot.answer(self.workspace, Stage::SlotNamespace).await?;
-                    let entrance = fds.into_iter().next().map(Entrance::new).transpose();
-                    let entrance = entrance.map_err(|error| io_failure(&error))?;
-                    return Ok((slot, entrance.map(Arc::new)));
-                }
-                // It died, perhaps long ago: its successor is asked, once.
-                Err(failure) if !started_here && failure.is_disconnection() => *template = None,
-                Err(failure) => {
-                    if failure.is_disconnection() {
-                        *template = None;
-                    }
-                    return Err(failure);
-                }
-            }
-        }
-    }
-
-    async fn start_template(&self) -> Result<Channel, Failure> {
-        let keeper = self.context.keeper.lock().await;
-        let order = Order {
-            workspace: self.workspace,
-            level: self.state().level,
-        };
-        let (_, socket) = keeper
-            .ask(&ToKeeper::Template(order), self.workspace, Stage::Launcher)
-            .await?;
-        drop(keeper);
-        let template = Channel::new(socket).map_err(|error| io_failure(&error))?;
-        let (identity, _) = template.answer(self.workspace, Stage::BuildRoot).await?;
-        self.state().identity = Some(identity);
-        Ok(template)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

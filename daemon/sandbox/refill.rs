@@ -37,6 +37,8 @@ pub(super) struct Lending {
     pub(super) entrance: Option<Arc<Entrance>>,
     /// The isolation that it gives.
     pub(super) level: Level,
+    /// The generation of protected files that it has mounted.
+    pub(super) generation: u64,
     /// Where each gets a cgroup.
     pub(super) cgroups: Option<Arc<Cgroups>>,
     /// Who can lower shares of CPUs.
@@ -119,6 +121,7 @@ async fn build(
             asks: lending.asks.clone(),
             entrance: lending.entrance.clone(),
             level: lending.level,
+            generation: lending.generation,
             keeper: Arc::clone(&lending.keeper),
             scratch,
         }),

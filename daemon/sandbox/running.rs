@@ -75,6 +75,8 @@ pub(crate) struct Warm {
     pub(super) entrance: Option<Arc<Entrance>>,
     /// The isolation that it gives.
     pub(super) level: Level,
+    /// The generation of protected files that it has mounted.
+    pub(super) generation: u64,
     /// Who can lower its share of the CPUs.
     pub(super) keeper: Arc<Mutex<Channel>>,
     /// The directory that it has in place of file systems of its own, at L1.

@@ -21,6 +21,7 @@ use super::{
     launch::KeeperProcess,
     limits::Limits,
     pool::{Pool, PoolContext},
+    protected_files::ProtectedFiles,
 };
 use crate::daemon::sys::readiness;
 
@@ -37,11 +38,11 @@ pub(crate) struct Sandboxes {
 // === impl Sandboxes ===
 
 impl Sandboxes {
-    /// Takes over the keeper and starts filling the pools of `workspaces` workspaces, each with at
+    /// Takes over the keeper and starts filling the pools of the workspaces, each with at
     /// most `slots_at_most` runs at a time.
     pub(crate) fn new(
         keeper: KeeperProcess,
-        workspaces: usize,
+        workspaces: Vec<ProtectedFiles>,
         slots_at_most: usize,
         limits: Limits,
         cgroups: Option<Arc<Cgroups>>,
@@ -53,9 +54,12 @@ impl Sandboxes {
             limits,
             cgroups,
         };
-        let pools: Vec<_> = (0..workspaces)
-            .map(|workspace| Arc::new(Pool::new(workspace, slots_at_most, context.clone())))
-            .collect();
+        let pools = workspaces.into_iter().enumerate();
+        let pools = pools.map(|(workspace, protected_files)| {
+            let pool = Pool::new(workspace, slots_at_most, protected_files, context.clone());
+            Arc::new(pool)
+        });
+        let pools: Vec<_> = pools.collect();
         Ok(Self {
             pools,
             keeper: readiness::watch(keeper.pidfd)?,

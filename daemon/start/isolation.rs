@@ -10,6 +10,7 @@ use crate::daemon::{
         launch::KeeperProcess,
         level::{Isolation, Level},
         proof::Proven,
+        protected_files::ProtectedFiles,
         sandboxes::Sandboxes,
         surroundings::Surroundings,
         wire::Identity,
@@ -45,9 +46,13 @@ pub(super) async fn prove(
     config: &Config,
 ) -> io::Result<Probed> {
     let count = config.workspaces.len();
+    let protected_files = config.workspaces.iter().map(|workspace| {
+        let names = workspace.protection.names().into_iter();
+        ProtectedFiles::new(names.map(|name| workspace.path.join(name)).collect())
+    });
     let sandboxes = Sandboxes::new(
         keeper,
-        count,
+        protected_files.collect(),
         config.concurrent_runs,
         config.limits,
         accounting.cgroups().cloned(),
