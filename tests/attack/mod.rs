@@ -23,6 +23,8 @@ mod fail_closed;
 mod files;
 /// Files that are not the command's: 37, 50 to 55, 63.
 mod filesystem;
+/// Repositories that do not lie in `.git`: N16.
+mod git_layouts;
 /// Names of hosts that mean one thing to one program and another to the next: N14.
 mod host_names;
 /// Sockets of programs of the host in what commands are shown.
@@ -41,6 +43,8 @@ mod many;
 mod memory;
 /// Addresses and sockets: 75 to 77.
 mod network;
+/// Git, as the operator uses it in the workspace.
+mod operator;
 /// What is written, or not read: 18 to 25.
 mod output;
 /// Names that the daemon makes, taken before it comes to them: N24.
@@ -53,8 +57,12 @@ mod protected;
 mod race;
 /// Network namespaces that one run has after the other: 63, 76.
 mod recycled;
+/// Protected files that the operator replaces: N16.
+mod replaced;
 /// What git runs for the operator in a repository: N16.
 mod repository;
+/// Repositories that commands make within a repository: N16.
+mod submodules;
 /// Parts of the kernel that commands hardly need: N1 to N3b.
 mod surface;
 /// What lies around a command, and what is asked for it: 56, 57, 61, 64, 66, 70, 71, 73, 74, 82.
