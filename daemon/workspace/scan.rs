@@ -337,8 +337,6 @@ impl Starts {
     }
 }
 
-/// Reads `length` bytes from `offset` on, fewer where the file has become shorter.
-
 fn lines_in(bytes: &[u8]) -> u64 {
     let unfinished = bytes.last().is_some_and(|byte| *byte != b'\n');
     memchr_iter(b'\n', bytes).count() as u64 + u64::from(unfinished)
