@@ -20,7 +20,8 @@ use crate::{
 
 /// Search the text files below a directory, or one file, line by line.
 ///
-/// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it.
+/// Prints `file:line:column:text` for each match, and `file-line-text` for lines around it. The options
+/// of one letter are those of ripgrep.
 ///
 /// Exits with 0 when something was found, 1 when nothing was, 2 when the arguments are wrong, the
 /// search failed, or nothing was found and not all could be looked into.
@@ -43,8 +44,20 @@ pub(crate) struct SearchArgs {
     )]
     patterns: Vec<String>,
     /// Tell upper from lower case.
-    #[arg(short = 's', long)]
+    #[arg(short = 's', long, overrides_with = "ignore_case")]
     case_sensitive: bool,
+    /// Do not tell upper from lower case: the default.
+    #[arg(short = 'i', long, overrides_with = "case_sensitive")]
+    ignore_case: bool,
+    /// Print numbers of lines: the default.
+    #[arg(short = 'n', long = "line-number")]
+    _line_number: bool,
+    /// Print only the names of files with a match. `--max` is then 10,000 by default.
+    #[arg(short = 'l', long, conflicts_with = "count")]
+    files_with_matches: bool,
+    /// Print `file:count`, the matching lines of each file. `--max` is then 10,000 by default.
+    #[arg(short, long)]
+    count: bool,
     /// Only files that match one of these: `*.rs`, `src/**/*.rs`. Can be repeated.
     #[arg(short = 'g', long = "glob", value_name = "G")]
     globs: Vec<String>,
@@ -54,7 +67,13 @@ pub(crate) struct SearchArgs {
     /// Lines to print before and after each match, 0 to 10.
     #[arg(short = 'C', long, value_name = "N", default_value_t = 0)]
     context: u32,
-    /// Most matches to print, 1 to 1,000; 50 by default.
+    /// Lines to print before each match, in place of `-C`.
+    #[arg(short = 'B', long, value_name = "N")]
+    before_context: Option<u32>,
+    /// Lines to print after each match, in place of `-C`.
+    #[arg(short = 'A', long, value_name = "N")]
+    after_context: Option<u32>,
+    /// Most matches to print, 1 to 10,000; 50 by default.
     #[arg(long, value_name = "N")]
     max: Option<u32>,
     /// Search also files whose name, or whose directory's name, begins with a dot.
@@ -71,8 +90,61 @@ pub(crate) struct SearchArgs {
     depth: Option<u32>,
 }
 
+/// Most matches that the daemon answers with.
+const MAX_MATCHES: u32 = 10_000;
+
+/// What is printed of matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct View {
+    /// Lines before each.
+    before: u32,
+    /// Lines after each.
+    after: u32,
+    /// What is printed in place of them.
+    summary: Option<Summary>,
+}
+
+/// What is printed of each file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Summary {
+    /// Its name.
+    Name,
+    /// Its name, and how many of its lines match.
+    Count,
+}
+
+impl View {
+    fn of(args: &SearchArgs) -> Self {
+        let summary = match (args.files_with_matches, args.count) {
+            (true, _) => Some(Summary::Name),
+            (false, true) => Some(Summary::Count),
+            (false, false) => None,
+        };
+        let lines = |given: Option<u32>| match summary {
+            Some(_) => 0,
+            None => given.unwrap_or(args.context),
+        };
+        Self {
+            before: lines(args.before_context),
+            after: lines(args.after_context),
+            summary,
+        }
+    }
+
+    /// The daemon answers as many lines before a match as after it.
+    fn cut_context(self, response: &mut SearchResponse) {
+        let (before, after) = (self.before as usize, self.after as usize);
+        for found in &mut response.matches {
+            let surplus = found.context_before.len().saturating_sub(before);
+            found.context_before.drain(..surplus);
+            found.context_after.truncate(after);
+        }
+    }
+}
+
 pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
-    let result = request(args).and_then(|request| found(global, request));
+    let view = View::of(&args);
+    let result = request(args, view).and_then(|request| found(global, request, view));
     ExitCode::from(
         result.unwrap_or_else(|failure| match failed(&failure, global.json) {
             exit::FAILURE | exit::USAGE => exit::SEARCH_FAILED,
@@ -82,12 +154,13 @@ pub(crate) fn search(global: &Global, args: SearchArgs) -> ExitCode {
 }
 
 /// Searches, and prints what is found. Answers the exit code.
-fn found(global: &Global, request: SearchRequest) -> Result<u8, Failure> {
+fn found(global: &Global, request: SearchRequest, view: View) -> Result<u8, Failure> {
     connection::call(global, async move |client: Client| {
         Ok(client.search(request).await?)
     })
-    .and_then(|response| {
-        print(&response, global.json)?;
+    .and_then(|mut response| {
+        view.cut_context(&mut response);
+        print(&response, view, global.json)?;
         Ok(exit_code(&response))
     })
 }
@@ -103,7 +176,7 @@ fn exit_code(response: &SearchResponse) -> u8 {
     }
 }
 
-fn request(args: SearchArgs) -> Result<SearchRequest, Failure> {
+fn request(args: SearchArgs, view: View) -> Result<SearchRequest, Failure> {
     let (query, path) = match (args.patterns.as_slice(), args.query, args.path) {
         ([], query, path) => (query.unwrap_or_default(), path),
         // With -e, the first word is where to search.
@@ -121,12 +194,12 @@ fn request(args: SearchArgs) -> Result<SearchRequest, Failure> {
     Ok(SearchRequest {
         query,
         is_regex: is_regex.then_some(true),
-        case_sensitive: args.case_sensitive.then_some(true),
+        case_sensitive: (args.case_sensitive && !args.ignore_case).then_some(true),
         path,
         globs: args.globs,
         exclude_globs: args.exclude_globs,
-        context_lines: Some(args.context),
-        max_results: args.max,
+        context_lines: Some(view.before.max(view.after)),
+        max_results: args.max.or(view.summary.map(|_| MAX_MATCHES)),
         hidden: args.hidden.then_some(true),
         no_ignore: args.no_ignore.then_some(true),
         multiline: args.multiline.then_some(true),
@@ -134,11 +207,16 @@ fn request(args: SearchArgs) -> Result<SearchRequest, Failure> {
     })
 }
 
-fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {
+fn print(response: &SearchResponse, view: View, as_json: bool) -> Result<(), Failure> {
     if as_json {
         return output::json(&file_json::search(response));
     }
-    output::stdout(text(response, Style::of_stdout()).as_bytes())?;
+    let style = Style::of_stdout();
+    let text = match view.summary {
+        Some(summary) => summarize(response, summary, style),
+        None => text(response, style),
+    };
+    output::stdout(text.as_bytes())?;
     if response.timed_out {
         output::note(
             "time ran out: these are the matches found so far; search less, or longer with --deadline",
@@ -155,6 +233,25 @@ fn print(response: &SearchResponse, as_json: bool) -> Result<(), Failure> {
     }
     output::ignore_files_cut(response.ignore_files_cut);
     Ok(())
+}
+
+/// A line for each file, in the order of their paths.
+fn summarize(response: &SearchResponse, summary: Summary, style: Style) -> String {
+    let mut text = String::new();
+    for of_file in response
+        .matches
+        .chunk_by(|first, second| first.file == second.file)
+    {
+        let Some(first) = of_file.first() else {
+            continue;
+        };
+        text.push_str(&style.paint(Colour::Magenta, &style.name(&first.file)));
+        if summary == Summary::Count {
+            text.push_str(&format!(":{}", of_file.len()));
+        }
+        text.push('\n');
+    }
+    text
 }
 
 fn left_out(files: u32) -> String {
@@ -265,6 +362,75 @@ mod tests {
             shown(vec![found("a", 1, "x", none), found("b", 9, "y\nz", none)]),
             "a:1:2:x\nb:9:2:y\nb:10:1:z\n"
         );
+    }
+
+    #[test]
+    fn options_are_those_of_ripgrep() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            args: SearchArgs,
+        }
+        let parse = |words: &str| {
+            let words = ["jig"].into_iter().chain(words.split(' '));
+            let args = <Line as clap::Parser>::try_parse_from(words).map(|line| line.args);
+            args.map(|args| {
+                let view = View::of(&args);
+                (view, request(args, view).unwrap())
+            })
+        };
+        let lines = [found("a", 3, "m", (&["l1", "l2"], &["l4", "l5"]))];
+        for (words, before, after) in [
+            ("-n -i x", 0, 0),
+            ("-C 2 x", 2, 2),
+            ("-A 1 x", 0, 1),
+            ("-B 1 x", 1, 0),
+            ("-C 2 -A 1 x", 2, 1),
+            ("-l -C 2 x", 0, 0),
+        ] {
+            let (view, request) = parse(words).unwrap();
+            assert_eq!((view.before, view.after), (before, after), "{words}");
+            let asked = request.context_lines.unwrap();
+            assert_eq!(asked, before.max(after), "{words}");
+            let mut response = SearchResponse {
+                matches: lines.to_vec(),
+                ..SearchResponse::default()
+            };
+            view.cut_context(&mut response);
+            let shown = response.matches.first().unwrap();
+            let end: Vec<_> = shown.context_before.iter().collect();
+            assert_eq!(shown.context_before.len(), before as usize, "{words}");
+            assert_eq!(shown.context_after.len(), after as usize, "{words}");
+            assert!(end.last().is_none_or(|line| *line == "l2"), "{words}");
+        }
+        for (words, case_sensitive, max_results) in [
+            ("-s x", Some(true), None),
+            ("-s -i x", None, None),
+            ("-i -s x", Some(true), None),
+            ("-c x", None, Some(10_000)),
+            ("-l --max 3 x", None, Some(3)),
+        ] {
+            let (_, request) = parse(words).unwrap();
+            assert_eq!(request.case_sensitive, case_sensitive, "{words}");
+            assert_eq!(request.max_results, max_results, "{words}");
+        }
+        assert!(parse("-l -c x").is_err());
+    }
+
+    #[test]
+    fn files_are_listed_and_their_lines_counted() {
+        let none: (&[&str], &[&str]) = (&[], &[]);
+        let response = SearchResponse {
+            matches: vec![
+                found("a", 1, "x", none),
+                found("a", 2, "x", none),
+                found("b", 9, "x", none),
+            ],
+            ..SearchResponse::default()
+        };
+        let style = Style::plain();
+        assert_eq!(summarize(&response, Summary::Name, style), "a\nb\n");
+        assert_eq!(summarize(&response, Summary::Count, style), "a:2\nb:1\n");
     }
 
     #[test]

@@ -191,6 +191,16 @@ async fn text_is_found_and_cells_are_edited() {
         shop.jig(&["search", "n.*e h", ".", "-E", "-C", "1"], "", 0),
         "a.txt-1-x\na.txt:2:1:Needle here\na.txt-3-y\n"
     );
+    for (letters, printed) in [
+        (&["-n", "-i"][..], "a.txt:2:1:Needle here\n"),
+        (&["-A", "1"], "a.txt:2:1:Needle here\na.txt-3-y\n"),
+        (&["-B", "1"], "a.txt-1-x\na.txt:2:1:Needle here\n"),
+        (&["-l"], "a.txt\n"),
+        (&["-c"], "a.txt:1\n"),
+    ] {
+        let arguments = [&["search", "needle"], letters].concat();
+        assert_eq!(shop.jig(&arguments, "", 0), printed, "{letters:?}");
+    }
     assert_eq!(shop.jig(&["search", "-s", "needle"], "", 1), "");
     assert_eq!(shop.jig(&["search", "--", "-x"], "", 1), "");
     assert_eq!(shop.json(&["search", "nothing"], 1)["total_matches"], 0);
