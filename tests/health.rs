@@ -210,6 +210,64 @@ async fn a_state_directory_that_is_gone_is_noticed_and_no_request_id_is_done_twi
     becomes(&daemon, ServingStatus::NotServing).await;
 }
 
+/// Runs `jig`, which must fail with `code`; returns what it reports.
+fn jig_fails(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_jig"))
+        .arg("--json")
+        .args(arguments)
+        .current_dir(daemon.workspace())
+        .env_clear()
+        .env("JIG_ADDRESS", format!("unix:{}", daemon.socket().display()))
+        .output()
+        .unwrap();
+    assert_eq!(
+        output.status.code(),
+        Some(code),
+        "{arguments:?}: {output:?}"
+    );
+    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+}
+
+#[tokio::test]
+async fn calls_without_a_request_id_fail_for_a_lost_state_directory_and_not_by_a_defect() {
+    let change = "--- a/old\n+++ b/old\n@@ -1 +1 @@\n-old\n+new\n";
+    let changes: [(&[&str], i32); 5] = [
+        (&["write", "new", "--text", "x"], 1),
+        (&["edit", "old", "--old", "old", "--new", "new"], 1),
+        (&["patch", "change"], 1),
+        (&["cp", "change", ":copy"], 1),
+        (&["job", "submit", "run", "command=true"], 1),
+    ];
+    let of_session: [(&[&str], i32); 2] = [(&["mkdir", "directory"], 1), (&["exec", "true"], 125)];
+    for (was_used, is_replaced) in [(false, false), (true, false), (true, true)] {
+        let daemon = Daemon::start().await;
+        fs::write(daemon.file("old"), "old\n").unwrap();
+        fs::write(daemon.file("change"), change).unwrap();
+        if was_used {
+            daemon.output(shell("true")).await;
+        }
+        fs::remove_dir_all(daemon.state()).unwrap();
+        if is_replaced {
+            fs::create_dir(daemon.state()).unwrap();
+        }
+        becomes(&daemon, ServingStatus::NotServing).await;
+        // Whether a session can be recorded is another question where it is open already.
+        let of_session = of_session.iter().filter(|_| !was_used);
+        for (arguments, code) in changes.iter().chain(of_session) {
+            let report = jig_fails(&daemon, arguments, *code);
+            assert!(
+                report.contains("STATE_LOST"),
+                "{was_used} {is_replaced} {arguments:?}: {report}"
+            );
+        }
+        assert_eq!(fs::read_to_string(daemon.file("old")).unwrap(), "old\n");
+        assert!(!daemon.file("new").exists() && !daemon.file("copy").exists());
+        assert_eq!(daemon.state().exists(), is_replaced);
+        let log = daemon.log();
+        assert_eq!(lines(&log, "failed by a defect"), [""; 0], "{log}");
+    }
+}
+
 #[tokio::test]
 async fn a_daemon_that_drains_lives_and_is_not_ready() {
     let daemon = Setup::new()

@@ -2,11 +2,11 @@
 
 use std::{io, sync::Arc};
 
-use super::{Pipeline, context::Incoming, state_error::of_files};
+use super::{Pipeline, context::Incoming};
 use crate::daemon::{
     descriptors::Attempts,
     error::Error,
-    store::{session::SessionId, sessions::Sessions},
+    store::{failure::state_failure, session::SessionId, sessions::Sessions},
     task,
 };
 
@@ -34,7 +34,7 @@ impl Pipeline {
                 look(&sessions, &workspace, &id)
             });
             let looked = looked.await.map_err(Error::internal)?;
-            match looked.map_err(|error| of_files(&error)) {
+            match looked.map_err(|error| state_failure(&error)) {
                 Err(error) if attempts.another(&error).await => {}
                 result => return result,
             }

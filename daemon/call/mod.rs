@@ -86,7 +86,7 @@ use crate::daemon::{
     error::{Error, LEADS_OUT, Reason},
     process::{registry::Registry, supervise::Stop},
     queue::Turn,
-    store::{session::Session, state_dir::StateDir},
+    store::{failure::state_failure, session::Session, state_dir::StateDir},
     task,
     telemetry::{Telemetry, calls::CallFacts, semconv},
     tool::{Scene, Tool, Work},
@@ -249,7 +249,7 @@ impl Pipeline {
             let id = incoming.session.clone();
             let opened = task::blocking(move || pipeline.store.sessions().make(&workspace, &id));
             let opened = opened.await.map_err(Error::internal)?;
-            let opened = opened.map_err(|error| state_error::of_files(&error));
+            let opened = opened.map_err(|error| state_failure(&error));
             if let (Err(_), Some(turn)) = (&opened, turn) {
                 turn.end();
             }
@@ -341,7 +341,7 @@ impl Pipeline {
         let begun = record::started(&about, &incoming, shown, by.clone());
         let step = session
             .begin_step(begun)
-            .map_err(|error| state_error::of_files(&error))?;
+            .map_err(|error| state_failure(&error))?;
 
         let span = self.start_span(tool, &incoming, &scene);
         if let Some(by) = by {

@@ -10,12 +10,14 @@ use super::{
     context::Incoming,
     ended::{end_span, log_end},
     record,
-    state_error::of_files,
     subject::Permitted,
 };
 use crate::daemon::{
     error::Error,
-    store::session::{Session, Step},
+    store::{
+        failure::state_failure,
+        session::{Session, Step},
+    },
     telemetry::spans::Span,
     tool::{Done, activity::Going},
 };
@@ -48,7 +50,7 @@ impl Pipeline {
         let begun = record::started(&about, &incoming, shown, permitted.by);
         let step = session
             .begin_step(begun)
-            .map_err(|error| of_files(&error))?;
+            .map_err(|error| state_failure(&error))?;
         Ok(Recorded {
             about,
             span: Arc::new(self.start_span(name, &incoming, &scene)),

@@ -4,11 +4,13 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
+
+use super::folder;
 
 /// The files.
 #[derive(Debug, Clone)]
@@ -31,10 +33,7 @@ impl JobParams {
             if error.kind() != io::ErrorKind::NotFound {
                 return Err(error);
             }
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&self.folder)?;
+            folder::make(&self.folder)?;
             create(&path)
         });
         let mut file = made?;

@@ -22,6 +22,8 @@
 pub(crate) mod approvals;
 pub(crate) mod artifact;
 pub(crate) mod database;
+pub(crate) mod failure;
+mod folder;
 pub(crate) mod follower;
 mod fullness;
 pub(crate) mod job_params;

@@ -3,16 +3,19 @@
 //! whose it is, so that no workspace ever gets another one's, whatever the daemon is started with.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, File},
     io::{self, ErrorKind, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
 
 use tokio_util::sync::CancellationToken;
 
-use super::session::{SessionId, go_on};
+use super::{
+    folder,
+    session::{SessionId, go_on},
+};
 
 /// Name of the file that says whose a session is.
 const OWNER: &str = "workspace";
@@ -93,10 +96,8 @@ impl SessionFolders {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             Ok(()) | Err(_) => {}
         }
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(unfinished)?;
+        folder::make(&self.path)?;
+        folder::make(unfinished)?;
         let mut file = File::options()
             .write(true)
             .create_new(true)

@@ -2,16 +2,18 @@
 //! be resumed or to be swept away.
 
 use std::{
-    fs::{self, DirBuilder, DirEntry, File},
+    fs::{self, DirEntry, File},
     io::{self, Write as _},
-    os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::record_locks::{RecordLocks, UNFINISHED, look};
+use super::{
+    folder,
+    record_locks::{RecordLocks, UNFINISHED, look},
+};
 
 /// Records that are read at the start; what is beyond was not written by this daemon.
 const MOST: usize = 4096;
@@ -163,10 +165,7 @@ impl UploadRecords {
     /// Writes a record, in one step; with `sync`, the disk has written it down then. Without, it is
     /// for a daemon that dies and not for a machine that does. Blocks.
     pub(crate) fn save(&self, record: &UploadRecord, sync: bool) -> io::Result<()> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.folder)?;
+        folder::make(&self.folder)?;
         let path = self.path_of(&record.name);
         let temporary = path.with_extension(UNFINISHED);
         let mut file = File::create(&temporary)?;

@@ -25,7 +25,10 @@ use crate::{
         catalog::Reading,
         descriptors,
         error::{Error, Reason, Violation},
-        store::session::{Session, Step},
+        store::{
+            failure::state_failure,
+            session::{Session, Step},
+        },
         text::patch::{self, Changed, Fate, File, FilePatch},
         workspace::{
             Content, Original, RelativePath, Room, Stop, Workspace, change::Change, in_parallel,
@@ -304,19 +307,10 @@ fn too_much() -> Error {
 
 /// The patch could not be kept.
 fn not_kept(error: io::Error) -> Error {
-    use io::ErrorKind::{QuotaExceeded, StorageFull};
-
-    if [StorageFull, QuotaExceeded].contains(&error.kind()) {
-        return Error::new(
-            Reason::NoSpace,
-            "the disk that holds the daemon's state directory is full; nothing was changed: make room there, and try again",
-        )
-        .caused_by(error);
-    }
     if descriptors::are_missing(&error) {
         return descriptors::exhausted(error, "the patch's artifact");
     }
-    Error::internal(error)
+    state_failure(&error).caused_by(error)
 }
 
 fn clamped(number: usize) -> u32 {

@@ -27,7 +27,7 @@ use crate::daemon::{
             decision::{By, Verdict},
             rule::{Made, Rule},
         },
-        state_error::{of_database, of_files},
+        state_error::of_database,
     },
     config::policy::Action,
     error::{Error, Reason},
@@ -35,6 +35,7 @@ use crate::daemon::{
     store::{
         approvals::{ApprovalEnd, ApprovalLog, ApprovalRecord, EndState},
         database::DatabaseError,
+        failure::state_failure,
         milliseconds,
         session::SessionId,
         state_dir::StateDir,
@@ -175,7 +176,7 @@ impl Approvals {
             // Nobody has been asked yet.
             let ending = Ending::undecided(EndState::Withdrawn);
             self.finish(&waiting, ending).await?;
-            return Err(of_files(&error));
+            return Err(state_failure(&error));
         }
         self.show(&waiting);
         // Whoever makes a rule from here on finds it among those that wait.

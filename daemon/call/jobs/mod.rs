@@ -38,16 +38,14 @@ use self::{
     queues::{Concurrency, Entry, Queues},
     room::{Amount, Room},
 };
-use super::{
-    drain::Drain,
-    state_error::{of_database, of_files},
-};
+use super::{drain::Drain, state_error::of_database};
 use crate::daemon::{
     config,
     descriptors::Attempts,
     error::{Error, Reason},
     store::{
         database::{Database, DatabaseError},
+        failure::state_failure,
         job_params::JobParams,
         jobs::{Job, JobLog, JobState, Selection, now},
         keeping::Bounds,
@@ -232,7 +230,7 @@ impl Jobs {
             let kept = task::blocking(move || jobs.params.keep(&id, &params)).await;
             match kept.map_err(Error::internal)? {
                 Err(error) if attempts.another_of_kernel(&error).await => {}
-                kept => break kept.map_err(|error| of_files(&error))?,
+                kept => break kept.map_err(|error| state_failure(&error))?,
             }
         }
         if let Err(error) = self.log.submit(job.clone()).await {

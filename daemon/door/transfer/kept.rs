@@ -28,9 +28,12 @@ use tokio_util::sync::CancellationToken;
 use self::upload::{Key, State, Turn, Upload, key, make_room, now, place, take_expired};
 pub(super) use self::upload::{MOST_BYTES, expiry};
 use crate::daemon::{
-    descriptors::exhausted,
+    descriptors::{are_missing, exhausted},
     error::{Error, Reason},
-    store::uploads::{UploadRecord, UploadRecords},
+    store::{
+        failure::state_failure,
+        uploads::{UploadRecord, UploadRecords},
+    },
     task,
     workspace::{Draft, DraftPlace, Left, Workspace},
 };
@@ -350,13 +353,11 @@ impl Lease {
         let Some(record) = noted else {
             return Ok(());
         };
-        self.kept.try_save(&record).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => {
-                let text = "the disk that holds the daemon's state directory is full: make room there, and try again";
-                Error::new(Reason::NoSpace, text).caused_by(error)
+        self.kept.try_save(&record).map_err(|error| {
+            if are_missing(&error) {
+                return exhausted(error, "the record of the upload");
             }
-            Some(libc::EMFILE | libc::ENFILE) => exhausted(error, "the record of the upload"),
-            _ => Error::internal(error),
+            state_failure(&error).caused_by(error)
         })
     }
 

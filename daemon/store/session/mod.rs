@@ -12,9 +12,9 @@ mod step;
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs::{DirBuilder, File, OpenOptions},
+    fs::{File, OpenOptions},
     io,
-    os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -39,7 +39,7 @@ use self::{
     last_run::LastRun,
     records::{Head, Records, find},
 };
-use super::{artifact::Sink, fullness::Fullness};
+use super::{artifact::Sink, folder::make, fullness::Fullness};
 
 /// A session's folder, and where its records have got to.
 #[derive(Debug)]
@@ -89,14 +89,15 @@ pub(crate) struct StepKept {
 impl Session {
     /// Puts into `folder` what a session begins with, behind the numbers of a `past` one.
     pub(super) fn make(folder: &Path, past: Option<&Numbers>) -> io::Result<()> {
-        make_folder(&folder.join(step::LOGS))?;
+        make(&folder.join(step::LOGS))?;
         past.map_or(Ok(()), |past| write_numbers(folder, past))
     }
 
     /// Opens the session in `folder`, making it where it is new. A record that a crash cut off is
     /// removed.
     pub(super) fn open(folder: PathBuf, fullness: Arc<Fullness>) -> io::Result<Self> {
-        make_folder(&folder.join(step::LOGS))?;
+        make(&folder)?;
+        make(&folder.join(step::LOGS))?;
         Ok(Self {
             events: Events::open(&folder, Arc::clone(&fullness))?,
             folder,
@@ -213,7 +214,7 @@ impl Session {
         let path = step.patch_path();
         let file = self.folder.join(&path);
         if let Some(folder) = file.parent() {
-            make_folder(folder)?;
+            make(folder)?;
         }
         let mut options = OpenOptions::new();
         let opened = options
@@ -386,10 +387,6 @@ fn from_step(records: &Snapshot, step: Step) -> io::Result<Records<'_>> {
         head.begins_step().then_some(head.step < step.0)
     })?;
     Ok(Records::new(&records.file, at, records.length))
-}
-
-fn make_folder(folder: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ use super::{
     step::{Kind, Staged, apply, finish, undo},
     stop::Stop,
 };
-use crate::daemon::{error::Error, sys::Errno};
+use crate::daemon::{error::Error, store::failure::state_failure, sys::Errno};
 
 /// A change of files that nobody else changes meanwhile by the tools. Dropped without
 /// [`Change::commit`], it changes nothing.
@@ -222,13 +222,14 @@ impl Change<'_> {
         let Some(journals) = &self.workspace.journals else {
             return Ok(());
         };
-        let said = match &mut self.journal {
-            Some(journal) => journal.say(entries),
-            none => journals
-                .begin()
-                .and_then(|journal| none.insert(journal).say(entries)),
+        let journal = match &mut self.journal {
+            Some(journal) => journal,
+            none => {
+                let begun = journals.begin();
+                none.insert(begun.map_err(|error| state_failure(&error).caused_by(error))?)
+            }
         };
-        said.map_err(|error| {
+        journal.say(entries).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
             failure(errno, "the daemon's state directory", Wanted::Directory)
         })
