@@ -9,7 +9,10 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::address::{Address, InvalidAddress};
+use super::{
+    address::{Address, InvalidAddress},
+    connector::Connector,
+};
 
 /// Longest wait for a connection: a machine that answers at all does so within a few round trips.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -84,8 +87,10 @@ pub enum ConnectError {
         #[source]
         source: io::Error,
     },
-    /// Nobody answered in time.
-    #[error("{address} does not answer; check the address and whether a firewall is in between")]
+    /// Nothing speaks HTTP/2 there, or not in time.
+    #[error(
+        "{address} does not answer as a daemon does; check the address, what listens there, and whether a firewall is in between"
+    )]
     TimedOut {
         /// Where.
         address: Address,
@@ -175,9 +180,17 @@ pub(super) async fn connect(
         .initial_connection_window_size(CONNECTION_WINDOW)
         .http2_keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT);
+    let (connector, mut spoken) = Connector::new(address.clone());
+    let connecting = async {
+        let connected = endpoint.connect_with_connector(connector).await;
+        let channel = connected.map_err(|error| explain(address, &error))?;
+        // An error is that of a connection that is gone, of which the call will tell.
+        let _gone = spoken.wait_for(|has_spoken| *has_spoken).await;
+        Ok(channel)
+    };
     // Not the endpoint's own time-out, which covers the socket alone and not the handshake.
-    match tokio::time::timeout(timeout, endpoint.connect()).await {
-        Ok(connected) => connected.map_err(|error| explain(address, &error)),
+    match tokio::time::timeout(timeout, connecting).await {
+        Ok(connected) => connected,
         Err(_) => Err(ConnectError::TimedOut {
             address: address.clone(),
         }),
@@ -242,7 +255,7 @@ fn explain(address: &Address, error: &(dyn StdError + 'static)) -> ConnectError 
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
 
@@ -314,6 +327,10 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut preface = [0; 24];
             stream.read_exact(&mut preface).await.unwrap();
+            stream
+                .write_all(&[0, 0, 0, SETTINGS, 0, 0, 0, 0, 0])
+                .await
+                .unwrap();
             let (mut of_stream, mut of_connection) = (DEFAULT_WINDOW, DEFAULT_WINDOW);
             while of_connection == DEFAULT_WINDOW {
                 let mut head = [0; 9];
@@ -340,6 +357,17 @@ mod tests {
             of_connection / of_stream >= 16,
             "{of_connection} for streams of {of_stream}"
         );
+    }
+
+    #[tokio::test]
+    async fn a_listener_that_says_nothing_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let _mute = tokio::net::UnixListener::bind(&path).unwrap();
+        let address = format!("unix:{}", path.display()).parse().unwrap();
+        let error = connect(&address, Some(Duration::from_millis(100))).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, ConnectError::TimedOut { .. }), "{error:?}");
     }
 
     #[tokio::test]

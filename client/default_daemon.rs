@@ -3,7 +3,10 @@
 
 use std::{env, fs, os::unix::fs::MetadataExt as _, path::PathBuf, time::Duration};
 
-use jig::{api::v1::GetInfoResponse, client::Client};
+use jig::{
+    api::v1::GetInfoResponse,
+    client::{Client, ConnectError},
+};
 
 use crate::{
     arguments::Need,
@@ -58,6 +61,10 @@ pub(crate) fn choose(global: Global, need: Need) -> Result<Global, Failure> {
                     return Ok(global.with_default_address(&address, Some(workspace)));
                 }
             }
+            (_, Err(Failure::Connect(ConnectError::TimedOut { .. }))) => output::note(&format!(
+                "what listens at {address} is not used: it does not answer as a daemon does within {} s; end it, or name a daemon with --address",
+                PATIENCE.as_secs()
+            )),
             _ => {}
         }
     }

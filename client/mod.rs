@@ -19,6 +19,7 @@ mod address;
 mod approval;
 mod call;
 mod connect;
+mod connector;
 mod content;
 mod deadline;
 mod error;

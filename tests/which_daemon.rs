@@ -138,6 +138,24 @@ async fn nothing_is_sent_to_what_another_user_has_put_there() {
 }
 
 #[tokio::test]
+async fn what_listens_and_says_nothing_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let _mute = UnixListener::bind(folder.path().join("jig.sock")).unwrap();
+    for (arguments, code) in [
+        (&["ps"][..], 64),
+        (&["health"], 64),
+        (&["approvals", "list"], 64),
+        (&["run", "true"], 0),
+    ] {
+        let output = jig(folder.path(), folder.path(), arguments);
+        let says = told(&output, code);
+        for part in ["jig.sock is not used", "does not answer", "--address"] {
+            assert!(says.contains(part), "{arguments:?}: {says}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn the_port_by_default_is_looked_at() {
     // Both in one network, in which nothing else is; commands have no part in it.
     let folder = tempfile::tempdir().unwrap();

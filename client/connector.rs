@@ -1,0 +1,134 @@
+//! Makes connections, and learns whether the other end speaks: a server of HTTP/2 begins by itself
+//! (RFC 9113, section 3.4), while the protocol library takes a connection for made before that.
+
+use std::{
+    future::Future,
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream},
+    sync::watch,
+};
+use tonic::codegen::{Service, http::Uri};
+
+use super::address::Address;
+
+/// Connects to one address.
+pub(super) struct Connector {
+    address: Address,
+    has_spoken: watch::Sender<bool>,
+}
+
+/// A connection, which notes when the other end first speaks or closes it.
+pub(super) struct Observed {
+    stream: Stream,
+    has_spoken: watch::Sender<bool>,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Connector {
+    /// To this address. The receiver becomes true once the other end has spoken or closed a connection.
+    pub(super) fn new(address: Address) -> (Self, watch::Receiver<bool>) {
+        let (has_spoken, spoken) = watch::channel(false);
+        let connector = Self {
+            address,
+            has_spoken,
+        };
+        (connector, spoken)
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Observed>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let (address, has_spoken) = (self.address.clone(), self.has_spoken.clone());
+        Box::pin(async move {
+            let stream = match address {
+                Address::Tcp(authority) => {
+                    let stream = TcpStream::connect(authority).await?;
+                    stream.set_nodelay(true)?;
+                    Stream::Tcp(stream)
+                }
+                Address::Unix(path) => Stream::Unix(UnixStream::connect(path).await?),
+            };
+            Ok(TokioIo::new(Observed { stream, has_spoken }))
+        })
+    }
+}
+
+impl AsyncRead for Observed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let result = ready!(match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+        });
+        self.has_spoken
+            .send_if_modified(|has_spoken| !std::mem::replace(has_spoken, true));
+        Poll::Ready(result)
+    }
+}
+
+impl AsyncWrite for Observed {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Tcp(stream) => stream.is_write_vectored(),
+            Stream::Unix(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
