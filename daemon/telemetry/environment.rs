@@ -17,7 +17,6 @@ const BOOLEANS: &[&str] = &["true", "false"];
 const CHOICES: &[(&str, &[&str])] = &[
     ("OTEL_SDK_DISABLED", BOOLEANS),
     ("OTEL_TRACES_SAMPLER", SAMPLERS),
-    ("OTEL_TRACES_EXPORTER", &["otlp", "none"]),
     ("OTEL_METRICS_EXPORTER", &["none"]),
     ("OTEL_LOGS_EXPORTER", &["none"]),
     ("OTEL_EXPORTER_OTLP_PROTOCOL", &["grpc"]),
@@ -35,6 +34,15 @@ const NUMBERS: &[&str] = &[
     "OTEL_BSP_EXPORT_TIMEOUT",
     "OTEL_BSP_MAX_QUEUE_SIZE",
     "OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+    "OTEL_SPAN_EVENT_COUNT_LIMIT",
+    "OTEL_SPAN_LINK_COUNT_LIMIT",
+];
+/// Variables with a list of pairs, and whether their values may be secret.
+const PAIRS: &[(&str, bool)] = &[
+    ("OTEL_RESOURCE_ATTRIBUTES", false),
+    ("OTEL_EXPORTER_OTLP_HEADERS", true),
+    ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", true),
 ];
 const ENDPOINTS: [&str; 2] = [
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -113,6 +121,28 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
                 report(variable, value, &choices.join(", "));
             }
         }
+        if let Some(value) = self.get("OTEL_TRACES_EXPORTER")
+            && !["otlp", "none"].contains(&value.to_ascii_lowercase().as_str())
+        {
+            let supported = "otlp or none, alone; spans are exported by otlp if an endpoint is set";
+            report("OTEL_TRACES_EXPORTER", value, supported);
+        }
+        for (variable, is_secret) in PAIRS {
+            let value = self.get(variable).unwrap_or_default();
+            let entries = value.split_terminator(',').enumerate();
+            let wrong = entries.filter(|(_, entry)| !is_pair(entry));
+            for (number, entry) in wrong {
+                let entry = match is_secret {
+                    true => format!("entry {}", number + 1),
+                    false => format!("entry {}: {entry:?}", number + 1),
+                };
+                report(
+                    variable,
+                    entry,
+                    "KEY=VALUE,KEY=VALUE; the other entries are used",
+                );
+            }
+        }
         for variable in NUMBERS {
             if let Some(value) = self.get(variable)
                 && value.parse::<u64>().is_err()
@@ -147,6 +177,12 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 }
 
+/// Whether an entry of a list is `KEY=VALUE`.
+fn is_pair(entry: &str) -> bool {
+    let key = entry.split_once('=').map_or("", |(key, _)| key.trim());
+    !key.is_empty() && !key.contains(char::is_whitespace)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashMap;
@@ -167,6 +203,8 @@ mod tests {
             ("OTEL_SDK_DISABLED", "yes"),
             ("OTEL_TRACES_SAMPLER", "jaeger_remote"),
             ("OTEL_TRACES_EXPORTER", "console"),
+            ("OTEL_TRACES_EXPORTER", "otlp,console"),
+            ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "abc"),
             ("OTEL_METRICS_EXPORTER", "otlp"),
             ("OTEL_LOGS_EXPORTER", "otlp"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
@@ -184,6 +222,23 @@ mod tests {
                 .collect();
             assert_eq!(found, [(variable, value)]);
         }
+        for (variable, value, entries) in [
+            ("OTEL_EXPORTER_OTLP_HEADERS", "xx", &["entry 1"][..]),
+            (
+                "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+                "a=b,=secret",
+                &["entry 2"],
+            ),
+            (
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "a=b,,c",
+                &["entry 2: \"\"", "entry 3: \"c\""],
+            ),
+        ] {
+            let problems = with(&[(variable, value)]).problems();
+            let found: Vec<_> = problems.iter().map(|problem| &problem.value).collect();
+            assert_eq!(found, entries, "{variable}");
+        }
         for ratio in ["", "2", "half"] {
             let variables = [
                 ("OTEL_TRACES_SAMPLER", "traceidratio"),
@@ -198,6 +253,9 @@ mod tests {
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_TRACES_EXPORTER", "otlp"),
             ("OTEL_METRICS_EXPORTER", "none"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=b, c = d%20e,f="),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Basic%20eA=="),
+            ("OTEL_SPAN_LINK_COUNT_LIMIT", "8"),
             ("OTEL_LOGS_EXPORTER", ""),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
