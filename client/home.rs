@@ -1,17 +1,13 @@
 //! Directories that nobody means as a workspace: commands may read and change all that is in it.
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use crate::failure::Failure;
 
 /// Refuses the root directory, and the home directory and those above it unless that is insisted on.
 pub(crate) fn check(workspace: &Path, is_allowed: bool) -> Result<(), Failure> {
-    let home = env::var_os("HOME").map(PathBuf::from);
     let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let home = home.map(|home| canonical(&home));
+    let home = jig::daemon::home_dir().map(|home| canonical(&home));
     problem(&canonical(workspace), home.as_deref(), is_allowed)
         .map_or(Ok(()), |problem| Err(Failure::Usage(problem)))
 }

@@ -13,6 +13,7 @@ mod error;
 mod fetch;
 #[cfg(fuzzing)]
 pub mod fuzz;
+mod home_dir;
 pub mod keys;
 mod outside;
 mod privileges;
@@ -39,11 +40,11 @@ use std::{
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-pub use self::embedded::EmbeddedOptions;
 use self::{
     config::{Config, args::Args},
     start::StartError,
 };
+pub use self::{embedded::EmbeddedOptions, home_dir::home_dir};
 
 /// Exit code for wrong flags (EX_USAGE of sysexits.h).
 const USAGE: u8 = 64;

@@ -54,7 +54,7 @@ const ORDER: &[&[&str]] = &[
     &["daemon/telemetry"],
     &["daemon/descriptors", "daemon/queue"],
     &["daemon/task"],
-    &["daemon/checksum"],
+    &["daemon/checksum", "daemon/home_dir"],
     &["daemon/error"],
 ];
 

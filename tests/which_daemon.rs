@@ -314,3 +314,24 @@ async fn the_root_and_the_home_directory_are_no_workspaces_by_accident() {
     let owner = home.join("project/ran").metadata().unwrap().uid();
     assert_eq!(owner, fs::metadata(&home).unwrap().uid());
 }
+
+#[tokio::test]
+async fn the_home_directory_of_the_user_database_counts_where_no_variable_names_one() {
+    let _turn = Daemon::start().await;
+    let users = fs::read_to_string("/etc/passwd").unwrap();
+    let own = users
+        .lines()
+        .find(|line| line.split(':').nth(2) == Some("0"));
+    let home = own.unwrap().split(':').nth(5).unwrap();
+    for variables in [&[][..], &[("HOME", "")]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_jig"));
+        command
+            .current_dir(home)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .envs(variables.iter().copied())
+            .stdin(Stdio::null());
+        let says = told(&command.args(["run", "true"]).output().unwrap(), 125);
+        assert!(says.contains("--allow-home"), "{variables:?}: {says}");
+    }
+}

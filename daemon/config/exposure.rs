@@ -7,7 +7,10 @@ use std::{
 };
 
 use super::{WorkspaceConfig, listen::Address};
-use crate::daemon::sandbox::plan::{Bind, HOME, SYSTEM};
+use crate::daemon::{
+    home_dir::home_dir,
+    sandbox::plan::{Bind, HOME, SYSTEM},
+};
 
 /// Where nothing may be bound: the sandbox mounts these itself.
 const RESERVED: &[&str] = &["/proc", "/sys", "/dev", "/tmp", "/etc", HOME];
@@ -79,8 +82,7 @@ const SYSTEM_TREES: &[&str] = &[
 
 /// Checks that workspaces whose files are to change hands are no directories of the system's.
 pub(super) fn check_chown(workspaces: &[WorkspaceConfig], problems: &mut Vec<String>) {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
-    let home = home.and_then(|home| fs::canonicalize(home).ok());
+    let home = home_dir().and_then(|home| fs::canonicalize(home).ok());
     for path in workspaces.iter().map(|workspace| &workspace.path) {
         let mut own = OF_THE_SYSTEM.iter().map(Path::new).chain(home.as_deref());
         let mut trees = SYSTEM_TREES.iter();

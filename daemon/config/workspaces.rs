@@ -14,7 +14,10 @@ use super::{
     limits::seconds,
     protected::Protection,
 };
-use crate::daemon::sandbox::plan::{Bind, DEFAULT_MOUNT_PATH};
+use crate::daemon::{
+    home_dir::home_dir,
+    sandbox::plan::{Bind, DEFAULT_MOUNT_PATH},
+};
 
 /// Puts the flags and the file's tables together and checks them. Flags name all workspaces, or none.
 pub(super) fn workspaces(
@@ -170,7 +173,7 @@ fn keeps_home(written: Option<&str>, key: &str, problems: &mut Vec<String>) -> b
 
 /// Why the current directory is served only if it is named: it holds the home directory.
 fn implied_home() -> Option<String> {
-    let home = fs::canonicalize(std::env::var_os("HOME")?).ok()?;
+    let home = fs::canonicalize(home_dir()?).ok()?;
     let here = std::env::current_dir().ok()?;
     let holds_home = here != Path::new("/") && home.starts_with(&here);
     holds_home.then(|| {
