@@ -310,6 +310,28 @@ async fn the_root_and_the_home_directory_are_no_workspaces_by_accident() {
     }
     told(&run(&home, &["run", "--allow-home", "touch ran"]), 0);
     assert!(home.join("ran").exists());
+    // One advice with all that it takes, where the state directory would be inside.
+    let state = home.join("state");
+    let check = |arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_jig"))
+            .args(["serve", "--check"])
+            .args(arguments)
+            .current_dir(&home)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOME", &home)
+            .env("XDG_STATE_HOME", &state)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    };
+    let says = told(&check(&[]), 78);
+    let home_path = home.display().to_string();
+    let advice = format!("insist with --workspace {home_path} --state-dir DIRECTORY");
+    assert!(says.contains(&advice), "{says}");
+    let elsewhere = folder.path().join("elsewhere").display().to_string();
+    let arguments = ["--workspace", &home_path, "--state-dir", &elsewhere];
+    told(&check(&arguments), 0);
     told(&run(&home.join("project"), &["run", "touch ran"]), 0);
     let owner = home.join("project/ran").metadata().unwrap().uid();
     assert_eq!(owner, fs::metadata(&home).unwrap().uid());

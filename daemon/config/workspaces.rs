@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    WorkspaceConfig,
+    WorkspaceConfig, default_state_dir,
     exposure::{binds, binds_into_writable_ones, check_destination, shows_the_host},
     file,
     limits::seconds,
@@ -177,8 +177,13 @@ fn implied_home() -> Option<String> {
     let here = std::env::current_dir().ok()?;
     let holds_home = here != Path::new("/") && home.starts_with(&here);
     holds_home.then(|| {
+        // What commands can read cannot be the state directory, too.
+        let state_dir = match default_state_dir().starts_with(&here) {
+            true => " --state-dir DIRECTORY, with a directory outside of it",
+            false => "",
+        };
         format!(
-            "the current directory {} holds your home directory: commands could read and change all of it; start jigd in the directory of the project, or insist with --workspace {0}",
+            "the current directory {} holds your home directory: commands could read and change all of it; start jigd in the directory of the project, or insist with --workspace {0}{state_dir}",
             here.display()
         )
     })
