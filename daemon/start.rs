@@ -34,7 +34,7 @@ use self::{
     shared_limits::Warning,
 };
 use super::{
-    config::{Config, args::Args, listen::Address, tools},
+    config::{Config, ConfigError, args::Args, listen::Address, tools},
     descriptors,
     embedded::{self, Durable, EmbeddedOptions},
     privileges,
@@ -134,13 +134,19 @@ where
     F: FnOnce(String) -> Fut,
     Fut: Future<Output = T>,
 {
+    let Some(path) = workspace.to_str() else {
+        let text = format!(
+            "the name of the directory {workspace:?} is not UTF-8: rename it, as only names in UTF-8 can be workspaces"
+        );
+        return Err(ConfigError(vec![text]).into());
+    };
     let folder = embedded::temporary_folder(&workspace).map_err(io_error(
         "making a temporary folder outside of the workspace, in TMPDIR, /var/tmp or /dev/shm",
     ))?;
     let socket = folder.path().join("jig.sock");
     let args = Args {
         listen: vec![format!("unix:{}", socket.display())],
-        workspace: vec![format!("workspace={}", workspace.display())],
+        workspace: vec![format!("workspace={path}")],
         state_dir: Some(folder.path().join("state")),
         protect: std::env::var("JIG_PROTECT").into_iter().collect(),
         minimum_level: options.minimum_level,

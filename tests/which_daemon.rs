@@ -357,3 +357,15 @@ async fn the_home_directory_of_the_user_database_counts_where_no_variable_names_
         assert!(says.contains("--allow-home"), "{variables:?}: {says}");
     }
 }
+
+#[tokio::test]
+async fn a_directory_whose_name_is_not_utf_8_is_refused_by_its_name() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let here = folder.path().join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&here).unwrap();
+    let says = told(&jig(&here, folder.path(), &["ls"]), 1);
+    assert!(says.contains(r"caf\xE9"), "{says}");
+    assert!(says.contains("is not UTF-8: rename it"), "{says}");
+}
