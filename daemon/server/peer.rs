@@ -44,12 +44,20 @@ const ANSWER: usize = HEADER + 4 + SOCKET_ID + 20;
 /// Where a Unix connection comes from.
 pub(super) fn of_unix(socket: &UnixStream) -> Origin {
     match socket.peer_cred() {
+        // Only a daemon for one call connects to itself. No other process has its number, while a user
+        // may have the number of others (see `own_user`).
+        Ok(credentials) if credentials.pid() == Some(own_process()) => Origin::Itself,
         Ok(credentials) if is_privileged(credentials.uid(), socket) => Origin::Socket { uid: 0 },
         Ok(credentials) => Origin::Socket {
             uid: credentials.uid(),
         },
         Err(_) => Origin::Elsewhere,
     }
+}
+
+/// This process, as the kernel numbers it for its own processes.
+fn own_process() -> i32 {
+    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 /// Whether a peer that has no number in the daemon's user namespace must be root of one above: nobody else

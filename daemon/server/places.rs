@@ -13,6 +13,7 @@ use std::{
 };
 
 use http_body_util::BodyExt as _;
+use rustix::process::geteuid;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tonic::body::Body;
@@ -199,6 +200,7 @@ impl Places {
 
 fn party(origin: Origin, address: Option<IpAddr>) -> Party {
     match (origin, address.map(|address| address.to_canonical())) {
+        (Origin::Itself, _) => Party::User(geteuid().as_raw()),
         (Origin::Socket { uid } | Origin::Loopback { uid: Some(uid) }, _) => Party::User(uid),
         (Origin::Loopback { uid: None }, _) => Party::Loopback,
         (Origin::Elsewhere, Some(IpAddr::V6(address))) => {

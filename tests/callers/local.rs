@@ -152,3 +152,24 @@ async fn root_of_a_namespace_above_is_known_by_what_it_gets_past() {
     jig.is_refused(0, &address);
     jig.is_refused(OTHER, &address);
 }
+
+#[tokio::test]
+async fn a_daemon_for_one_call_takes_its_own_call_as_whichever_user() {
+    // In a user namespace in which the user has the number that stands for all without one.
+    let jig = Jig::new();
+    let here = tempfile::tempdir().unwrap();
+    fs::set_permissions(here.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let output = Command::new("setpriv")
+        .args(["--reuid", "65534", "--regid", "65534", "--clear-groups"])
+        .args(["unshare", "--user", "--map-current-user"])
+        .arg(&jig.path)
+        .args(["write", "f", "--text", "x"])
+        .current_dir(here.path())
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("HOME", "/nowhere")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(fs::read_to_string(here.path().join("f")).unwrap(), "x");
+}

@@ -15,6 +15,8 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use rustix::process::geteuid;
+
 use self::principal::Principal;
 use crate::daemon::{
     catalog::Catalog,
@@ -25,6 +27,8 @@ use crate::daemon::{
 /// Where a call comes from, as the kernel says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
+    /// From the daemon's own process: it lives for one call, which it makes itself.
+    Itself,
     /// From a process of this machine, by a Unix socket.
     Socket {
         /// Its user.
@@ -75,7 +79,7 @@ impl Access {
             keys: RwLock::new(None),
             trust,
             root: Principal::of_user(0),
-            own: Principal::of_user(trust.own.unwrap_or_default()),
+            own: Principal::of_user(trust.own.unwrap_or_else(|| geteuid().as_raw())),
             loopback: Principal::of_loopback(),
         }
     }
@@ -187,6 +191,7 @@ impl Access {
     /// The user whose process calls without a key.
     fn user(&self, origin: Origin) -> Result<Arc<Principal>, Error> {
         let uid = match origin {
+            Origin::Itself => return Ok(Arc::clone(&self.own)),
             Origin::Socket { uid } => uid,
             Origin::Loopback { .. } if !self.trust.commands_are_apart => {
                 return Err(unauthenticated(

@@ -242,3 +242,20 @@ fn a_key_for_what_there_is_not_is_refused() {
     assert_eq!(problems.len(), 2, "{problems:?}");
     assert_eq!(name(access.admit(None, Origin::Socket { uid: 0 })), "uid:0");
 }
+
+#[test]
+fn a_daemon_takes_calls_of_its_own_process_whichever_user_it_has() {
+    let nobody = Access::new(Trust {
+        own: None,
+        loopback: false,
+        commands_are_apart: true,
+    });
+    let own = geteuid().as_raw();
+    assert_eq!(
+        name(nobody.admit(None, Origin::Itself)),
+        format!("uid:{own}")
+    );
+    assert_eq!(name(nobody.admit(None, Origin::Socket { uid: OWN })), "-");
+    let with_keys = with_keys(&[("a", b"secret", None)]);
+    assert_eq!(name(with_keys.admit(None, Origin::Itself)), "-");
+}
