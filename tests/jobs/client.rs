@@ -27,6 +27,16 @@ fn exits(daemon: &Daemon, arguments: &[&str], code: i32) -> String {
 #[tokio::test]
 async fn jobs_are_submitted_watched_and_listed() {
     let daemon = Daemon::start().await;
+    for (arguments, told) in [
+        (&["ls"][..], "jig: there are no jobs\n"),
+        (
+            &["ls", "--state", "failed"],
+            "jig: there are no such jobs\n",
+        ),
+    ] {
+        let output = jig(&daemon, arguments);
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), told);
+    }
     let line = "command=echo out; echo err >&2; exit 3";
     let id = exits(&daemon, &["submit", "run", line, "timeout_sec=50"], 0);
     let id = id.trim();

@@ -251,6 +251,12 @@ fn list(address: &str, global: &Global, args: LsArgs) -> Result<u8, Failure> {
     if global.json {
         let jobs: Vec<_> = jobs.iter().map(to_json).collect();
         output::json(&json!({ "jobs": jobs }))?;
+    } else if jobs.is_empty() {
+        let is_selected = !args.state.is_empty() || args.queue.is_some();
+        output::note(match is_selected {
+            true => "there are no such jobs",
+            false => "there are no jobs",
+        });
     } else {
         print_list(&jobs)?;
     }
