@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     api::v1::{AwaitJobResponse, InvokeResponse, InvokeStatus},
-    daemon::{error::Error, task, tool::jobs::Jobs},
+    daemon::{error::Error, store::jobs::Job, task, tool::jobs::Jobs},
 };
 
 /// The jobs that the caller of a call may look at.
@@ -37,7 +37,9 @@ impl Jobs for JobsOf {
         until: Instant,
     ) -> Pin<Box<dyn Future<Output = Result<AwaitJobResponse, Error>> + Send + '_>> {
         Box::pin(async move {
-            let seen = match self.pipeline.find_job(&self.incoming, &id).await? {
+            let found = self.pipeline.find_job(&self.incoming, &id).await?;
+            self.check_vocabulary(&found.job())?;
+            let seen = match found {
                 Found::Ended(seen) => *seen,
                 Found::Live(live) => tokio::select! {
                     biased;
@@ -52,6 +54,25 @@ impl Jobs for JobsOf {
             };
             Ok(ended(seen.response()?.unwrap_or_else(outcome_of_cancelled)))
         })
+    }
+}
+
+impl JobsOf {
+    /// Refuses a job of a vocabulary that is not the one of a call by name: its result is written in the
+    /// words of its own, and names tools that the model of the call does not have.
+    fn check_vocabulary(&self, job: &Job) -> Result<(), Error> {
+        let Some(by_name) = &self.incoming.by_name else {
+            return Ok(());
+        };
+        let asking = by_name.dialect.map_or("", |dialect| dialect.name);
+        if job.dialect.is_empty() || job.dialect == asking {
+            return Ok(());
+        }
+        let text = format!(
+            "is a job of the vocabulary {}, whose tools answer otherwise: wait for it in that vocabulary",
+            job.dialect
+        );
+        Err(Error::invalid_field("job_id", text))
     }
 }
 

@@ -51,9 +51,11 @@ impl Pipeline {
         selected(definitions.collect(), names)
     }
 
-    /// Whether a caller may wait for jobs by calling a tool.
-    pub(crate) fn may_wait(&self, incoming: &Incoming) -> bool {
-        incoming.principal.may_call(AwaitJob::NAME).is_ok()
+    /// Whether a model of a caller knows the tool that waits for jobs, as it is listed in its vocabulary
+    /// by default, and may call it.
+    pub(crate) fn may_wait(&self, incoming: &Incoming, dialect: Option<&Dialect>) -> bool {
+        dialect.is_none_or(|dialect| dialect.borrowed.contains(&AwaitJob::NAME))
+            && incoming.principal.may_call(AwaitJob::NAME).is_ok()
             && self.is_switched_on(AwaitJob::NAME, None).is_ok()
     }
 }

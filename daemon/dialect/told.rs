@@ -13,7 +13,7 @@ const OLD: &str = "edits[0].old_string";
 /// How a text begins that names what is to be replaced.
 const UNLIKE_OLD: &str = "must differ from old_string";
 /// How a text ends that names an encoding.
-const AS_BASE64: &str = ": ask for ENCODING_BASE64";
+const AS_BASE64: &str = ": for Base64 set encoding to ENCODING_BASE64";
 /// What a parameter is called that says how content stands for bytes.
 const ENCODING: &str = "encoding";
 
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(error.message, "view_range is 9, but there are 2");
         let binary = Error::new(
             Reason::BinaryFile,
-            "\"f\" is not UTF-8: ask for ENCODING_BASE64",
+            "\"f\" is not UTF-8: for Base64 set encoding to ENCODING_BASE64",
         );
         let error = told(&[], binary);
         assert_eq!(error.message, "\"f\" is not UTF-8: it is no text");

@@ -26,9 +26,9 @@ impl Reason {
             Self::ArtifactNotFound
             | Self::UploadNotFound
             | Self::ProcessNotFound
-            | Self::JobNotFound
             | Self::ApprovalNotFound
             | Self::RuleNotFound => "Look at what there is, and name one of those.",
+            Self::JobNotFound => "Give the id of a job that an answer names.",
             Self::CellNotFound => "Read the notebook to see its cells.",
             Self::FileExists => "Choose another path, or allow it to be replaced.",
             Self::NotAFile | Self::NotADirectory => "Look at what is at the path.",

@@ -45,6 +45,9 @@ impl Artifacts {
         let is_nothing = matches!(failed.reason, Reason::FileNotFound | Reason::SymlinkBlocked);
         match is_nothing.then(|| self.open(path)).transpose()?.flatten() {
             Some(file) => Ok(file),
+            None if failed.reason == Reason::FileNotFound && Step::is_beside_artifacts(path) => {
+                Err(no_output(path))
+            }
             None => Err(failed),
         }
     }
@@ -72,4 +75,12 @@ impl Artifacts {
             false => Error::internal(error),
         })
     }
+}
+
+/// That neither the workspace nor the session has a file where artifacts lie. No tool lists these.
+fn no_output(path: &str) -> Error {
+    let text = format!(
+        "no file is at {path:?} in the workspace, and no output of this session has that name: give a path that the result of a command names, or one of the workspace"
+    );
+    Error::new(Reason::FileNotFound, text).with("path", path)
 }

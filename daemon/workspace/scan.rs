@@ -116,7 +116,7 @@ impl Excerpt {
         if !scan.read(file, stop)? || !scan.keeps_text() {
             return Err(Error::new(
                 Reason::BinaryFile,
-                format!("{path:?} holds bytes that are not UTF-8: ask for ENCODING_BASE64"),
+                format!("{path:?} holds bytes that are not UTF-8: for Base64 set encoding to ENCODING_BASE64"),
             )
             .with("path", path));
         }

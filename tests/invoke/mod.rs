@@ -4,6 +4,7 @@ pub(crate) mod batch;
 mod batch_jobs;
 mod decided;
 mod once;
+mod pending;
 mod rest;
 mod vendors;
 

@@ -13,10 +13,10 @@ use crate::support::{Daemon, KeyFile, Refusal, Setup, with, with_key};
 const WRITE: &str = "seq -f %060g 1 5050";
 
 /// Name of a vocabulary, of its tool for commands, and the parameters of that for a command.
-type Vocabulary = (&'static str, &'static str, fn(&str) -> Value);
+pub(super) type Vocabulary = (&'static str, &'static str, fn(&str) -> Value);
 
 /// All vocabularies, with the tool that runs a command, and how it is called.
-const RUN: [Vocabulary; 8] = [
+pub(super) const RUN: [Vocabulary; 8] = [
     ("", "run", |command| json!({ "command": command })),
     ("agentbench", "run", |command| json!({ "command": command })),
     (
@@ -220,6 +220,14 @@ async fn what_a_command_wrote_can_be_searched() {
         assert!(found.text.contains(&stdout), "{dialect}: {}", found.text);
         assert!(!found.text.contains("5051"), "{dialect}: {}", found.text);
     }
+    std::fs::write(daemon.file("bytes"), b"a\xff").unwrap();
+    let params = json!({"path": "bytes"});
+    let refused = invoke(&daemon, call("openai", "read_file", params)).await;
+    assert!(
+        refused.text.contains("set encoding to ENCODING_BASE64"),
+        "{}",
+        refused.text
+    );
     // Bytes that are not UTF-8 are shown as in the answer of the command.
     assert_eq!(read(&daemon, "", "read_file", &stderr).await, "a\u{fffd}b");
     let params = json!({"path": stderr, "encoding": "ENCODING_BASE64"});
@@ -253,6 +261,12 @@ async fn a_file_of_the_workspace_comes_before_an_artifact_of_its_name() {
     let refused = invoke(&daemon, call("", "read_file", params)).await;
     assert_eq!(refused.error.unwrap().error_type, "symlink_blocked");
     std::fs::remove_file(daemon.file("logs")).unwrap();
+    // No tool lists what could be named instead.
+    let params = json!({"path": "logs/none.txt"});
+    let refused = invoke(&daemon, call("", "read_file", params)).await;
+    let message = refused.error.unwrap().message;
+    assert!(message.contains("no output of this session"), "{message}");
+    assert!(!message.contains("list its directory"), "{message}");
     // Commands do not see it, and it cannot be changed.
     let params = json!({"command": format!("cat {path}")});
     let ran = invoke(&daemon, call("", "run", params)).await;
@@ -297,85 +311,6 @@ async fn a_key_reads_what_its_tools_have_left() {
     let ran = invoke(&daemon, with_key(&runs, run())).await;
     assert!(ran.text.contains("; the whole output is in logs/"));
     assert!(!ran.text.contains("read it with"));
-}
-
-#[tokio::test]
-async fn a_pending_call_is_waited_for_in_every_vocabulary() {
-    let daemon = Daemon::start().await;
-    for (dialect, tool, params) in RUN {
-        let go = format!("go_{dialect}");
-        let command = format!("until [ -e {go} ]; do sleep 0.05; done; echo done");
-        let mut request = of(dialect, &[("a", tool, params(&command))]);
-        request.wait_ms = Some(100);
-        let pending = batch(&daemon, request).await;
-        assert!(pending.results[0].pending, "{dialect}: {pending:?}");
-        let told: Value = serde_json::from_str(&pending.messages_json).unwrap();
-        let told = told[0]["content"].as_str().unwrap();
-        let (_, told) = told.split_once("call wait_job with job_id \"").unwrap();
-        let job = told.split_once('"').unwrap().0;
-        // One that is waited for in vain is pending, as long as its caller waits.
-        let mut request = of(dialect, &[("b", "wait_job", json!({ "job_id": job }))]);
-        request.wait_ms = Some(300);
-        let again = batch(&daemon, request).await;
-        assert!(!again.results[0].pending, "{dialect}: {again:?}");
-        let told = &messages(&again)[0]["content"];
-        let told: Value = serde_json::from_str(told.as_str().unwrap()).unwrap();
-        assert_eq!(told["result"]["pending"], true, "{dialect}: {told}");
-        std::fs::write(daemon.file(&go), "").unwrap();
-        let wait = json!({"job_id": job, "wait_ms": 60_000});
-        let mut request = of(dialect, &[("c", "wait_job", wait)]);
-        request.wait_ms = Some(60_000);
-        let ended = batch(&daemon, request).await;
-        let told: Value = serde_json::from_str(&ended.messages_json).unwrap();
-        let told: Value = serde_json::from_str(told[0]["content"].as_str().unwrap()).unwrap();
-        assert_eq!(told["ok"], true, "{dialect}: {told}");
-        let is_answered = match dialect {
-            // Its document has nothing but the path.
-            "agentbench" => told["output"]["exit_code"] == 0,
-            _ => told.to_string().contains("done\\n"),
-        };
-        assert!(is_answered, "{dialect}: {told}");
-    }
-}
-
-#[tokio::test]
-async fn a_job_is_waited_for_by_who_may_see_it() {
-    let keys = KeyFile::new();
-    let all = keys.add("all", "invoke", &[]);
-    let waits = keys.add(
-        "waits",
-        "invoke",
-        &["--for-tool", "wait_job", "--for-tool", "stat"],
-    );
-    let runs = keys.add("runs", "invoke", &["--for-tool", "run"]);
-    let path = keys.path().display().to_string();
-    let daemon = Setup::new().arguments(&["--keys", &path]).start().await;
-    let pending = || {
-        let mut request = of("", &[("a", "run", json!({"command": "sleep 1; exit 3"}))]);
-        request.wait_ms = Some(100);
-        request
-    };
-    let told = batch(&daemon, with_key(&runs, pending())).await;
-    assert!(!told.messages_json.contains("wait_job"), "{told:?}");
-    let told = batch(&daemon, with_key(&all, pending())).await;
-    let wait = |job: &str| call("", "wait_job", json!({ "job_id": job }));
-    let job = &told.results[0].job_id;
-    for request in [with_key(&waits, wait(job)), with_key(&all, wait("none"))] {
-        let refused = invoke(&daemon, request).await;
-        assert_eq!(refused.error.unwrap().error_type, "job_not_found");
-    }
-    let ended = invoke(&daemon, with_key(&all, wait(job))).await;
-    assert_eq!(ended.text, r#"{"ok":true,"output":{"exit_code":3}}"#);
-    // Of one that failed, why.
-    let mut request = of("", &[("a", "read_file", json!({"path": "none"}))]);
-    request.mode = Some(jig::api::v1::BatchMode::Async.into());
-    let told = batch(&daemon, with_key(&all, request)).await;
-    let failed = invoke(&daemon, with_key(&all, wait(&told.results[0].job_id))).await;
-    let data = json_of(&failed.data.unwrap());
-    assert_eq!(
-        (&data["ok"], &data["error_type"]),
-        (&false.into(), &"file_not_found".into())
-    );
 }
 
 #[tokio::test]

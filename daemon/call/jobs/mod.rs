@@ -113,7 +113,7 @@ impl Found {
 /// That a workspace has no such job.
 pub(super) fn not_found(workspace: &str, id: &str) -> Error {
     let text = format!(
-        "workspace {workspace} has no job {id:?}, or keeps it no longer: ListJobs tells which there are"
+        "workspace {workspace} has no job {id:?}, or keeps it no longer: give the id that the answer to its submission has"
     );
     Error::new(Reason::JobNotFound, text).with("job_id", id)
 }

@@ -98,7 +98,7 @@ impl InvokeService for Invoke {
                 has_uuids: dialect.is_some_and(|dialect| dialect.has_uuids),
                 is_waited_for: batch.wait.is_some(),
                 reader: self.0.reader_in(&incoming, dialect),
-                may_wait: self.0.may_wait(&incoming),
+                may_wait: self.0.may_wait(&incoming, dialect),
             };
             let pipeline = Arc::clone(&self.0);
             let work = async move |is_unfinished: bool| {

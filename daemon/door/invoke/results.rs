@@ -66,7 +66,7 @@ pub(super) struct Terms {
     pub(super) is_waited_for: bool,
     /// The tool that reads what commands wrote, if the caller may call it.
     pub(super) reader: Option<&'static str>,
-    /// Whether the caller may call the tool that waits for jobs.
+    /// Whether models of the caller know the tool that waits for jobs, and may call it.
     pub(super) may_wait: bool,
 }
 
@@ -154,7 +154,9 @@ fn result(answer: BatchAnswer, most: usize, terms: Terms) -> Result<(BatchResult
                     "{PENDING}; it goes on as job {job}: call {} with job_id {job:?} for its result",
                     AwaitJob::NAME
                 ),
-                false => format!("{PENDING}; it goes on as job {job}"),
+                false => format!(
+                    "{PENDING}; it goes on as job {job}: the program that makes the calls can wait for its result"
+                ),
             };
             let pending = BatchResult {
                 pending: true,

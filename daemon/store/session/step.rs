@@ -66,6 +66,15 @@ impl Step {
         format!("{DIFFS}/step_{:04}.patch", self.0)
     }
 
+    /// Whether a path leads into a folder that artifacts lie in.
+    pub(crate) fn is_beside_artifacts(path: &str) -> bool {
+        let mut folders = FOLDERS.iter();
+        folders.any(|folder| {
+            path.strip_prefix(folder)
+                .is_some_and(|rest| rest.starts_with('/'))
+        })
+    }
+
     /// The step whose artifact lies at `path`: only paths that this module makes are accepted, so
     /// none can lead elsewhere.
     pub(crate) fn of_artifact(path: &str) -> Option<Self> {
