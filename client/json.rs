@@ -74,6 +74,7 @@ pub(crate) fn read_file(response: &ReadFileResponse) -> Value {
         "end_line": response.end_line,
         "size_bytes": response.size_bytes,
         "sha256": response.sha256,
+        "next_path": response.next_path,
     })
 }
 

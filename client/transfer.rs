@@ -378,10 +378,12 @@ impl Patience {
 }
 
 /// Whether the same call may go well a moment later: when the connection was lost, the daemon had no
-/// room, or heard nothing of this side for a while, as when that was stopped.
+/// room, or heard nothing of this side for a while, as when that was stopped. A daemon whose state
+/// directory is lost needs its operator.
 fn is_lost(error: &CallError) -> bool {
     let may_pass = [Code::ResourceExhausted, Code::DeadlineExceeded].contains(&error.code);
-    error.code == Code::Unavailable || may_pass && error.retry_after.is_some()
+    let is_unavailable = error.code == Code::Unavailable && error.name() != "STATE_LOST";
+    is_unavailable || may_pass && error.retry_after.is_some()
 }
 
 fn always_changed(path: &str) -> CallError {
@@ -436,5 +438,10 @@ mod tests {
             };
             assert_eq!(is_lost(&error), again, "{code:?} {retry_after:?}");
         }
+        let state_lost = CallError {
+            reason: Some("STATE_LOST".to_owned()),
+            ..CallError::local(Code::Unavailable, "x")
+        };
+        assert!(!is_lost(&state_lost));
     }
 }
