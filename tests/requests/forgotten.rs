@@ -170,7 +170,7 @@ async fn what_was_not_begun_for_the_state_directory_is_done_when_that_is_mended(
     for _ in 0..2 {
         let refused = Jobs::of(&daemon).try_submit(submission()).await;
         let refusal = refused.unwrap_err();
-        assert_eq!(refusal.reason, "INTERNAL");
+        assert_eq!(refusal.reason, "STATE_LOST");
         assert!(
             refusal.message.contains("nothing was started"),
             "{refusal:?}"
