@@ -259,7 +259,10 @@ impl Pool {
     }
 
     pub(super) fn set_failing(&self, is_failing: bool) {
-        let mut state = self.state();
+        self.set_failing_in(&mut self.state(), is_failing);
+    }
+
+    fn set_failing_in(&self, state: &mut State, is_failing: bool) {
         if state.is_failing != is_failing {
             state.is_failing = is_failing;
             self.context.failing_changed.notify_one();
@@ -429,11 +432,13 @@ impl Pool {
 
     /// Gives a sandbox to who waits longest, or keeps it warm. Answers whether it was wanted.
     fn offer(&self, mut warm: Warm) -> bool {
-        self.set_failing(false);
         let mut state = self.state();
         state.deaths = 0;
-        let is_current = self.protected_files.generation() == warm.generation;
-        if state.closed || warm.level != state.level || !is_current {
+        if state.closed || warm.level != state.level {
+            return false;
+        }
+        self.set_failing_in(&mut state, false);
+        if self.protected_files.generation() != warm.generation {
             return false;
         }
         while let Some(waiting) = state.waiting.pop_front() {

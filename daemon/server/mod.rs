@@ -231,13 +231,11 @@ pub(crate) async fn serve(
     let watch = {
         let health = health.clone();
         task::spawn("keeper watch", async move {
-            let is_ready = runs_commands;
             let mut runs_commands = runs_commands;
             loop {
                 let can_run = tokio::select! {
                     () = sandboxes.keeper_gone() => break,
-                    // A daemon whose isolation is too weak from the start stays so.
-                    can_run = sandboxes.can_run_changed(), if is_ready => can_run,
+                    can_run = sandboxes.can_run_changed() => can_run,
                 };
                 if can_run == runs_commands {
                     continue;
