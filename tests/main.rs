@@ -35,6 +35,8 @@ mod by_name;
 mod callers;
 /// The command `jig`.
 mod client;
+/// The documentation of the configuration.
+mod configuration_page;
 /// What the daemon itself may touch.
 mod confinement;
 /// The rules that the contract keeps, and its compatibility.

@@ -238,24 +238,6 @@ async fn a_refused_request_leaves_no_record() {
 }
 
 #[test]
-fn the_readmes_configuration_file_is_right() {
-    let readme = include_str!("../README.md");
-    let (_, rest) = readme.split_once("```toml\n").unwrap();
-    let (file, _) = rest.split_once("```").unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    for name in ["project", "toolchain"] {
-        fs::create_dir(folder.path().join(name)).unwrap();
-    }
-    let here = folder.path().display().to_string();
-    let path = folder.path().join("jig.toml");
-    fs::write(&path, file.replace("/srv", &here)).unwrap();
-    let output = jigd(&["--check", "--config", path.to_str().unwrap()]);
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("workspace project at "), "{said}");
-}
-
-#[test]
 fn where_commands_may_connect_to_is_checked() {
     let folder = tempfile::tempdir().unwrap();
     let (workspace, state) = (folder.path().join("w"), folder.path().join("s"));

@@ -1,4 +1,4 @@
-//! Repositories that commands make within a repository: what README says of them, with the real git.
+//! Repositories that commands make within a repository: what docs/isolation.md says of them, with the real git.
 //! `@git` does not cover them, and the remedies that it names do what it says.
 
 use std::{fs, path::Path};

@@ -9,7 +9,7 @@ daemon=
 start_daemon() {
   local line
   mkdir "$scratch/workspace"
-  # The README's examples are written for a daemon that serves this repository.
+  # The examples of the documentation are written for a daemon that serves this repository.
   cp -r README.md Cargo.toml proto "$scratch/workspace"
   printf 'one\ntwo\nthree\n' >"$scratch/workspace/lines.txt"
   socket=$scratch/jig.sock

@@ -85,9 +85,9 @@ fn what_is_right_is_in_the_report() {
 }
 
 #[test]
-fn the_example_of_the_readme_is_right() {
-    let readme = include_str!("../../README.md");
-    let (_, rest) = readme.split_once("```toml\n[[tools]]\n").unwrap();
+fn the_example_of_the_documentation_is_right() {
+    let page = include_str!("../../docs/tools.md");
+    let (_, rest) = page.split_once("```toml jigd\n[[tools]]\n").unwrap();
     let (example, _) = rest.split_once("```").unwrap();
     let told = told(&format!("[[tools]]\n{example}"));
     assert!(

@@ -1,4 +1,4 @@
-//! What does not work in the sandbox, as README lists it: each fails at once, and says why as far as
+//! What does not work in the sandbox, as docs/isolation.md lists it: each fails at once, and says why as far as
 //! the program at hand can.
 
 use super::{attempt, with_each_daemon, work};

@@ -1,0 +1,81 @@
+//! docs/configuration.md, compared with the daemon.
+
+use std::{collections::BTreeSet, fs};
+
+use crate::support::jigd;
+
+const PAGE: &str = include_str!("../docs/configuration.md");
+/// No table has it.
+const UNKNOWN_KEY: &str = "no_such_key";
+
+#[test]
+fn the_file_with_its_defaults_is_accepted() {
+    let (_, rest) = PAGE.split_once("```toml jigd\n").unwrap();
+    let (file, _) = rest.split_once("```").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["project", "toolchain"] {
+        fs::create_dir(folder.path().join(name)).unwrap();
+    }
+    let path = folder.path().join("jig.toml");
+    let root = folder.path().display().to_string();
+    let state = folder.path().join("state").display().to_string();
+    fs::write(&path, file.replace("/srv", &root)).unwrap();
+    let path = path.to_str().unwrap();
+    let output = jigd(&["--check", "--config", path, "--state-dir", &state]);
+    let report = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{report}");
+    assert!(report.contains("workspace project at "), "{report}");
+}
+
+#[test]
+fn every_key_has_a_row_and_every_row_a_key() {
+    let tables = documented_tables();
+    let names = tables.iter().map(|(header, _)| {
+        let name = header.trim_matches(['[', ']']);
+        name.split('.').next().unwrap().to_owned()
+    });
+    let names: BTreeSet<String> = names.filter(|name| !name.is_empty()).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for (header, mut documented) in tables {
+        if header.is_empty() {
+            documented.extend(names.iter().cloned());
+        }
+        assert_eq!(documented, known_keys(&header), "{header:?}");
+    }
+}
+
+/// The tables of the page: the header in the file, empty for the top level, and the keys.
+fn documented_tables() -> Vec<(String, BTreeSet<String>)> {
+    let (_, rest) = PAGE.split_once("\n## Keys by table\n").unwrap();
+    let (section, _) = rest.split_once("\n## ").unwrap();
+    let parts = section.split("\n### ").skip(1);
+    parts
+        .map(|part| {
+            let (title, rows) = part.split_once('\n').unwrap();
+            let header = title.split('`').nth(1).unwrap_or_default();
+            let keys = rows
+                .lines()
+                .filter_map(|line| line.strip_prefix("| `")?.split_once('`'))
+                .map(|(key, _)| key.to_owned());
+            (header.to_owned(), keys.collect())
+        })
+        .collect()
+}
+
+/// The keys of a table that the daemon names in the error about an unknown one.
+fn known_keys(header: &str) -> BTreeSet<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("jig.toml");
+    fs::write(&path, format!("{header}\n{UNKNOWN_KEY} = 1\n")).unwrap();
+    let output = jigd(&["--check", "--config", path.to_str().unwrap()]);
+    let error = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    let expected = format!("`{UNKNOWN_KEY}`, expected ");
+    let (_, known) = error.split_once(&expected).expect(&error);
+    let known = known.lines().next().unwrap();
+    known
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
