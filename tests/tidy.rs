@@ -1,5 +1,6 @@
 //! The rules of this repository: what review would otherwise have to see each time.
 
+mod docs;
 mod files;
 mod imports;
 mod tokens;
